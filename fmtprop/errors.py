@@ -1,0 +1,119 @@
+"""Every error that a user of fmtprop can meet.
+
+::
+
+    FmtpropError
+    ├── ShapeError            dimensions, strides, indices or attributes that do not fit
+    ├── FormatError           a memory format cannot express what is asked of it
+    ├── UnsupportedOpError    no target can run the op, data type or attribute
+    ├── GraphError            a graph is malformed
+    │   └── VerifyError       a numbered verifier rule is broken
+    ├── PassError             a graph pass failed; names the pass and its predecessors
+    ├── ImportModelError      a model or file cannot be imported
+    ├── InputError            a run-time input does not fit the compiled model
+    ├── PlanError             a formatted graph cannot be planned or executed
+    └── LibraryError          the oneDNN library
+        ├── LoadError         cannot be found or loaded
+        ├── DnnlError         answered with an error status
+        └── HandleError       a native handle was used after it was closed
+
+A message names the node, the operand and axis, the value, the rule, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class FmtpropError(Exception):
+    """Base class of every error that fmtprop raises on purpose."""
+
+
+class ShapeError(FmtpropError, ValueError):
+    """Dimensions, strides, indices or attributes do not fit each other."""
+
+
+class FormatError(FmtpropError, ValueError):
+    """A memory format cannot express what is asked of it.
+
+    Raised, for example, when a blocked format cannot take a permutation (SPEC M8), or when a layout has
+    no counterpart in another dialect (SPEC A1). Never a wrong answer instead.
+    """
+
+
+class UnsupportedOpError(FmtpropError):
+    """No target can run the op with these data types and attributes."""
+
+
+class GraphError(FmtpropError):
+    """A graph is malformed: unknown names, cycles, missing operands, foreign data."""
+
+
+class VerifyError(GraphError):
+    """A numbered rule of the graph verifier is broken.
+
+    Parameters
+    ----------
+    rule : str
+        Rule number, such as ``"V7"``; ``docs/verifier.md`` lists them all.
+    message : str
+        What is wrong, naming node, operand and value.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
+
+
+class PassError(FmtpropError):
+    """A graph pass failed; the message names the pass, the cause is chained."""
+
+
+class ImportModelError(FmtpropError):
+    """A model or a file cannot be imported."""
+
+
+class InputError(FmtpropError, ValueError):
+    """A run-time input does not fit the compiled model: number, shape, data type or device."""
+
+
+class PlanError(FmtpropError):
+    """A formatted graph cannot be turned into a plan, or a plan cannot be executed here."""
+
+
+class LibraryError(FmtpropError):
+    """Base class of errors of the oneDNN library."""
+
+
+class LoadError(LibraryError, ImportError):
+    """The oneDNN library cannot be found or loaded; the message says where it was looked for."""
+
+
+class HandleError(LibraryError):
+    """A native handle was used after it was closed."""
+
+
+class DnnlError(LibraryError, RuntimeError):
+    """A oneDNN call answered with an error status.
+
+    Parameters
+    ----------
+    function : str
+        Name of the C function.
+    status : str
+        Name of the ``dnnl_status_t`` value, such as ``"invalid_arguments"``.
+    details : str, optional
+        Operand descriptors, the rule and the remedy.
+    repro : str, optional
+        A benchdnn command line that reproduces the call.
+    """
+
+    def __init__(self, function: str, status: str, details: str = "", repro: str = "") -> None:
+        text = f"{function} answered {status}"
+        if details:
+            text += f": {details}"
+        if repro:
+            text += f"\n  reproduce with: {repro}"
+        super().__init__(text)
+        self.function = function
+        self.status = status
+        self.details = details
+        self.repro = repro
