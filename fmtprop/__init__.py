@@ -1,0 +1,60 @@
+"""fmtprop: global memory-format planning for neural networks on oneDNN.
+
+Names are loaded on first use (PEP 562): ``import fmtprop`` and ``import fmtprop.layout`` load neither torch
+nor the oneDNN library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it.
+_EXPORTS = {
+    "MemoryDesc": "fmtprop.layout",
+    "DataType": "fmtprop.layout",
+    "pack": "fmtprop.layout",
+    "unpack": "fmtprop.layout",
+    "directml": "fmtprop.layout.directml",
+    "xla": "fmtprop.layout.xla",
+    "FmtpropError": "fmtprop.errors",
+    "ShapeError": "fmtprop.errors",
+    "FormatError": "fmtprop.errors",
+    "UnsupportedOpError": "fmtprop.errors",
+    "GraphError": "fmtprop.errors",
+    "VerifyError": "fmtprop.errors",
+    "PassError": "fmtprop.errors",
+    "ImportModelError": "fmtprop.errors",
+    "InputError": "fmtprop.errors",
+    "PlanError": "fmtprop.errors",
+    "LibraryError": "fmtprop.errors",
+    "LoadError": "fmtprop.errors",
+    "DnnlError": "fmtprop.errors",
+    "HandleError": "fmtprop.errors",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+if TYPE_CHECKING:
+    from fmtprop.errors import (
+        DnnlError as DnnlError,
+    )
+    from fmtprop.layout import DataType as DataType
+    from fmtprop.layout import MemoryDesc as MemoryDesc
+    from fmtprop.layout import pack as pack
+    from fmtprop.layout import unpack as unpack
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'fmtprop' has no attribute {name!r}")
+    module = import_module(_EXPORTS[name])
+    value = module if module.__name__.rpartition(".")[2] == name else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
