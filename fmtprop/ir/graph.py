@@ -1,0 +1,274 @@
+"""The op graph: a typed facade over one networkx ``MultiDiGraph``.
+
+Owns structure (nodes, edges, order) and nothing else: what an op means is in :mod:`fmtprop.ops`, which formats
+its tensors take is decided by :mod:`fmtprop.passes`.
+
+Every networkx node is an op named by a string and carries ``node`` (:class:`~fmtprop.ir.node.Node`); every edge goes
+from producer to reader, its key is the reader's operand name and ``result`` the index of the producer's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import networkx as nx
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.node import Attrs, Node, PostOp, Value
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+
+
+class Graph:
+    """A directed acyclic graph of ops; mutable while it is built, copied by every pass.
+
+    Parameters
+    ----------
+    name : str
+        Name of the model.
+
+    Examples
+    --------
+    >>> from fmtprop.ops import emit, Eltwise
+    >>> g = Graph("tiny")
+    >>> x = g.input("x", TensorType((1, 8), "f32"))
+    >>> y = emit(g, "eltwise", {"src": x}, Eltwise("relu"))
+    >>> g.output(y)
+    >>> [node.op for node in g.nodes()]
+    ['input', 'eltwise', 'output']
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self._graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        #: constant name -> torch tensor or Initialiser; a constant released after packing has no entry
+        self.constants: dict[str, Any] = {}
+        #: how flat outputs become the caller's structure: JSON of a pytree spec, or "" for a tuple / single tensor
+        self.structure: str = ""
+        self._order = 0
+        self._sorted: list[str] | None = None
+        self._counters: dict[str, int] = {}
+
+    # ------------------------------------------------------------------ reading
+
+    def __len__(self) -> int:
+        return len(self._graph)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._graph
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name.
+
+        Raises
+        ------
+        GraphError
+            There is none.
+        """
+        try:
+            node: Node = self._graph.nodes[name]["node"]
+        except KeyError:
+            raise GraphError(f"graph {self.name} has no node {name!r}") from None
+        return node
+
+    def nodes(self) -> list[Node]:
+        """Return all nodes in topological order; among the ready, the one that was added first goes first.
+
+        Raises
+        ------
+        GraphError
+            The graph has a cycle; the message names it.
+        """
+        if self._sorted is None:
+            data = self._graph.nodes
+            try:
+                self._sorted = list(nx.lexicographical_topological_sort(self._graph, key=lambda n: data[n]["order"]))
+            except nx.NetworkXUnfeasible:
+                cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
+                raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None
+        return [self.node(name) for name in self._sorted]
+
+    def inputs(self, name: str) -> dict[str, Value]:
+        """Return the operands of a node: operand name to the value it reads, in the order they were connected."""
+        edges = self._graph.in_edges(name, keys=True, data=True)
+        ordered = sorted(edges, key=lambda edge: edge[3]["position"])
+        return {key: Value(producer, data["result"]) for producer, _, key, data in ordered}
+
+    def readers(self, value: Value) -> list[tuple[str, str]]:
+        """Return who reads a value: (node name, operand name), in topological order of the readers."""
+        found = [
+            (reader, key)
+            for _, reader, key, data in self._graph.out_edges(value.node, keys=True, data=True)
+            if data["result"] == value.index
+        ]
+        if len(found) > 1:
+            rank = {node.name: i for i, node in enumerate(self.nodes())}
+            found.sort(key=lambda pair: (rank[pair[0]], pair[1]))
+        return found
+
+    def type_of(self, value: Value) -> TensorType:
+        """Return the logical type of a value."""
+        results = self.node(value.node).results
+        if not 0 <= value.index < len(results):
+            raise GraphError(f"{self.node(value.node).label} has {len(results)} results, no result {value.index}")
+        return results[value.index]
+
+    def desc_of(self, value: Value) -> MemoryDesc:
+        """Return the memory descriptor of a value once formats are assigned."""
+        node = self.node(value.node)
+        if not node.descs:
+            raise GraphError(f"{node.label} has no format yet: assign formats first")
+        return node.descs[value.index]
+
+    @property
+    def input_nodes(self) -> list[Node]:
+        """Input nodes in the order of the model's arguments."""
+        return self._of_op("input")
+
+    @property
+    def output_nodes(self) -> list[Node]:
+        """Output nodes in the order of the model's results."""
+        return self._of_op("output")
+
+    def _of_op(self, op: str) -> list[Node]:
+        pairs = [(d["order"], d["node"]) for _, d in self._graph.nodes(data=True) if d["node"].op == op]
+        return [node for _, node in sorted(pairs, key=lambda pair: pair[0])]
+
+    def count(self, op: str) -> int:
+        """Return how many nodes run this op."""
+        return len(self._of_op(op))
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes())
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self)} nodes, {self._graph.number_of_edges()} edges>"
+
+    # ------------------------------------------------------------------ building
+
+    def fresh_name(self, stem: str) -> str:
+        """Return an unused name: ``stem_1``, ``stem_2``, …."""
+        while True:
+            self._counters[stem] = self._counters.get(stem, 0) + 1
+            name = f"{stem}_{self._counters[stem]}"
+            if name not in self._graph:
+                return name
+
+    def add(self, node: Node, inputs: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Add a node and connect its operands; return its results.
+
+        Raises
+        ------
+        GraphError
+            The name is taken, or an operand does not exist.
+        """
+        if node.name in self._graph:
+            raise GraphError(f"graph {self.name} already has a node {node.name!r}")
+        for operand, value in inputs.items():
+            self._check_value(node, operand, value)
+        self._graph.add_node(node.name, node=node, order=self._order)
+        self._order += 1
+        self._sorted = None
+        self._connect(node.name, inputs)
+        return tuple(Value(node.name, i) for i in range(len(node.results)))
+
+    def input(self, name: str, type_: TensorType) -> Value:
+        """Add a graph input."""
+        return self.add(Node(name, "input", Attrs(), (type_,)), {})[0]
+
+    def constant(self, name: str, type_: TensorType, data: Any, origin: str = "") -> Value:
+        """Add a constant; ``data`` is a torch tensor or an :class:`~fmtprop.ir.initialiser.Initialiser`."""
+        value = self.add(Node(name, "constant", Attrs(), (type_,), origin=origin), {})[0]
+        self.constants[name] = data
+        return value
+
+    def output(self, value: Value, name: str | None = None) -> None:
+        """Mark a value as the next graph output."""
+        self.add(Node(name or self.fresh_name("output"), "output", Attrs(), ()), {"src": value})
+
+    def _check_value(self, node: Node, operand: str, value: Value) -> None:
+        if value.node not in self._graph:
+            raise GraphError(f"{node.label}: operand {operand} reads {value}, which is not in graph {self.name}")
+        self.type_of(value)
+
+    def _connect(self, name: str, inputs: Mapping[str, Value]) -> None:
+        for position, (operand, value) in enumerate(inputs.items()):
+            self._graph.add_edge(value.node, name, key=operand, result=value.index, position=position)
+
+    # ------------------------------------------------------------------ editing
+
+    def replace(self, node: Node) -> None:
+        """Put another node of the same name in place, edges untouched."""
+        self.node(node.name)
+        self._graph.nodes[node.name]["node"] = node
+
+    def set_inputs(self, name: str, inputs: Mapping[str, Value]) -> None:
+        """Reconnect all operands of a node."""
+        node = self.node(name)
+        for operand, value in inputs.items():
+            self._check_value(node, operand, value)
+        self._graph.remove_edges_from(list(self._graph.in_edges(name, keys=True)))
+        self._sorted = None
+        self._connect(name, inputs)
+
+    def set_input(self, name: str, operand: str, value: Value) -> None:
+        """Reconnect one operand of a node."""
+        inputs = self.inputs(name)
+        if operand not in inputs:
+            raise GraphError(f"{self.node(name).label} has no operand {operand!r}; it has {list(inputs)}")
+        self.set_inputs(name, {**inputs, operand: value})
+
+    def replace_uses(self, old: Value, new: Value) -> None:
+        """Make every reader of ``old`` read ``new``."""
+        for reader, operand in self.readers(old):
+            self.set_input(reader, operand, new)
+
+    def insert(self, node: Node, inputs: Mapping[str, Value], before: str) -> tuple[Value, ...]:
+        """Add a node that takes the place of ``before`` in the order among ready nodes."""
+        values = self.add(node, inputs)
+        self._graph.nodes[node.name]["order"] = self._graph.nodes[before]["order"] - 0.5
+        return values
+
+    def remove(self, name: str) -> None:
+        """Remove a node that nobody reads.
+
+        Raises
+        ------
+        GraphError
+            Someone still reads it.
+        """
+        node = self.node(name)
+        readers = [reader for _, reader in self._graph.out_edges(name)]
+        if readers:
+            raise GraphError(f"{node.label} cannot be removed: {readers[0]} reads it")
+        self._graph.remove_node(name)
+        self.constants.pop(name, None)
+        self._sorted = None
+
+    def remove_dead(self) -> int:
+        """Remove every node that no output depends on, inputs excepted; return how many."""
+        alive: set[str] = set()
+        for node in self.output_nodes:
+            alive |= {node.name} | nx.ancestors(self._graph, node.name)
+        dead = [n.name for n in self.nodes() if n.name not in alive and n.op != "input"]
+        for name in reversed(dead):
+            self.remove(name)
+        return len(dead)
+
+    def copy(self) -> Graph:
+        """Return an independent copy; nodes and constant data are shared, as both are immutable."""
+        other = Graph(self.name)
+        other._graph = self._graph.copy()
+        other.constants = dict(self.constants)
+        other.structure = self.structure
+        other._order = self._order
+        other._counters = dict(self._counters)
+        return other
+
+    def map_nodes(self, change: Callable[[Node], Node]) -> Graph:
+        """Return a copy in which every node went through ``change``."""
+        other = self.copy()
+        for node in self.nodes():
+            other.replace(change(node))
+        return other

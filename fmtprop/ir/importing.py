@@ -1,0 +1,54 @@
+"""What a frontend hands to an op's importer: one normalised call of the source framework.
+
+Importers are plain functions ``(call) -> Value | tuple of Value | None``; they never import a framework. ``None``
+declines: the call then runs on the reference target as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.types import TensorType
+
+
+class Call(Protocol):
+    """One call in the source program.
+
+    Attributes
+    ----------
+    target : str
+        Overload name, such as ``"aten.conv2d.default"``.
+    args : mapping
+        Every argument by its schema name, defaults filled in; graph tensors are :class:`Value`, lists of tensors are
+        lists of Value, all else plain Python (ints, floats, bools, strings, None, lists). dtypes are
+        :class:`~fmtprop.layout.DataType` where known.
+    results : tuple of TensorType
+        What the exporter says the call returns.
+    """
+
+    target: str
+    args: Mapping[str, Any]
+    results: tuple[TensorType, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument by its schema name."""
+
+    def type(self, value: Value) -> TensorType:
+        """Return the logical type of a value."""
+
+    def emit(self, op: str, inputs: Mapping[str, Value | None], attrs: Attrs) -> Value:
+        """Add a node (absent operands are None), infer its type and return its first result."""
+
+    def scalar(self, value: Value) -> float | None:
+        """Return the number behind a value that is a one-element constant, else None."""
+
+    def constant(self, data: Any, dtype: str = "f32") -> Value:
+        """Add a small constant from nested lists or a number."""
+
+    def tensor(self, value: Value) -> Any:
+        """Return the torch tensor behind a constant value, or None where the value is computed."""
+
+
+Importer = Callable[[Call], "Value | tuple[Value, ...] | None"]

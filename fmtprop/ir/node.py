@@ -1,0 +1,170 @@
+"""The pieces of a graph: attributes, post-ops, recorded choices, nodes and values.
+
+All are immutable; a pass replaces a node, it never edits one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+
+A = TypeVar("A", bound="Attrs")
+
+
+@dataclass(frozen=True)
+class Attrs:
+    """Base of every op's attributes: a frozen dataclass of ints, floats, strings, bools and tuples of these.
+
+    Subclasses validate themselves in ``__post_init__`` and raise :class:`~fmtprop.errors.ShapeError`.
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the attributes as plain JSON data."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls: type[A], data: Mapping[str, Any]) -> A:
+        """Build the attributes from what :meth:`to_json` gave.
+
+        Raises
+        ------
+        GraphError
+            A name is not an attribute of this op, or a required one is missing.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise GraphError(f"{cls.__name__} has no attribute {unknown[0]!r}; it has {sorted(known)}")
+        try:
+            return cls(**{name: _frozen(value) for name, value in data.items()})
+        except TypeError as error:
+            raise GraphError(f"{cls.__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return value
+
+
+class Value(NamedTuple):
+    """One result of one node: what an edge of the graph carries."""
+
+    node: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.node if self.index == 0 else f"{self.node}:{self.index}"
+
+
+@dataclass(frozen=True)
+class PostOp:
+    """An element-wise tail that a primitive applies before it stores its destination.
+
+    Parameters
+    ----------
+    op : str
+        ``"eltwise"``, ``"binary"``, ``"prelu"`` or ``"sum"``; sum reads the residual from the destination's own
+        buffer, so its operand is overwritten.
+    attrs : Attrs
+        The attributes of that op.
+    operand : str, optional
+        Name of the node's extra input (``"post_op_0"``…) for all but eltwise.
+    origin : str
+        Where the absorbed node came from.
+    """
+
+    op: str
+    attrs: Attrs
+    operand: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Why a node runs as it does; recorded by the format assignment, read by reports.
+
+    Parameters
+    ----------
+    target : str
+        Who executes: ``"onednn"``, ``"reference"``, ….
+    impl : str
+        The implementation's own name, such as ``"jit:avx512_core"``.
+    operands : mapping of str to MemoryDesc
+        The format in which each operand is read.
+    reason : str
+        One sentence: the rule that decided.
+    cost : float
+        Estimated or measured seconds.
+    handle : object
+        The target's own object (a primitive descriptor); the one that is executed. Not part of equality.
+    """
+
+    target: str
+    impl: str
+    operands: Mapping[str, MemoryDesc]
+    reason: str = ""
+    cost: float = 0.0
+    handle: Any = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op of a graph.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its graph.
+    op : str
+        Name of the op's declaration in :mod:`fmtprop.ops`.
+    attrs : Attrs
+        The op's attributes.
+    results : tuple of TensorType
+        Logical type of each result.
+    post_ops : tuple of PostOp
+        Fused tail, in the order of application.
+    descs : tuple of MemoryDesc
+        Format of each result; empty until formats are assigned.
+    choice : Choice, optional
+        How the node runs; ``None`` until formats are assigned.
+    origin : str
+        Where the node came from in the user's model, such as ``"layer1.0.conv1"``.
+    """
+
+    #: op names that are the graph's boundary and data rather than computation
+    BOUNDARY: ClassVar[frozenset[str]] = frozenset({"input", "constant", "output"})
+
+    name: str
+    op: str
+    attrs: Attrs
+    results: tuple[TensorType, ...]
+    post_ops: tuple[PostOp, ...] = ()
+    descs: tuple[MemoryDesc, ...] = ()
+    choice: Choice | None = None
+    origin: str = ""
+
+    @property
+    def is_boundary(self) -> bool:
+        """Whether the node is an input, a constant or an output of the graph."""
+        return self.op in self.BOUNDARY
+
+    @property
+    def label(self) -> str:
+        """Name and op as messages print them: ``node conv_3 (convolution)``."""
+        return f"node {self.name} ({self.op})"
+
+    def with_(self, **changes: Any) -> Node:
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)

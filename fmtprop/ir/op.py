@@ -1,0 +1,226 @@
+"""The contract of an op: everything the system knows about it, declared once.
+
+An op family lives in one file of :mod:`fmtprop.ops`; this module only says what a declaration consists of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.node import Attrs
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.ir.importing import Importer
+
+
+class Category(Enum):
+    """The row of the propagation table (SPEC M9) that an op belongs to, and ours beside it."""
+
+    #: (de)convolution, inner product, matmul, RNN: every operand `any`
+    COMPUTE = "compute"
+    #: pooling, normalizations, LRN, eltwise, shuffle, softmax…: src as its producer gives it, dst `any`
+    BANDWIDTH = "bandwidth"
+    #: binary, concat, sum, reorder: several sources as their producers give them, dst `any`
+    MULTI_SRC = "multi_src"
+    #: a transformation of the descriptor; no data moves where the format permits
+    VIEW = "view"
+    #: no oneDNN primitive: plain PyTorch on plain formats
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an op.
+
+    Parameters
+    ----------
+    name : str
+        oneDNN's name: ``"src"``, ``"weights"``, ``"bias"``…; a variadic operand's inputs are ``name_0``, ``name_1``….
+    arg : str
+        Name in :class:`fmtprop.dnnl.Arg` by which the primitive takes it, such as ``"WEIGHTS"``.
+    optional : bool
+        Whether it may be absent.
+    variadic : bool
+        Whether it stands for one or more inputs.
+    parameter : bool
+        A learned tensor (weights, bias, statistics) rather than an activation: its format is the op's own affair.
+    """
+
+    name: str
+    arg: str
+    optional: bool = False
+    variadic: bool = False
+    parameter: bool = False
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A primitive descriptor and how to read an op's formats off it.
+
+    Parameters
+    ----------
+    pd : PrimitiveDesc
+        The first implementation that oneDNN offers.
+    resolve : callable
+        From a primitive descriptor (this one, or a later implementation) to the MemoryDesc of each operand and
+        result by name, in the op's own logical dimensions.
+    """
+
+    pd: PrimitiveDesc
+    resolve: Callable[[PrimitiveDesc], Mapping[str, MemoryDesc]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A small problem of an op: used by the conformance tests, the documentation and the benchmarks alike.
+
+    Parameters
+    ----------
+    name : str
+        Unique within the op.
+    attrs : Attrs
+        The attributes.
+    types : mapping of str to TensorType
+        Type of each operand by name.
+    low, high : float
+        Range of the random input data, where the op needs one (logarithms, variances).
+    """
+
+    name: str
+    attrs: Attrs
+    types: Mapping[str, TensorType]
+    low: float = -1.0
+    high: float = 1.0
+
+
+Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
+Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
+Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None", str], Lowering]
+View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """Declaration of an op.
+
+    Parameters
+    ----------
+    name : str
+        oneDNN's primitive name, or the field's name for views.
+    attrs : type of Attrs
+        Class of the attributes.
+    operands : tuple of Operand
+        In oneDNN's order.
+    category : Category
+        Row of the propagation table.
+    infer : callable
+        ``(attrs, types by operand) -> result types``; raises ShapeError without naming the node (the caller adds it).
+    reference : callable
+        ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch.
+    primitive : callable, optional
+        ``(attrs, native descs by operand and result, primitive attr, prop_kind) -> Lowering``; pure.
+    view : callable, optional
+        ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it.
+    result_names : tuple of str
+        ``("dst",)`` for most.
+    result_args : tuple of str
+        Names in :class:`fmtprop.dnnl.Arg` of the results.
+    post_ops : frozenset of str
+        Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``.
+    as_post_op : bool
+        Whether this op can itself be absorbed as a post-op by its producer.
+    elementwise : bool
+        Whether dst[i] depends on src[i] alone, so that the op may run in place.
+    short : str
+        Stem of node names: ``"conv"`` for convolution.
+    torch : mapping of str to Importer
+        ATen overload names to importers, such as ``"aten.relu.default"``.
+    samples : callable
+        Small problems; at least one.
+
+    Raises
+    ------
+    GraphError
+        The declaration is incomplete, so that a missing facet cannot reach run time.
+    """
+
+    name: str
+    attrs: type[Attrs]
+    operands: tuple[Operand, ...]
+    category: Category
+    infer: Infer
+    reference: Reference
+    samples: Callable[[], Iterable[Sample]]
+    primitive: Primitive | None = None
+    view: View | None = None
+    result_names: tuple[str, ...] = ("dst",)
+    result_args: tuple[str, ...] = ("DST",)
+    post_ops: frozenset[str] = frozenset()
+    as_post_op: bool = False
+    elementwise: bool = False
+    short: str = ""
+    torch: Mapping[str, Importer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.view is not None) != (self.category is Category.VIEW):
+            raise GraphError(f"op {self.name}: category VIEW and a view rule go together")
+        needs = {Category.COMPUTE, Category.BANDWIDTH, Category.MULTI_SRC}
+        if (self.primitive is not None) != (self.category in needs):
+            raise GraphError(f"op {self.name}: category {self.category.name} and a primitive rule do not go together")
+        if not self.short:
+            object.__setattr__(self, "short", self.name)
+
+    def operand(self, name: str) -> Operand:
+        """Return the declaration of an operand; ``src_2`` finds the variadic ``src``.
+
+        Raises
+        ------
+        GraphError
+            The op has no such operand.
+        """
+        stem, _, index = name.rpartition("_")
+        for operand in self.operands:
+            if operand.name == name and not operand.variadic:
+                return operand
+            if operand.variadic and operand.name == stem and index.isdigit():
+                return operand
+        raise GraphError(f"op {self.name} has no operand {name!r}; it has {[o.name for o in self.operands]}")
+
+    def check_operands(self, names: Iterable[str]) -> None:
+        """Check that the operand names fit the declaration.
+
+        Raises
+        ------
+        GraphError
+            One is missing or unknown.
+        """
+        given = {self.operand(name).name for name in names}
+        for operand in self.operands:
+            if not operand.optional and operand.name not in given:
+                raise GraphError(f"op {self.name} needs operand {operand.name!r}")
+
+
+#: every op by name; filled once, by :mod:`fmtprop.ops`
+OPSET: dict[str, OpDef] = {}
+
+
+def opdef(name: str) -> OpDef:
+    """Return the declaration of an op.
+
+    Raises
+    ------
+    GraphError
+        There is none of that name.
+    """
+    try:
+        return OPSET[name]
+    except KeyError:
+        hint = "" if OPSET else "; import fmtprop.ops first"
+        raise GraphError(f"unknown op {name!r}{hint}; known: {', '.join(sorted(OPSET))}") from None
