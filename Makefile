@@ -1,0 +1,84 @@
+# Run `make` to see what there is. Everything is installed into $(VENV), nothing outside it.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?= --numprocesses=auto
+MODEL ?= resnet50
+REPORTS ?= reports
+
+BIN := $(VENV)/bin
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# One test process per core, each with one thread: OpenMP threads that wait for each other would starve.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Setup: a stamp per extra of pyproject.toml, renewed when that file or the pins change.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "fmtprop needs Python 3.10 or newer; this is $$($(PYTHON) -V). Try: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.installed-dev ## Create .venv with the package and the developer tools
+
+##@ Use
+
+.PHONY: run
+run: $(VENV)/.installed-report ## Compile ResNet-50, run it, check it against PyTorch, compare the policies
+	@mkdir -p $(REPORTS)
+	$(BIN)/fmtprop run $(MODEL) --policies plain,naive,propagate --report $(REPORTS)/$(MODEL).json
+
+.PHONY: bench
+bench: $(VENV)/.installed-report $(VENV)/.installed-bench ## Compare with torch, ONNX Runtime and OpenVINO on this machine
+	@mkdir -p $(REPORTS)
+	$(BIN)/fmtprop bench $(MODEL) --vs torch,onnxruntime,openvino
+
+##@ Check
+
+.PHONY: test
+test: lint types contracts tests ## Everything that CI runs: lint, types, contracts, tests and doctests
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Style and formatting (ruff)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: format
+format: $(VENV)/.installed-dev ## Repair what ruff can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: types
+types: $(VENV)/.installed-dev ## Types (mypy, strict)
+	$(BIN)/mypy
+
+.PHONY: contracts
+contracts: $(VENV)/.installed-dev ## Which room may import which (import-linter)
+	$(BIN)/lint-imports
+
+.PHONY: tests
+tests: $(VENV)/.installed-dev ## Tests and doctests
+	$(TEST) $(PYTEST_ARGS)
+
+.PHONY: slow
+slow: $(VENV)/.installed-dev $(VENV)/.installed-models $(VENV)/.installed-bench ## The slow sweeps, with models and peers
+	$(TEST) -m "slow or peers"
+
+##@ Clean
+
+.PHONY: clean
+clean: ## Remove the environment, caches and reports
+	rm -rf $(VENV) $(REPORTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
