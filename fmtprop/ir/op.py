@@ -136,8 +136,8 @@ class OpDef:
         Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``.
     as_post_op : bool
         Whether this op can itself be absorbed as a post-op by its producer.
-    elementwise : bool
-        Whether dst[i] depends on src[i] alone, so that the op may run in place.
+    inplace : frozenset of str
+        Operands whose buffer dst may take over when they have the same descriptor: element-wise ops, softmax, ….
     short : str
         Stem of node names: ``"conv"`` for convolution.
     torch : mapping of str to Importer
@@ -164,7 +164,7 @@ class OpDef:
     result_args: tuple[str, ...] = ("DST",)
     post_ops: frozenset[str] = frozenset()
     as_post_op: bool = False
-    elementwise: bool = False
+    inplace: frozenset[str] = frozenset()
     short: str = ""
     torch: Mapping[str, Importer] = field(default_factory=dict)
 

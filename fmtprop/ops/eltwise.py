@@ -171,7 +171,7 @@ ELTWISE = OpDef(
     primitive=primitive,
     post_ops=frozenset({"binary"}),
     as_post_op=True,
-    elementwise=True,
+    inplace=frozenset({"src"}),
     samples=samples,
     torch={
         "aten.relu.default": _unary("relu"),
