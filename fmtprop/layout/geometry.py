@@ -1,0 +1,309 @@
+"""Geometry of a blocked or plain layout: the numbers that place a logical tensor in memory.
+
+Owns the fields of oneDNN's blocking descriptor, their validation, and how tags turn into them and back.
+Must not know about data types, buffers or the public descriptor class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout.tags import LETTERS, MAX_NDIMS, FormatTag, InnerBlock, format_tag
+
+INT64_MAX = 2**63 - 1
+
+
+class Geometry(NamedTuple):
+    """Where every element of a logical tensor lies, in elements.
+
+    Attributes
+    ----------
+    dims : tuple of int
+        Logical sizes.
+    strides : tuple of int
+        Elements between neighbouring *outer* blocks along each axis (oneDNN's convention); for an axis
+        that is not blocked, the ordinary stride.
+    inner_blocks : tuple of InnerBlock
+        Inner blocks, outermost first; they are dense.
+    padded_dims : tuple of int
+        Sizes including padding.
+    padded_offsets : tuple of int
+        Index in the padded tensor of logical index 0, per axis.
+    offset0 : int
+        Position of padded index (0, …, 0).
+
+    References
+    ----------
+    ``dnnl_memory_desc_query`` in oneapi/dnnl/dnnl.h; SPEC M3, M4.
+    """
+
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    inner_blocks: tuple[InnerBlock, ...]
+    padded_dims: tuple[int, ...]
+    padded_offsets: tuple[int, ...]
+    offset0: int
+
+    def blocks(self) -> tuple[int, ...]:
+        """Return the product of the inner blocks of every axis."""
+        if not self.inner_blocks:
+            return (1,) * len(self.dims)
+        blocks = [1] * len(self.dims)
+        for axis, size in self.inner_blocks:
+            blocks[axis] *= size
+        return tuple(blocks)
+
+    def outer_counts(self) -> tuple[int, ...]:
+        """Return the number of outer blocks along every axis (an incomplete last block counts)."""
+        return tuple(-(-p // b) for p, b in zip(self.padded_dims, self.blocks(), strict=True))
+
+    def block_elements(self) -> int:
+        """Return the number of elements of one whole inner block."""
+        return prod(size for _, size in self.inner_blocks)
+
+    def span(self) -> int:
+        """Return the highest position in use, padding included, plus one; 0 for an empty tensor."""
+        if 0 in self.dims:
+            return 0
+        if not self.inner_blocks:
+            return self.offset0 + 1 + sum([(n - 1) * s for n, s in zip(self.padded_dims, self.strides, strict=True)])
+        outer = sum((n - 1) * s for n, s in zip(self.outer_counts(), self.strides, strict=True))
+        return self.offset0 + outer + self.block_elements()
+
+    def onednn_elements(self) -> int:
+        """Return the storage size in elements as ``dnnl_memory_desc_get_size`` computes it, ignoring offset0."""
+        if 0 in self.dims:
+            return 0
+        size = 0
+        for padded, block, stride in zip(self.padded_dims, self.blocks(), self.strides, strict=True):
+            count = padded // block
+            size = max(size, 1 if count == 1 else count * stride)
+        return self.block_elements() if size <= 1 and self.inner_blocks else size
+
+
+def axis_name(axis: int) -> str:
+    """Name an axis in a message: ``"axis 1 (b)"``."""
+    return f"axis {axis} ({LETTERS[axis]})"
+
+
+def check_dims(dims: Iterable[int], what: str = "dims") -> tuple[int, ...]:
+    """Return `dims` as a tuple of Python integers.
+
+    Raises
+    ------
+    ShapeError
+        When a size is negative or not an integer, or there are more than 12.
+    """
+    try:
+        result = tuple(dims)
+    except TypeError:
+        raise ShapeError(f"{what} must be a sequence of integers, not {dims!r}") from None
+    if len(result) > MAX_NDIMS:
+        raise ShapeError(f"{what} has {len(result)} entries; at most {MAX_NDIMS} dimensions are supported")
+    for axis, size in enumerate(result):
+        if type(size) is int and 0 <= size <= INT64_MAX:
+            continue
+        try:
+            as_int = size.__index__()
+        except AttributeError:
+            raise ShapeError(f"{what}[{axis}] is {size!r}; {what} must be integers") from None
+        if not 0 <= as_int <= INT64_MAX:
+            raise ShapeError(f"{what}[{axis}] is {as_int}; {what} must lie between 0 and 2**63 - 1")
+        result = (*result[:axis], as_int, *result[axis + 1 :])
+    return result
+
+
+def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 1) -> tuple[int, ...]:
+    """Return dense strides for sizes `counts` laid out in `order` (outermost first).
+
+    A size of 0 counts as 1, as in oneDNN, so that an empty tensor keeps its order.
+    """
+    strides = [0] * len(counts)
+    stride = innermost
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= counts[axis] or 1
+    return tuple(strides)
+
+
+def from_tag(dims: tuple[int, ...], tag: FormatTag, offset0: int = 0) -> Geometry:
+    """Return the dense geometry of `dims` in the format `tag`.
+
+    Raises
+    ------
+    ShapeError
+        When the tag names another number of dimensions.
+
+    References
+    ----------
+    SPEC M6; ``fill_blocked`` in oneDNN's src/common/memory_desc_wrapper.cpp.
+    """
+    if len(tag.order) != len(dims):
+        raise ShapeError(f"format tag '{tag}' names {tag.ndim} dimensions, but dims {dims} has {len(dims)}")
+    zeros = (0,) * len(dims)
+    if not tag.inner_blocks:
+        return Geometry(dims, dense_strides(dims, tag.order), (), dims, zeros, offset0)
+    counts, padded, innermost = list(dims), list(dims), 1
+    for axis, block in tag.blocked_axes:
+        counts[axis] = -(-dims[axis] // block)
+        padded[axis] = counts[axis] * block
+        innermost *= block
+    strides = dense_strides(counts, tag.order, innermost)
+    return Geometry(dims, strides, tag.inner_blocks, tuple(padded), zeros, offset0)
+
+
+def find_tag(geometry: Geometry) -> str | None:
+    """Return the abstract tag that gives exactly this geometry, or None.
+
+    The stride of a dimension of size 1 does not matter, so several tags may fit; such a dimension is named
+    right after its logical predecessor (``abcd`` rather than ``acdb`` where b has size 1).
+    """
+    if geometry.offset0 or any(geometry.padded_offsets) or not geometry.dims:
+        return None
+    counts, strides = geometry.outer_counts(), geometry.strides
+    ndim = len(counts)
+    free = [a for a in range(ndim) if geometry.dims[a] == 1 == geometry.padded_dims[a]]
+    # Equal strides happen where a dimension has one block: it lies inside the other one.
+    fixed = sorted(set(range(ndim)) - set(free), key=lambda a: (-strides[a], -counts[a], a))
+    for axis in free:
+        fixed.insert(fixed.index(axis - 1) + 1 if axis else 0, axis)
+    tag = FormatTag(tuple(fixed), geometry.inner_blocks, LETTERS[:ndim])
+    dense = from_tag(geometry.dims, tag)
+    if dense.padded_dims != geometry.padded_dims:
+        return None
+    if any(dense.strides[a] != strides[a] for a in range(ndim) if a not in free):
+        return None
+    return format_tag(tag.order, tag.inner_blocks)
+
+
+def check(geometry: Geometry, *, regular: bool) -> None:
+    """Refuse a geometry that is inconsistent or puts two elements in one place.
+
+    Parameters
+    ----------
+    geometry : Geometry
+    regular : bool
+        True to demand SPEC M3 (what oneDNN creates); False to accept every layout in which each dimension
+        steps over all faster ones, which the views of a regular layout always do.
+
+    Raises
+    ------
+    ShapeError
+        Naming the axes and the rule.
+    """
+    ndim = len(geometry.dims)
+    for name in ("strides", "padded_dims", "padded_offsets"):
+        if len(getattr(geometry, name)) != ndim:
+            raise ShapeError(
+                f"{name} {getattr(geometry, name)} must have one entry per dimension of dims {geometry.dims}"
+            )
+    if geometry.offset0 < 0:
+        raise ShapeError(f"offset0 is {geometry.offset0}; it must not be negative")
+    for axis, size in geometry.inner_blocks:
+        if not 0 <= axis < ndim:
+            raise ShapeError(f"inner block of axis {axis}: dims {geometry.dims} has axes 0 to {ndim - 1}")
+        if size < 2:
+            raise ShapeError(f"inner block of {axis_name(axis)} has size {size}; it must be at least 2")
+    _check_padding(geometry)
+    if 0 not in geometry.padded_dims:
+        _check_overlap(geometry, regular)
+
+
+def _check_padding(g: Geometry) -> None:
+    for axis, block in enumerate(g.blocks()):
+        size, padded, start = g.dims[axis], g.padded_dims[axis], g.padded_offsets[axis]
+        if start + size > padded:
+            raise ShapeError(
+                f"{axis_name(axis)}: padded size {padded} is smaller than padded offset {start} + size {size}"
+            )
+        # A submemory may end inside its parent's block; then it has no padding of its own.
+        if padded % block and not (padded == size and start == 0):
+            raise ShapeError(
+                f"{axis_name(axis)}: padded size {padded} must be a multiple of its blocks' product {block}"
+            )
+
+
+def _check_overlap(g: Geometry, regular: bool) -> None:
+    counts, strides = g.outer_counts(), g.strides
+    inner = g.block_elements()
+    moving = sorted((a for a in range(len(counts)) if counts[a] > 1 and strides[a]), key=lambda a: strides[a])
+    for axis in moving:
+        if strides[axis] < inner:
+            raise ShapeError(
+                f"strides {strides}: {axis_name(axis)} has stride {strides[axis]}, but the inner blocks fill "
+                f"{inner} elements; its neighbouring blocks overlap"
+            )
+    reach = inner
+    for faster, slower in pairwise(moving):
+        reach += strides[faster] * (counts[faster] - 1)
+        need = max(strides[faster] * counts[faster], reach) if regular else reach
+        if strides[slower] < need:
+            raise ShapeError(_overlap_message(g, faster, slower, need))
+
+
+def _overlap_message(g: Geometry, faster: int, slower: int, need: int) -> str:
+    what = "blocks" if g.inner_blocks else "elements"
+    return (
+        f"strides {g.strides} with dims {g.dims}: {axis_name(slower)} and {axis_name(faster)} overlap: "
+        f"{axis_name(faster)} has {g.outer_counts()[faster]} {what} {g.strides[faster]} apart, so {axis_name(slower)} "
+        f"must step over at least {need} elements, not {g.strides[slower]} (use stride 0 to broadcast)"
+    )
+
+
+def is_regular(geometry: Geometry) -> bool:
+    """Return whether the geometry satisfies SPEC M3, the rule of descriptors that oneDNN creates."""
+    try:
+        check(geometry, regular=True)
+    except ShapeError:
+        return False
+    return True
+
+
+def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None) -> int:
+    """Return the bytes of storage from the buffer's start.
+
+    As ``dnnl_memory_desc_get_size``; up to the last position in use where oneDNN's rule gives less (0 for a
+    submemory, too little where every moving dimension has stride 0).
+
+    Parameters
+    ----------
+    geometry : Geometry
+    itemsize : int
+        Bytes of one element.
+    elements : int, optional
+        The storage in elements of a tensor that is not empty, where the caller knows it.
+
+    Raises
+    ------
+    ShapeError
+        The size does not fit 63 bits (oneDNN itself does not check, and answers nonsense).
+    """
+    if 0 in geometry.dims:
+        elements = 0
+    elif elements is None:
+        span = geometry.span()
+        elements = span if geometry.offset0 else max(geometry.onednn_elements(), span)
+    if max(elements, max(geometry.strides, default=0)) * itemsize > INT64_MAX:
+        raise ShapeError(
+            f"dims {geometry.dims} with strides {geometry.strides} reach beyond 2**63 bytes of {itemsize}-byte elements"
+        )
+    return elements * itemsize
+
+
+def whole_blocks(geometry: Geometry, axis: int, what: str) -> None:
+    """Refuse an operation `what` on a blocked axis.
+
+    Raises
+    ------
+    FormatError
+    """
+    for block in geometry.inner_blocks:
+        if block.axis == axis:
+            raise FormatError(
+                f"{what}: {axis_name(axis)} of dims {geometry.dims} is blocked by {block.size}; "
+                "convert to a plain format first"
+            )
