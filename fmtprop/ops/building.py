@@ -10,6 +10,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.op import Lowering, opdef
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import PrimitiveDesc
@@ -88,3 +89,53 @@ def lowering(pd: PrimitiveDesc, queries: Mapping[str, str]) -> Lowering:
 def only(types: Mapping[str, TensorType], *names: str) -> tuple[TensorType, ...]:
     """Return the types of these operands, in this order."""
     return tuple(types[name] for name in names)
+
+
+#: element types of oneDNN's floating-point primitives
+NATIVE_FLOATS = frozenset({DataType.F32, DataType.BF16, DataType.F16})
+
+#: ranks that every primitive family takes
+MAX_RANK = 6
+
+
+def is_native(*types: TensorType) -> bool:
+    """Tell whether tensors of these types can be operands of a floating-point primitive.
+
+    Importers decline others, so that integers, booleans, f64, scalars and very high ranks run on the reference target.
+
+    Examples
+    --------
+    >>> is_native(TensorType((2, 3), "f32")), is_native(TensorType((2, 3), "s64")), is_native(TensorType(()))
+    (True, False, False)
+    """
+    return all(t.dtype in NATIVE_FLOATS and 1 <= t.ndim <= MAX_RANK for t in types)
+
+
+def promoted(*types: TensorType) -> DataType:
+    """Return the floating-point type that PyTorch's promotion gives operands of these types, none of them a scalar.
+
+    Examples
+    --------
+    >>> promoted(TensorType((2,), "bf16"), TensorType((2,), "f32")).value
+    'f32'
+    """
+    dtypes = {t.dtype for t in types}
+    return dtypes.pop() if len(dtypes) == 1 else DataType.F32
+
+
+def normalised_axis(axis: int, ndim: int) -> int:
+    """Return the axis counted from the front; a negative one counts from the end.
+
+    Raises
+    ------
+    ShapeError
+        It lies outside the tensor.
+
+    Examples
+    --------
+    >>> normalised_axis(-1, 4)
+    3
+    """
+    if not -max(ndim, 1) <= axis < max(ndim, 1):
+        raise ShapeError(f"axis {axis} does not exist in a tensor of {ndim} dimensions")
+    return axis % ndim if ndim else 0
