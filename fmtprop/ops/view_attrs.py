@@ -1,0 +1,131 @@
+"""Attributes of the views, and the helpers by which importers of every family add one.
+
+Owns what a view says; what it means is in :mod:`fmtprop.ops.views`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Reshape(Attrs):
+    """The same elements in row-major logical order under other dimensions.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Dimensions of the result; no -1.
+    """
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_sizes("reshape", "shape", self.shape)
+
+
+@dataclass(frozen=True)
+class Permute(Attrs):
+    """The axes in another order.
+
+    Parameters
+    ----------
+    order : tuple of int
+        Result axis ``i`` is source axis ``order[i]``: torch's convention, the inverse of oneDNN's ``permute_axes``.
+    """
+
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.order))):
+            raise ShapeError(f"permute: order {self.order} must hold each of 0 to {len(self.order) - 1} exactly once")
+
+
+@dataclass(frozen=True)
+class Slice(Attrs):
+    """A window, every ``steps``-th element of it.
+
+    Parameters
+    ----------
+    starts, sizes, steps : tuple of int
+        First index, number of elements taken and distance between them, one per axis; steps are positive.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "sizes"):
+            _check_sizes("slice", name, getattr(self, name))
+        if not len(self.starts) == len(self.sizes) == len(self.steps):
+            raise ShapeError(
+                f"slice: starts {self.starts}, sizes {self.sizes} and steps {self.steps} must have one entry per axis"
+            )
+        for axis, step in enumerate(self.steps):
+            if step < 1:
+                raise ShapeError(f"slice: steps[{axis}] is {step}; a step must be positive (flip is not a view)")
+
+
+@dataclass(frozen=True)
+class Expand(Attrs):
+    """Dimensions of size 1 repeated, new ones in front (SPEC D4).
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Dimensions of the result; no -1.
+    """
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_sizes("expand", "shape", self.shape)
+
+
+def _check_sizes(op: str, name: str, sizes: Iterable[int]) -> None:
+    for axis, size in enumerate(sizes):
+        if not isinstance(size, int) or size < 0:
+            raise ShapeError(f"{op}: {name}[{axis}] is {size!r}; it must be a non-negative int")
+
+
+# ---------------------------------------------------------------- building blocks for importers
+
+
+def reshaped(call: Call, value: Value, shape: Sequence[int]) -> Value:
+    """Return the value under other dimensions: itself where it has them already."""
+    if call.type(value).dims == tuple(shape):
+        return value
+    return call.emit("reshape", {"src": value}, Reshape(tuple(shape)))
+
+
+def permuted(call: Call, value: Value, order: Sequence[int]) -> Value:
+    """Return the value with its axes in another order (torch's convention): itself where that is the present one."""
+    if list(order) == list(range(len(order))):
+        return value
+    return call.emit("permute", {"src": value}, Permute(tuple(order)))
+
+
+def windowed(call: Call, value: Value, axis: int, start: int, size: int, step: int = 1) -> Value:
+    """Return a window along one axis: the value itself where that is all of it."""
+    dims = call.type(value).dims
+    if start == 0 and size == dims[axis]:
+        return value
+    one = [0] * len(dims), list(dims), [1] * len(dims)
+    for values, here in zip(one, (start, size, step if size > 1 else 1), strict=True):
+        values[axis] = here
+    return call.emit("slice", {"src": value}, Slice(*map(tuple, one)))
+
+
+def expanded(call: Call, value: Value, shape: Sequence[int]) -> Value:
+    """Return the value repeated to these dimensions: itself where it has them already."""
+    if call.type(value).dims == tuple(shape):
+        return value
+    return call.emit("expand", {"src": value}, Expand(tuple(shape)))

@@ -1,0 +1,199 @@
+"""Views: ops that only describe their source's data anew — reshape, permute, slice, expand.
+
+Owns what the four views mean. A view's rule turns the descriptor of its source into that of its result; where a
+format cannot take it (SPEC M8) the layout algebra raises FormatError and whoever assigns formats reorders first.
+Knows nothing of oneDNN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.node import Attrs
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
+from fmtprop.ops.view_importers import EXPAND_IMPORTERS, PERMUTE_IMPORTERS, RESHAPE_IMPORTERS, SLICE_IMPORTERS
+
+__all__ = ["EXPAND", "PERMUTE", "RESHAPE", "SLICE", "Expand", "Permute", "Reshape", "Slice"]
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer_reshape(attrs: Reshape, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return src's type with the new dimensions, which must hold as many elements."""
+    src = types["src"]
+    if src.size != prod(attrs.shape):
+        raise ShapeError(
+            f"src {src.dims} has {src.size} elements but shape {attrs.shape} holds {prod(attrs.shape)}; "
+            "a reshape keeps their number"
+        )
+    return (src.with_dims(attrs.shape),)
+
+
+def infer_permute(attrs: Permute, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return src's type with its dimensions reordered."""
+    src = types["src"]
+    _same_rank("order", attrs.order, src)
+    return (src.with_dims([src.dims[axis] for axis in attrs.order]),)
+
+
+def infer_slice(attrs: Slice, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return src's type with the window's dimensions."""
+    src = types["src"]
+    _same_rank("starts", attrs.starts, src)
+    for axis, (start, size, step) in enumerate(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)):
+        last = start + (size - 1) * step if size else start - 1
+        if last >= src.dims[axis]:
+            raise ShapeError(
+                f"src axis {axis} has size {src.dims[axis]} but the slice reads index {last} "
+                f"(start {start}, size {size}, step {step})"
+            )
+    return (src.with_dims(attrs.sizes),)
+
+
+def infer_expand(attrs: Expand, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return src's type with dimensions of size 1 repeated."""
+    src, extra = types["src"], len(attrs.shape) - types["src"].ndim
+    if extra < 0:
+        raise ShapeError(f"src has {src.ndim} dimensions but expand's shape {attrs.shape} only {len(attrs.shape)}")
+    for axis, (have, want) in enumerate(zip(src.dims, attrs.shape[extra:], strict=True)):
+        if have not in (1, want):
+            raise ShapeError(f"src axis {axis} has size {have} and cannot be expanded to {want}; only size 1 can")
+    return (src.with_dims(attrs.shape),)
+
+
+def _same_rank(name: str, values: Sequence[int], src: TensorType) -> None:
+    if len(values) != src.ndim:
+        raise ShapeError(f"{name} {tuple(values)} must have one entry per axis of src, which has {src.ndim}")
+
+
+def reference_reshape(attrs: Reshape, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    return (tensors["src"].reshape(attrs.shape),)
+
+
+def reference_permute(attrs: Permute, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    return (tensors["src"].permute(attrs.order),)
+
+
+def reference_slice(attrs: Slice, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    window = zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)
+    # A stop beyond the end is clipped, so the last step may reach over it.
+    return (tensors["src"][tuple(slice(a, a + n * s, s) for a, n, s in window)],)
+
+
+def reference_expand(attrs: Expand, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    return (tensors["src"].expand(attrs.shape),)
+
+
+def _view(rule: Callable[..., MemoryDesc]) -> Callable[..., MemoryDesc]:
+    """Give an empty result the plain format: it has no elements that a format could misplace."""
+
+    def view(attrs: Attrs, desc: MemoryDesc, result: TensorType) -> MemoryDesc:
+        return rule(attrs, desc) if result.size else MemoryDesc(result.dims, result.dtype)
+
+    return view
+
+
+view_reshape = _view(lambda attrs, desc: desc.reshape(attrs.shape))
+view_permute = _view(lambda attrs, desc: desc.transpose(attrs.order))
+view_slice = _view(lambda attrs, desc: desc.slice(attrs.starts, attrs.sizes, attrs.steps))
+view_expand = _view(lambda attrs, desc: desc.expand(attrs.shape))
+
+
+# ---------------------------------------------------------------- samples
+
+
+def _src(*dims: int) -> dict[str, TensorType]:
+    return {"src": TensorType(dims)}
+
+
+def samples_reshape() -> Iterable[Sample]:
+    """Yield reshapes that keep, join, split and drop axes."""
+    yield Sample("flatten", Reshape((2, 17 * 35)), _src(2, 17, 5, 7))
+    yield Sample("join_spatial", Reshape((2, 32, 35)), _src(2, 32, 5, 7))
+    yield Sample("split_channels", Reshape((2, 4, 8, 5, 7)), _src(2, 32, 5, 7))
+    yield Sample("drop_ones", Reshape((3, 40)), _src(3, 40, 1, 1))
+    yield Sample("add_ones", Reshape((1, 17, 1, 1)), _src(17))
+
+
+def samples_permute() -> Iterable[Sample]:
+    """Yield a transpose, channels last and a rotation."""
+    yield Sample("transpose", Permute((1, 0)), _src(3, 17))
+    yield Sample("channels_last", Permute((0, 2, 3, 1)), _src(2, 17, 5, 7))
+    yield Sample("rotate", Permute((2, 0, 1)), _src(2, 3, 4))
+
+
+def samples_slice() -> Iterable[Sample]:
+    """Yield windows of channels, of space with a step, and of the batch."""
+    yield Sample("channels", Slice((0, 16, 0, 0), (2, 16, 5, 7), (1, 1, 1, 1)), _src(2, 32, 5, 7))
+    yield Sample("odd_channels", Slice((0, 3, 0, 0), (2, 9, 5, 7), (1, 1, 1, 1)), _src(2, 17, 5, 7))
+    yield Sample("step", Slice((0, 0, 1, 0), (2, 17, 2, 4), (1, 1, 2, 2)), _src(2, 17, 5, 7))
+    yield Sample("batch", Slice((1, 0), (2, 40), (1, 1)), _src(4, 40))
+
+
+def samples_expand() -> Iterable[Sample]:
+    """Yield a repeated channel vector and a new axis in front."""
+    yield Sample("channels", Expand((2, 17, 5, 7)), _src(1, 17, 1, 1))
+    yield Sample("new_axis", Expand((4, 3, 7)), _src(3, 7))
+
+
+# ---------------------------------------------------------------- declarations
+
+
+RESHAPE = OpDef(
+    name="reshape",
+    attrs=Reshape,
+    operands=(Operand("src", "SRC"),),
+    category=Category.VIEW,
+    infer=infer_reshape,
+    reference=reference_reshape,
+    view=view_reshape,
+    samples=samples_reshape,
+    torch=RESHAPE_IMPORTERS,
+)
+
+PERMUTE = OpDef(
+    name="permute",
+    attrs=Permute,
+    operands=(Operand("src", "SRC"),),
+    category=Category.VIEW,
+    infer=infer_permute,
+    reference=reference_permute,
+    view=view_permute,
+    samples=samples_permute,
+    torch=PERMUTE_IMPORTERS,
+)
+
+SLICE = OpDef(
+    name="slice",
+    attrs=Slice,
+    operands=(Operand("src", "SRC"),),
+    category=Category.VIEW,
+    infer=infer_slice,
+    reference=reference_slice,
+    view=view_slice,
+    samples=samples_slice,
+    torch=SLICE_IMPORTERS,
+)
+
+EXPAND = OpDef(
+    name="expand",
+    attrs=Expand,
+    operands=(Operand("src", "SRC"),),
+    category=Category.VIEW,
+    infer=infer_expand,
+    reference=reference_expand,
+    view=view_expand,
+    samples=samples_expand,
+    torch=EXPAND_IMPORTERS,
+)
