@@ -1,0 +1,305 @@
+"""How a model's arguments and results are nested, kept beside a graph as JSON.
+
+A graph has a flat list of inputs and outputs; the model it came from took ``forward(x, masks={"a": m}, scale=2.0)``
+and returned a tuple, a dict or an object. This module owns that description: how it is written
+(:func:`describe`), how results are put back together (:func:`restructure`) and how arguments are taken apart
+(:func:`flatten_arguments`). It must know nothing of graphs or torch; classes of objects are looked up by the
+name under which they were registered, never imported, since the text may come from a stranger's file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from fmtprop.errors import GraphError, InputError
+
+__all__ = ["Slot", "describe", "flatten_arguments", "restructure"]
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor in a nested structure.
+
+    Parameters
+    ----------
+    index : int
+        Position in the flat list of graph inputs or outputs, from 0.
+    """
+
+    index: int
+
+
+# ---------------------------------------------------------------- writing
+
+
+def describe(positional: Sequence[tuple[str, Any]], keyword: Sequence[tuple[str, Any]], results: Any) -> str:
+    """Write down how arguments and results are nested.
+
+    Parameters
+    ----------
+    positional : sequence of (str, object)
+        Name and structure of each argument that can be given by position, in order; every tensor replaced by a
+        :class:`Slot`.
+    keyword : sequence of (str, object)
+        The same of those that are given by name only.
+    results : object
+        Structure of the results, every tensor replaced by a :class:`Slot`.
+
+    Returns
+    -------
+    str
+        JSON text, deterministic.
+
+    Examples
+    --------
+    >>> text = describe([("x", Slot(0)), ("scale", 2.0)], [], {"y": Slot(0), "rest": [Slot(1), None]})
+    >>> restructure(text, ["a", "b"])
+    {'y': 'a', 'rest': ['b', None]}
+    >>> flatten_arguments(text, ("input",), {"scale": 2.0})
+    ['input']
+    """
+    text = {
+        "positional": [[name, _encode(tree)] for name, tree in positional],
+        "keyword": [[name, _encode(tree)] for name, tree in keyword],
+        "results": _encode(results),
+    }
+    return json.dumps(text, separators=(",", ":"))
+
+
+def _encode(tree: Any) -> Any:
+    if isinstance(tree, Slot):
+        return {"slot": tree.index}
+    if isinstance(tree, _SCALARS):
+        return {"value": tree}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        fields_of = zip(tree._fields, tree, strict=True)
+        return {"namedtuple": type(tree).__name__, "items": [[name, _encode(item)] for name, item in fields_of]}
+    if isinstance(tree, tuple | list):
+        return {type(tree).__name__: [_encode(item) for item in tree]}
+    if type(tree) in (dict, OrderedDict):
+        return {"dict": [[key, _encode(item)] for key, item in tree.items()]}
+    if isinstance(tree, Mapping):
+        return {"object": _class_name(tree), "items": [[key, _encode(item)] for key, item in tree.items()]}
+    if is_dataclass(tree):
+        present = ((f.name, getattr(tree, f.name)) for f in fields(tree))
+        return {"object": _class_name(tree), "items": [[name, _encode(item)] for name, item in present]}
+    # torch.dtype, torch.device, an enum…: only ever compared, never rebuilt
+    return {"opaque": repr(tree)}
+
+
+def _class_name(tree: Any) -> str:
+    return f"{type(tree).__module__}.{type(tree).__qualname__}"
+
+
+# ---------------------------------------------------------------- results
+
+
+def restructure(structure: str, outputs: Sequence[Any]) -> Any:
+    """Put flat outputs back into the model's own structure.
+
+    Parameters
+    ----------
+    structure : str
+        What :func:`describe` wrote; ``""`` stands for a single output or a flat tuple.
+    outputs : sequence
+        The outputs of the graph, in order.
+
+    Returns
+    -------
+    object
+        Tuples, lists, dicts and named tuples as the model returned them. An object (such as a ``transformers``
+        ``ModelOutput``) is rebuilt when its class is registered with torch's pytree, else it becomes a dict.
+
+    Raises
+    ------
+    GraphError
+        The text is malformed, or refers to an output that is not there.
+
+    Examples
+    --------
+    >>> restructure("", ["only"]), restructure("", ["a", "b"])
+    ('only', ('a', 'b'))
+    """
+    if not structure:
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    try:
+        return _decode(_parse(structure)["results"], outputs)
+    except (KeyError, TypeError, ValueError) as error:  # the text may come from a file: any part may be of any kind
+        if isinstance(error, GraphError):
+            raise
+        raise GraphError(f"graph structure: the description of the results is malformed: {error}") from error
+
+
+def _decode(spec: Any, outputs: Sequence[Any]) -> Any:
+    kind, content = _head(spec)
+    if kind == "slot":
+        if not isinstance(content, int) or not 0 <= content < len(outputs):
+            raise GraphError(f"graph structure: output {content!r} does not exist, the graph has {len(outputs)}")
+        return outputs[content]
+    if kind in ("value", "opaque"):
+        return content
+    if kind == "list":
+        return [_decode(item, outputs) for item in content]
+    if kind == "tuple":
+        return tuple(_decode(item, outputs) for item in content)
+    if kind == "dict":
+        return {key: _decode(item, outputs) for key, item in content}
+    items = {key: _decode(item, outputs) for key, item in spec["items"]}
+    if kind == "namedtuple":
+        return namedtuple(content, list(items))(**items)
+    registered = _registered_class(content)
+    return items if registered is None else registered(**items)
+
+
+def _registered_class(name: str) -> type | None:
+    """Find a class that someone registered with torch's pytree under its own name."""
+    pytree = sys.modules.get("torch.utils._pytree")
+    if pytree is None:
+        return None
+    found: type | None = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    # containers whose fields are keyword arguments; the registry also holds deques and the like
+    return found if found is not None and (issubclass(found, Mapping) or is_dataclass(found)) else None
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Take a call's arguments apart into the flat inputs of the graph.
+
+    Parameters
+    ----------
+    structure : str
+        What :func:`describe` wrote; ``""`` means that the inputs are positional.
+    args : sequence
+        Positional arguments.
+    kwargs : mapping of str to object
+        Keyword arguments.
+
+    Returns
+    -------
+    list
+        One object per graph input, in order.
+
+    Raises
+    ------
+    InputError
+        An argument is missing, unknown, given twice, nested in another way than at import, or is not a tensor and
+        differs from the value that the graph was imported with.
+    """
+    if not structure:
+        if kwargs:
+            raise InputError(f"this graph takes its inputs by position; got keyword {next(iter(kwargs))!r}")
+        return list(args)
+    data = _parse(structure)
+    positional = [name for name, _ in data["positional"]]
+    declared: dict[str, Any] = dict([*data["positional"], *data["keyword"]])
+    given = _bind(positional, list(declared), args, kwargs)
+    found: dict[int, Any] = {}
+    for name, spec in declared.items():
+        if name in given:
+            _take(name, spec, given[name], found)
+        elif _has_slot(spec):
+            raise InputError(f"argument {name!r} is missing; the model was imported with {', '.join(declared)}")
+    return [found[index] for index in sorted(found)]
+
+
+def _bind(positional: list[str], names: list[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    listed = ", ".join(names) or "none"
+    if len(args) > len(positional):
+        raise InputError(
+            f"got {len(args)} positional arguments; the model was imported with {len(positional)}: "
+            f"{', '.join(positional) or 'none'}"
+        )
+    given = dict(zip(positional, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            raise InputError(
+                f"unknown argument {name!r}; the model was imported with {listed}. Import it again with it"
+            )
+        if name in given:
+            raise InputError(f"argument {name!r} is given twice, by position and by name")
+        given[name] = value
+    return given
+
+
+def _take(path: str, spec: Any, value: Any, found: dict[int, Any]) -> None:
+    kind, content = _head(spec)
+    if kind == "slot":
+        found[content] = value
+    elif kind == "value":
+        if isinstance(value, bool) != isinstance(content, bool) or not isinstance(value, _SCALARS) or value != content:
+            raise _changed(path, value, repr(content))
+    elif kind == "opaque":
+        if repr(value) != content:
+            raise _changed(path, value, content)
+    elif kind in ("list", "tuple"):
+        if not isinstance(value, list | tuple) or len(value) != len(content):
+            raise InputError(f"argument {path}: expected {len(content)} items in a {kind}, got {_shown(value)}")
+        for i, (item, child) in enumerate(zip(value, content, strict=True)):
+            _take(f"{path}[{i}]", child, item, found)
+    else:
+        _take_named(path, content if kind == "dict" else spec["items"], value, found)
+
+
+def _take_named(path: str, items: Iterable[Any], value: Any, found: dict[int, Any]) -> None:
+    expected = {key: child for key, child in items}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value) and not isinstance(value, Mapping):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if not isinstance(value, Mapping) or set(value) != set(expected):
+        raise InputError(f"argument {path}: expected the keys {', '.join(map(repr, expected))}, got {_shown(value)}")
+    for key, child in expected.items():
+        _take(f"{path}[{key!r}]", child, value[key], found)
+
+
+def _changed(path: str, value: Any, was: str) -> InputError:
+    return InputError(
+        f"argument {path}: got {_shown(value)}, but the model was imported with {was}, which is fixed in the graph; "
+        "import it again with the new value"
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _SCALARS):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with keys {', '.join(map(repr, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def _has_slot(spec: Any) -> bool:
+    return re.search(r'"slot":', json.dumps(spec)) is not None
+
+
+# ---------------------------------------------------------------- reading the text
+
+
+def _parse(structure: str) -> Any:
+    try:
+        data = json.loads(structure)
+    except ValueError as error:
+        raise GraphError(f"graph structure: not JSON: {error}") from error
+    if not isinstance(data, dict) or set(data) != {"positional", "keyword", "results"}:
+        raise GraphError("graph structure: expected an object with the keys positional, keyword, results")
+    return data
+
+
+def _head(spec: Any) -> tuple[str, Any]:
+    kinds = ("slot", "value", "opaque", "list", "tuple", "dict", "namedtuple", "object")
+    if isinstance(spec, dict):
+        for kind in kinds:
+            if kind in spec:
+                return kind, spec[kind]
+    raise GraphError(f"graph structure: expected an object with one of the keys {', '.join(kinds)}, got {spec!r}")
