@@ -15,7 +15,7 @@ from typing import Any
 import networkx as nx
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.node import Attrs, Node, PostOp, Value
+from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
@@ -89,6 +89,10 @@ class Graph:
                 raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None
         return [self.node(name) for name in self._sorted]
 
+    def entries(self) -> Iterator[tuple[str, Node]]:
+        """Yield (name, node) in the order of adding; works on a graph with a cycle too."""
+        yield from self._graph.nodes(data="node")
+
     def inputs(self, name: str) -> dict[str, Value]:
         """Return the operands of a node: operand name to the value it reads, in the order they were connected."""
         edges = self._graph.in_edges(name, keys=True, data=True)
@@ -106,6 +110,11 @@ class Graph:
             rank = {node.name: i for i, node in enumerate(self.nodes())}
             found.sort(key=lambda pair: (rank[pair[0]], pair[1]))
         return found
+
+    def ancestors(self, name: str) -> set[str]:
+        """Return the names of all nodes that a node depends on, itself not among them."""
+        self.node(name)
+        return set(nx.ancestors(self._graph, name))
 
     def type_of(self, value: Value) -> TensorType:
         """Return the logical type of a value."""
@@ -272,3 +281,24 @@ class Graph:
         for node in self.nodes():
             other.replace(change(node))
         return other
+
+    # ------------------------------------------------------------------ networkx
+
+    def to_networkx(self) -> nx.MultiDiGraph[str]:
+        """Return the graph as plain networkx data; see :mod:`fmtprop.ir.networkx_form`."""
+        from fmtprop.ir.networkx_form import to_networkx
+
+        return to_networkx(self)
+
+    @classmethod
+    def from_networkx(cls, nxg: nx.MultiDiGraph[str]) -> Graph:
+        """Build a graph from plain networkx data; see :mod:`fmtprop.ir.networkx_form`.
+
+        Raises
+        ------
+        GraphError
+            The data is no graph; the message names node and attribute.
+        """
+        from fmtprop.ir.networkx_form import from_networkx
+
+        return from_networkx(nxg)

@@ -1,0 +1,283 @@
+"""The graph file: one JSON document, one node per line, with the weights beside it.
+
+Layout of version 1::
+
+    {
+    "format": "fmtprop-graph", "version": 1, "name": "tiny", "structure": "", "weights": "tiny.safetensors",
+    "nodes": [
+    {"name": "x", "op": "input", "results": [{"dims": [1, 8], "dtype": "f32"}]},
+    {"name": "relu_1", "op": "eltwise", "inputs": {"src": "x"}, "attrs": {"alg": "relu", "alpha": 0.0, "beta": 0.0},
+     "results": [{"dims": [1, 8], "dtype": "f32"}]},
+    {"name": "output_1", "op": "output", "inputs": {"src": "relu_1"}, "results": []}
+    ]
+    }
+
+Nodes stand in the order in which they were added; an operand may name a later node, and ``["split_1", 2]`` is the
+third result of a node. Attributes, results and post-ops look as in :mod:`fmtprop.ir.networkx_form`; a float that JSON
+lacks is ``{"float": "inf"}``. How constants are written is :mod:`fmtprop.ir.file_data`'s affair. Formats and choices
+are not stored: they belong to a machine and a library.
+
+Nothing in a file is trusted: each flaw is one :class:`~fmtprop.errors.GraphError` that names file and place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.file_data import Reader, Writer
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.networkx_form import from_networkx, plain_node
+from fmtprop.ir.node import Value
+from fmtprop.ir.verify import Stage, verify
+
+__all__ = ["FORMAT", "VERSION", "load", "save"]
+
+FORMAT = "fmtprop-graph"
+VERSION = 1
+
+_HEAD = {"format": str, "version": int, "name": str, "structure": str, "nodes": list}
+_ROW_KEYS = frozenset({"name", "op", "inputs", "attrs", "results", "post_ops", "origin", "data"})
+
+
+# ---------------------------------------------------------------- save
+
+
+def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> None:
+    """Write a graph to a JSON file, and its large constants to a safetensors file beside it.
+
+    Parameters
+    ----------
+    graph : Graph
+        An imported or a normal graph; formats and choices are not stored.
+    path : path
+        Where to; the side file has the same stem and the suffix ``.safetensors``.
+    weights : {"auto", "inline"}
+        ``"auto"``: tensors of up to 64 elements in the JSON file, larger ones in the side file. ``"inline"``: all in
+        the JSON file. Initialisers stay initialisers either way.
+
+    Raises
+    ------
+    GraphError
+        The graph breaks a rule of the verifier, a constant's data was released, or `weights` is unknown.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from fmtprop.ir import TensorType
+    >>> g = Graph("tiny")
+    >>> g.output(g.input("x", TensorType((1, 8))))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(g, pathlib.Path(folder) / "tiny.json")
+    ...     load(pathlib.Path(folder) / "tiny.json")
+    <Graph tiny: 2 nodes, 1 edges>
+    """
+    target = Path(path)
+    if weights not in ("auto", "inline"):
+        raise GraphError(f'weights must be "auto" or "inline", got {weights!r}')
+    verify(graph, Stage.IMPORTED)
+    writer = Writer(target.with_suffix(".safetensors"), inline=weights == "inline")
+    rows = [json.dumps(_row(graph, name, writer), ensure_ascii=False, allow_nan=False) for name in _added(graph)]
+    head = {"format": FORMAT, "version": VERSION, "name": graph.name, "structure": graph.structure}
+    if writer.tensors:
+        head["weights"] = writer.path.name
+    fields = json.dumps(head, ensure_ascii=False)[1:-1]
+    text = "{\n" + fields + ',\n"nodes": [\n' + ",\n".join(rows) + "\n]\n}\n"
+    writer.write()
+    # A reader never sees half a file: the side file is complete before the document that names it appears.
+    temporary = target.with_name(target.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(target)
+
+
+def _added(graph: Graph) -> list[str]:
+    orders = graph.to_networkx().nodes(data="order")
+    return [name for name, _ in sorted(orders, key=lambda pair: pair[1])]
+
+
+def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
+    node = graph.node(name)
+    plain = plain_node(node)
+    inputs = {operand: _reference(value) for operand, value in graph.inputs(name).items()}
+    row: dict[str, Any] = {"name": name, "op": node.op, "inputs": inputs}
+    row["attrs"] = _spell_floats(plain["attrs"])
+    row["results"] = plain["results"]
+    row["post_ops"] = _spell_floats(plain["post_ops"])
+    row["origin"] = node.origin
+    if node.op == "constant":
+        row["data"] = writer.data(node, graph.constants[name])
+    # The file stays short: what is empty is left out.
+    return {key: item for key, item in row.items() if item or key == "results"}
+
+
+def _reference(value: Value) -> str | list[Any]:
+    return value.node if value.index == 0 else [value.node, value.index]
+
+
+def _spell_floats(item: Any) -> Any:
+    if isinstance(item, float) and not math.isfinite(item):
+        return {"float": str(item)}
+    if isinstance(item, list | tuple):
+        return [_spell_floats(part) for part in item]
+    if isinstance(item, dict):
+        return {key: _spell_floats(part) for key, part in item.items()}
+    return item
+
+
+# ---------------------------------------------------------------- load
+
+
+def load(path: str | os.PathLike[str]) -> Graph:
+    """Read a graph file.
+
+    Parameters
+    ----------
+    path : path
+        A file that :func:`save` wrote, or one from anywhere: nothing in it is trusted, and nothing is executed.
+
+    Returns
+    -------
+    Graph
+        Verified as an imported graph.
+
+    Raises
+    ------
+    GraphError
+        The file cannot be read, is no graph file of a known version, or its graph is malformed; the message names
+        the file and the place in it.
+    """
+    source = Path(path)
+    try:
+        document = _parse(source)
+        nxg = _assemble(document, Reader(source.parent, document.get("weights")))
+        graph = from_networkx(nxg)
+        verify(graph, Stage.IMPORTED)
+    except GraphError as error:
+        raise GraphError(f"{source}: {error}") from error
+    return graph
+
+
+def _parse(source: Path) -> dict[str, Any]:
+    try:
+        text = source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise GraphError(f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise GraphError(f"is not a graph file: byte {error.start} is not UTF-8 text") from error
+    if not text.strip():
+        raise GraphError("is empty; a graph file is a JSON object")
+    try:
+        document = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique_keys
+        )
+    except json.JSONDecodeError as error:
+        raise GraphError(f"line {error.lineno}, column {error.colno}: is not JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise GraphError("is nested too deeply to be a graph file") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise GraphError(f"has an unreadable number: {error}") from error
+    _check_head(document)
+    checked: dict[str, Any] = document
+    return checked
+
+
+def _check_head(document: object) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise GraphError(f'is not a graph file: "format" must be {FORMAT!r}, got {found!r}')
+    if document.get("version") != VERSION or isinstance(document["version"], bool):
+        found = document.get("version")
+        raise GraphError(f'"version" is {found!r}, this program reads version {VERSION}; save the graph again')
+    for key, kind in _HEAD.items():
+        if not isinstance(document.get(key), kind):
+            raise GraphError(f"{json.dumps(key)} must be {kind.__name__}, got {document.get(key)!r}")
+    unknown = sorted(set(document) - set(_HEAD) - {"weights"})
+    if unknown:
+        raise GraphError(f"unknown key {unknown[0]!r}")
+
+
+def _refuse_constant(token: str) -> Any:
+    raise GraphError(f'has the token {token}, which JSON lacks; write {{"float": "inf"}} for a float')
+
+
+def _finite(token: str) -> float:
+    value = float(token)
+    if not math.isfinite(value):
+        raise GraphError(f'has the number {token}, which no float holds; write {{"float": "inf"}} for infinity')
+    return value
+
+
+def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise GraphError(f"has the key {key!r} twice in one object")
+        found[key] = value
+    return found
+
+
+def _assemble(document: Mapping[str, Any], reader: Reader) -> nx.MultiDiGraph[str]:
+    nxg: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=document["name"], structure=document["structure"])
+    rows = document["nodes"]
+    for index, row in enumerate(rows):
+        _add_node(nxg, index, row, reader)
+    for index, row in enumerate(rows):
+        for position, (operand, reference) in enumerate(row.get("inputs", {}).items()):
+            producer, result = _producer(f"nodes[{index}] ({row['name']}): inputs.{operand}", reference)
+            if producer not in nxg:
+                raise GraphError(
+                    f"nodes[{index}] ({row['name']}): operand {operand} reads {producer!r}, which is missing"
+                )
+            nxg.add_edge(producer, row["name"], key=operand, result=result, position=position)
+    return nxg
+
+
+def _add_node(nxg: nx.MultiDiGraph[str], index: int, row: object, reader: Reader) -> None:
+    where = f"nodes[{index}]"
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        raise GraphError(f'{where} must be an object with a "name"')
+    name = row["name"]
+    where = f"{where} ({name})"
+    if name in nxg:
+        raise GraphError(f"{where}: there is another node of this name")
+    unknown = sorted(set(row) - _ROW_KEYS)
+    if unknown:
+        raise GraphError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_ROW_KEYS))}")
+    if not isinstance(row.get("inputs", {}), dict):
+        raise GraphError(f"{where}: inputs must map operands to nodes, got {row['inputs']!r}")
+    plain = {key: item for key, item in row.items() if key not in ("name", "inputs", "data")}
+    for key in ("attrs", "post_ops"):
+        if key in plain:
+            plain[key] = _read_floats(where, plain[key])
+    if "data" in row:
+        plain["data"] = reader.data(where, row)
+    nxg.add_node(name, order=index, **plain)
+
+
+def _producer(where: str, reference: object) -> tuple[str, int]:
+    if isinstance(reference, str):
+        return reference, 0
+    if isinstance(reference, list) and len(reference) == 2:
+        name, index = reference
+        if isinstance(name, str) and isinstance(index, int) and not isinstance(index, bool):
+            return name, index
+    raise GraphError(f'{where} must be "node" or ["node", index], got {reference!r}')
+
+
+def _read_floats(where: str, item: Any) -> Any:
+    if isinstance(item, dict):
+        if set(item) == {"float"}:
+            if item["float"] not in ("inf", "-inf", "nan"):
+                raise GraphError(f'{where}: {item!r} must be {{"float": "inf"}}, "-inf" or "nan"')
+            return float(item["float"])
+        return {key: _read_floats(where, part) for key, part in item.items()}
+    if isinstance(item, list):
+        return [_read_floats(where, part) for part in item]
+    return item

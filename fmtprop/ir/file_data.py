@@ -1,0 +1,195 @@
+"""Constants of a graph file: inline bytes, seeded initialisers, and the safetensors file beside the document.
+
+``"data"`` of a constant's row is one of ``{"init": {...}}``, an :class:`~fmtprop.ir.initialiser.Initialiser`;
+``{"base64": "..."}``, the elements, row-major and little-endian; ``{"tensor": "name"}``, an entry of the side file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fmtprop.errors import GraphError, ShapeError
+from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
+from fmtprop.ir.types import TensorType
+
+#: constants of up to this many elements stand in the document itself
+INLINE_ELEMENTS = 64
+#: no constant may be larger: a few bytes of a file must not make the machine allocate at will
+CONSTANT_BYTES = 2**36
+
+
+class Writer:
+    """Collects the constants of one document while it is written.
+
+    Parameters
+    ----------
+    path : Path
+        The side file.
+    inline : bool
+        Whether to do without one.
+    """
+
+    def __init__(self, path: Path, inline: bool) -> None:
+        self.path = path
+        self.inline = inline
+        #: what goes to the side file, by name
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[int, str] = {}
+
+    def data(self, node: Node, data: Any) -> dict[str, Any]:
+        """Return the JSON form of a constant's data."""
+        if isinstance(data, Initialiser):
+            return {"init": data.to_json()}
+        tensor = materialise(data, node.results[0]).detach()
+        if self.inline or tensor.numel() <= INLINE_ELEMENTS:
+            return {"base64": base64.b64encode(_bytes(tensor)).decode("ascii")}
+        if id(data) not in self._names:  # two constants may share one tensor
+            self._names[id(data)] = node.name
+            self.tensors[node.name] = tensor
+        return {"tensor": self._names[id(data)]}
+
+    def write(self) -> None:
+        """Write the side file, if anything goes there."""
+        if not self.tensors:
+            return
+        # safetensors stores dense tensors that share no memory; views of one buffer are copied apart.
+        owners: set[int] = set()
+        dense = {}
+        for name, tensor in self.tensors.items():
+            owned = tensor.contiguous()
+            pointer = owned.untyped_storage().data_ptr()
+            dense[name] = owned.clone() if pointer in owners else owned
+            owners.add(pointer)
+        temporary = self.path.with_name(self.path.name + ".part")
+        save_file(dense, temporary)
+        temporary.replace(self.path)
+
+
+class Reader:
+    """Finds the constants of one document while it is read.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the document lies.
+    weights : object
+        The document's ``"weights"``: the side file's name, or None.
+
+    Raises
+    ------
+    GraphError
+        The name is no plain file name, or the file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, weights: object) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._name = weights
+        if weights is None:
+            return
+        if not _is_plain_name(weights):
+            raise GraphError(
+                f'"weights" is {weights!r}, must be the name of a .safetensors file in the same folder, without a path'
+            )
+        path = folder / str(weights)
+        if not path.is_file():
+            raise GraphError(f"its weights are missing: there is no {path}; copy both files together")
+        try:
+            with safe_open(path, framework="pt") as file:
+                self._tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        except (SafetensorError, OSError) as error:
+            raise GraphError(f"its weights {path} cannot be read: {error}") from error
+
+    def data(self, where: str, row: Mapping[str, Any]) -> Any:
+        """Return a row's data: an initialiser, or a tensor of the declared type.
+
+        Raises
+        ------
+        GraphError
+            The data does not fit the row; the message begins with `where`.
+        """
+        data, type_ = row["data"], _declared(where, row)
+        if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in _KINDS:
+            raise GraphError(f"{where}: data must have one of the keys {', '.join(_KINDS)}, got {str(data)[:80]}")
+        ((kind, content),) = data.items()
+        try:
+            return _KINDS[kind](self, content, type_)
+        except GraphError as error:
+            raise GraphError(f"{where}: data: {error}") from error
+
+    def _init(self, content: object, type_: TensorType) -> Initialiser:
+        return Initialiser.from_json(content)
+
+    def _base64(self, content: object, type_: TensorType) -> torch.Tensor:
+        try:
+            raw = base64.b64decode(content, validate=True) if isinstance(content, str) else None
+        except (binascii.Error, ValueError):
+            raw = None
+        if raw is None:
+            raise GraphError("base64 must be text in base64")
+        if len(raw) != type_.nbytes:
+            raise GraphError(f"base64 holds {len(raw)} bytes, {type_} needs {type_.nbytes}")
+        return _tensor(raw, type_)
+
+    def _tensor(self, content: object, type_: TensorType) -> torch.Tensor:
+        if not isinstance(content, str) or content not in self._tensors:
+            raise GraphError(f"the side file {self._name!r} has no tensor {content!r}")
+        tensor = self._tensors[content]
+        found = tensor_type(tensor)
+        if found != type_:
+            raise GraphError(f"tensor {content!r} of the side file is {found}, the node declares {type_}")
+        return tensor
+
+
+_KINDS: dict[str, Callable[[Reader, object, TensorType], Any]] = {
+    "init": Reader._init,
+    "base64": Reader._base64,
+    "tensor": Reader._tensor,
+}
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and not set(name) & set("/\\:\0")
+
+
+def _declared(where: str, row: Mapping[str, Any]) -> TensorType:
+    results = row.get("results")
+    try:
+        if not isinstance(results, list) or len(results) != 1:
+            raise TypeError("not one result")
+        result = results[0]
+        type_ = TensorType(result["dims"], result["dtype"])
+    except (ShapeError, ValueError, TypeError, KeyError) as error:
+        raise GraphError(f"{where}: a constant needs one result with dims and dtype, got {results!r}") from error
+    if type_.nbytes > CONSTANT_BYTES:
+        raise GraphError(f"{where}: {type_} needs {type_.nbytes} bytes, a constant may have {CONSTANT_BYTES}")
+    return type_
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    """Return the elements row-major and little-endian."""
+    dense = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _little_endian(dense.tobytes(), tensor.element_size())
+
+
+def _tensor(raw: bytes, type_: TensorType) -> torch.Tensor:
+    data = bytearray(_little_endian(raw, type_.dtype.nbytes))
+    if not data:
+        return torch.empty(type_.dims, dtype=torch_dtype(type_.dtype))
+    return torch.frombuffer(data, dtype=torch_dtype(type_.dtype)).reshape(type_.dims)
+
+
+def _little_endian(raw: bytes, size: int) -> bytes:
+    if sys.byteorder == "little" or size == 1:
+        return raw
+    return b"".join(raw[i : i + size][::-1] for i in range(0, len(raw), size))

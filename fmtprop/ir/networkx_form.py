@@ -1,0 +1,282 @@
+"""The graph as a networkx ``MultiDiGraph`` of plain data, and back: for passes that know networkx alone.
+
+Node attributes
+    ``op`` name of the op; ``results`` list of ``{"dims": [...], "dtype": "f32"}``; ``attrs`` dictionary;
+    ``post_ops`` list of ``{"op", "attrs", "operand", "origin"}``; ``descs`` list of MemoryDesc or None; ``choice``
+    Choice or None; ``origin`` text; ``order`` number: among the ready nodes the smallest goes first; ``data``, of
+    constants only: a torch tensor or an Initialiser. Only ``op`` and ``results`` are required.
+Edges
+    Producer to reader; the key is the reader's operand, ``result`` the index of the producer's result (default 0),
+    ``position`` the operand's place among the operands (by default as the op declares them).
+Graph attributes
+    ``name`` and ``structure``, as in :class:`~fmtprop.ir.graph.Graph`. Others are yours; they are not kept.
+
+Besides :class:`~fmtprop.ir.graph.Graph` itself, only this module touches the networkx graph behind it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+
+from fmtprop.errors import GraphError, ShapeError
+from fmtprop.ir.node import Choice, Node, PostOp, Value
+from fmtprop.ir.op import opdef
+from fmtprop.ir.plain import attrs_from_plain
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+
+if TYPE_CHECKING:
+    from fmtprop.ir.graph import Graph
+
+_NODE_KEYS = ("op", "results", "attrs", "post_ops", "descs", "choice", "origin", "order", "data")
+_EDGE_KEYS = ("result", "position")
+_POST_OP_KEYS = ("op", "attrs", "operand", "origin")
+
+
+# ---------------------------------------------------------------- out
+
+
+def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
+    """Return the graph as plain networkx data; editing it leaves the graph alone.
+
+    Parameters
+    ----------
+    graph : Graph
+        Any graph, formats assigned or not.
+
+    Returns
+    -------
+    networkx.MultiDiGraph
+        As the module's docstring describes; constants' data is shared, all else is copied.
+
+    Examples
+    --------
+    >>> from fmtprop.ir import Graph
+    >>> from fmtprop.ops import Eltwise, emit
+    >>> g = Graph("tiny")
+    >>> g.output(emit(g, "eltwise", {"src": g.input("x", TensorType((1, 8)))}, Eltwise("relu")))
+    >>> nxg = to_networkx(g)
+    >>> nxg.nodes["relu_1"]["attrs"]["alg"] = "tanh"
+    >>> from_networkx(nxg).node("relu_1").attrs
+    Eltwise(alg='tanh', alpha=0.0, beta=0.0)
+    """
+    plain: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=graph.name, structure=graph.structure)
+    for name, data in graph._graph.nodes(data=True):
+        row = plain_node(data["node"])
+        row["order"] = data["order"]
+        if name in graph.constants:
+            row["data"] = graph.constants[name]
+        plain.add_node(name, **row)
+    plain.add_edges_from((u, v, key, dict(data)) for u, v, key, data in graph._graph.edges(keys=True, data=True))
+    return plain
+
+
+def plain_node(node: Node) -> dict[str, Any]:
+    """Return a node's own fields as plain data, without its name and its place in the graph."""
+    return {
+        "op": node.op,
+        "attrs": node.attrs.to_json(),
+        "results": [{"dims": list(type_.dims), "dtype": type_.dtype.value} for type_ in node.results],
+        "post_ops": [_plain_post_op(post_op) for post_op in node.post_ops],
+        "descs": list(node.descs) or None,
+        "choice": node.choice,
+        "origin": node.origin,
+    }
+
+
+def _plain_post_op(post_op: PostOp) -> dict[str, Any]:
+    attrs = post_op.attrs.to_json()
+    return {"op": post_op.op, "attrs": attrs, "operand": post_op.operand, "origin": post_op.origin}
+
+
+# ---------------------------------------------------------------- back
+
+
+def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
+    """Build a graph from plain networkx data.
+
+    Parameters
+    ----------
+    nxg : networkx.MultiDiGraph
+        As the module's docstring describes. Where ``order`` is missing, a node goes right before its first reader
+        as :meth:`Graph.insert` would place it; inputs, outputs and nodes without readers go last, as they were added.
+
+    Returns
+    -------
+    Graph
+        Its structure is verified (rules V1 to V5); call :func:`~fmtprop.ir.verify.verify` for types and more.
+
+    Raises
+    ------
+    GraphError
+        Something is missing, unknown, of the wrong kind or unconnected; the message names node and attribute.
+    """
+    from fmtprop.ir.graph import Graph
+    from fmtprop.ir.verify import verify_structure
+
+    if not isinstance(nxg, nx.MultiDiGraph):
+        raise GraphError(f"a graph is built from a networkx.MultiDiGraph, got {type(nxg).__name__}")
+    name, structure = nxg.graph.get("name", "graph"), nxg.graph.get("structure", "")
+    if not isinstance(name, str) or not isinstance(structure, str):
+        raise GraphError(f"graph attributes name and structure must be text, got {name!r} and {structure!r}")
+    nodes = {key: _node(key, data) for key, data in nxg.nodes(data=True)}
+    inputs = {key: _inputs(nxg, node) for key, node in nodes.items()}
+    orders = _orders(nxg, nodes)
+
+    graph = Graph(name)
+    graph.structure = structure
+    graph.constants = {key: data["data"] for key, data in nxg.nodes(data=True) if "data" in data}
+    for key, node in nodes.items():
+        graph._graph.add_node(key, node=node, order=orders[key])
+    for key, values in inputs.items():
+        graph._connect(key, values)
+    graph._order = math.floor(max(orders.values(), default=-1)) + 1
+    verify_structure(graph)
+    return graph
+
+
+def _node(name: object, data: Mapping[str, Any]) -> Node:
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"node {name!r}: a node's name must be non-empty text")
+    _check_keys(f"node {name}", data, _NODE_KEYS, required=("op", "results"))
+    op = data["op"]
+    if not isinstance(op, str):
+        raise GraphError(f"node {name}: op must be text, got {op!r}")
+    where = f"node {name} ({op})"
+    origin, choice = data.get("origin", ""), data.get("choice")
+    if not isinstance(origin, str):
+        raise GraphError(f"{where}: origin must be text, got {origin!r}")
+    if choice is not None and not isinstance(choice, Choice):
+        raise GraphError(f"{where}: choice must be a Choice or None, got {type(choice).__name__}")
+    if "data" in data and op != "constant":
+        raise GraphError(f"{where}: only constants have data; remove the attribute")
+    return Node(
+        name,
+        op,
+        _attrs(where, op, data.get("attrs", {})),
+        tuple(_type(f"{where}: results[{i}]", item) for i, item in enumerate(_list(where, "results", data))),
+        tuple(_post_op(f"{where}: post_ops[{i}]", item) for i, item in enumerate(_list(where, "post_ops", data))),
+        _descs(where, data),
+        choice,
+        origin,
+    )
+
+
+def _check_keys(where: str, data: Mapping[Any, Any], known: tuple[str, ...], required: Iterable[str]) -> None:
+    for key in required:
+        if key not in data:
+            raise GraphError(f"{where}: attribute {key!r} is missing")
+    for key in data:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise GraphError(f"{where}: unknown attribute {key!r}; {hint}")
+
+
+def _list(where: str, key: str, data: Mapping[str, Any]) -> list[Any]:
+    items = data.get(key)
+    if items is None and key != "results":
+        return []
+    if not isinstance(items, list | tuple):
+        raise GraphError(f"{where}: {key} must be a list, got {items!r}")
+    return list(items)
+
+
+def _attrs(where: str, op: str, data: object) -> Any:
+    try:
+        return attrs_from_plain(op, data)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error}") from error
+
+
+def _type(where: str, item: object) -> TensorType:
+    if not isinstance(item, Mapping) or set(item) != {"dims", "dtype"} or not isinstance(item["dims"], list | tuple):
+        raise GraphError(f'{where} must look like {{"dims": [1, 8], "dtype": "f32"}}, got {item!r}')
+    try:
+        type_ = TensorType(item["dims"], item["dtype"])
+    except ShapeError as error:
+        raise GraphError(f"{where}: {error}") from error
+    except ValueError:
+        raise GraphError(f"{where}: unknown data type {item['dtype']!r}") from None
+    if type_.nbytes >= 2**63:
+        raise GraphError(f"{where}: {type_} needs {type_.nbytes} bytes, more than 64-bit offsets reach")
+    return type_
+
+
+def _post_op(where: str, item: object) -> PostOp:
+    if not isinstance(item, Mapping):
+        raise GraphError(f"{where} must be a mapping with op and attrs, got {item!r}")
+    _check_keys(where, item, _POST_OP_KEYS, required=("op",))
+    op, operand, origin = item["op"], item.get("operand"), item.get("origin", "")
+    if not isinstance(op, str) or not isinstance(operand, str | None) or not isinstance(origin, str):
+        raise GraphError(f"{where}: op, operand and origin must be text, got {op!r}, {operand!r} and {origin!r}")
+    return PostOp(op, _attrs(where, op, item.get("attrs", {})), operand, origin)
+
+
+def _descs(where: str, data: Mapping[str, Any]) -> tuple[MemoryDesc, ...]:
+    descs = _list(where, "descs", data)
+    for i, desc in enumerate(descs):
+        if not isinstance(desc, MemoryDesc):
+            raise GraphError(f"{where}: descs[{i}] must be a MemoryDesc, got {type(desc).__name__}")
+    return tuple(descs)
+
+
+# ---------------------------------------------------------------- edges and order
+
+
+def _inputs(nxg: nx.MultiDiGraph[str], node: Node) -> dict[str, Value]:
+    found: dict[str, tuple[float, Value]] = {}
+    for producer, _, operand, data in nxg.in_edges(node.name, keys=True, data=True):
+        where = f"edge {producer} -> {node.name}"
+        if not isinstance(operand, str):
+            raise GraphError(f"{where}: the edge's key must be the name of the operand, got {operand!r}")
+        _check_keys(f"{where} ({operand})", data, _EDGE_KEYS, required=())
+        if operand in found:
+            raise GraphError(f"{node.label}: operand {operand} is connected twice")
+        result, position = data.get("result", 0), data.get("position", _declared_position(node, operand))
+        if not isinstance(result, int) or isinstance(result, bool):
+            raise GraphError(f"{where} ({operand}): result must be an index, got {result!r}")
+        found[operand] = (_number(f"{where} ({operand})", "position", position), Value(producer, result))
+    return {operand: found[operand][1] for operand in sorted(found, key=lambda key: (found[key][0], key))}
+
+
+def _declared_position(node: Node, operand: str) -> float:
+    """Return where an operand stands in the op's declaration; post-op operands and unknown ones come last."""
+    names = [] if node.is_boundary else [declared.name for declared in opdef(node.op).operands]
+    if operand in names:
+        return names.index(operand)
+    stem, _, index = operand.rpartition("_")
+    if stem in names and index.isdigit():
+        return names.index(stem) + 1 - 1 / (2 + int(index))
+    return len(names) + (int(index) if index.isdigit() else 0)
+
+
+def _number(where: str, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise GraphError(f"{where}: {key} must be a finite number, got {value!r}")
+    return value
+
+
+def _orders(nxg: nx.MultiDiGraph[str], nodes: Mapping[str, Node]) -> dict[str, float]:
+    given = nxg.nodes(data="order")
+    orders = {name: _number(nodes[name].label, "order", order) for name, order in given if order is not None}
+    if not orders:
+        return {name: index for index, name in enumerate(nodes)}
+    last = max(orders.values())
+    # Readers first, so that a chain of new nodes finds its place; a cycle is reported later, with its names.
+    acyclic = nx.is_directed_acyclic_graph(nxg)
+    for name in reversed(list(nx.lexicographical_topological_sort(nxg))) if acyclic else nodes:
+        if name in orders:
+            continue
+        known = [orders[reader] for reader in nxg.successors(name) if reader in orders]
+        if known and not nodes[name].is_boundary:
+            orders[name] = min(known) - 0.5
+        else:
+            last += 1
+            orders[name] = last
+    return orders

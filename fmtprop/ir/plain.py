@@ -1,0 +1,101 @@
+"""Attributes as plain data: rebuilt from untrusted dictionaries, every value checked against its annotation.
+
+Owns the check that :meth:`Attrs.from_json <fmtprop.ir.node.Attrs.from_json>` cannot make on its own: a frozen
+dataclass accepts any value in any field.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fmtprop.errors import FmtpropError, GraphError
+from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir.op import opdef
+from fmtprop.layout import DataType
+
+
+def attrs_class(op: str) -> type[Attrs]:
+    """Return the class of an op's attributes; boundary ops (input, constant, output) have none.
+
+    Raises
+    ------
+    GraphError
+        There is no such op.
+    """
+    return Attrs if op in Node.BOUNDARY else opdef(op).attrs
+
+
+def attrs_from_plain(op: str, data: object) -> Attrs:
+    """Build an op's attributes from a plain dictionary.
+
+    Parameters
+    ----------
+    op : str
+        Name of the op.
+    data : object
+        Attribute names to values; nothing about it is trusted.
+
+    Raises
+    ------
+    GraphError
+        Not a mapping; an unknown op; an unknown, missing, ill-typed or refused attribute.
+
+    Examples
+    --------
+    >>> import fmtprop.ops
+    >>> attrs_from_plain("eltwise", {"alg": "relu"})
+    Eltwise(alg='relu', alpha=0.0, beta=0.0)
+    """
+    cls = attrs_class(op)
+    if not isinstance(data, Mapping):
+        raise GraphError(f"attrs must be a mapping from attribute names to values, got {data!r}")
+    hints = get_type_hints(cls)
+    for name, value in data.items():
+        if name in hints and not fits(value, hints[name]):
+            raise GraphError(f"attribute {name} is {value!r}, must be {_spell(hints[name])}")
+    try:
+        return cls.from_json(data)
+    except GraphError:
+        raise
+    except FmtpropError as error:  # the attributes' own rules
+        raise GraphError(str(error)) from error
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a plain value may stand in a field of this annotation; lists stand for tuples.
+
+    Examples
+    --------
+    >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float), fits("f32", DataType)
+    (True, False, True, True)
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(fits(value, option) for option in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        return _fits_tuple(value, arguments)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is DataType:
+        return isinstance(value, str) and value in {member.value for member in DataType}
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _fits_tuple(value: Any, arguments: tuple[Any, ...]) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return all(fits(item, arguments[0]) for item in value)
+    return len(value) == len(arguments) and all(map(fits, value, arguments))
+
+
+def _spell(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

@@ -1,0 +1,113 @@
+"""Constants as torch tensors: data types of both worlds, and initialisers made real.
+
+The only module of :mod:`fmtprop.ir` besides the graph file that imports torch; import it where tensors are needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+
+__all__ = ["data_type", "materialise", "tensor_type", "torch_dtype"]
+
+_TORCH: dict[DataType, torch.dtype] = {
+    DataType.F32: torch.float32,
+    DataType.BF16: torch.bfloat16,
+    DataType.F16: torch.float16,
+    DataType.F64: torch.float64,
+    DataType.S32: torch.int32,
+    DataType.S8: torch.int8,
+    DataType.U8: torch.uint8,
+    DataType.S64: torch.int64,
+    DataType.S16: torch.int16,
+    DataType.U64: torch.uint64,
+    DataType.U32: torch.uint32,
+    DataType.U16: torch.uint16,
+    DataType.BOOLEAN: torch.bool,
+}
+_FROM_TORCH = {theirs: ours for ours, theirs in _TORCH.items()}
+
+
+def torch_dtype(dtype: DataType) -> torch.dtype:
+    """Return torch's name of a data type.
+
+    Examples
+    --------
+    >>> torch_dtype(DataType.BF16)
+    torch.bfloat16
+    """
+    return _TORCH[dtype]
+
+
+def data_type(dtype: torch.dtype) -> DataType:
+    """Return our name of a torch data type.
+
+    Raises
+    ------
+    GraphError
+        We have none (complex and quantized types).
+    """
+    try:
+        return _FROM_TORCH[dtype]
+    except KeyError:
+        raise GraphError(f"{dtype} has no data type here; known: {', '.join(map(str, _FROM_TORCH))}") from None
+
+
+def tensor_type(tensor: torch.Tensor) -> TensorType:
+    """Return the logical type of a torch tensor; its strides play no part.
+
+    Examples
+    --------
+    >>> tensor_type(torch.zeros(2, 3, dtype=torch.bfloat16))
+    bf16[2,3]
+    """
+    return TensorType(tuple(tensor.shape), data_type(tensor.dtype))
+
+
+def materialise(data: Any, type_: TensorType) -> torch.Tensor:
+    """Return a constant's data as a torch tensor.
+
+    Parameters
+    ----------
+    data : torch.Tensor or Initialiser
+        As :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>` holds it.
+    type_ : TensorType
+        What the constant's node declares.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor itself, strides untouched, or what the initialiser describes; random kinds are drawn in float32
+        and rounded to the data type.
+
+    Raises
+    ------
+    GraphError
+        The data is neither, or its type is not the declared one.
+
+    Examples
+    --------
+    >>> materialise(Initialiser.constant(2.0), TensorType((2,), "bf16"))
+    tensor([2., 2.], dtype=torch.bfloat16)
+    """
+    if isinstance(data, Initialiser):
+        return _draw(data, type_)
+    if not isinstance(data, torch.Tensor):
+        raise GraphError(f"constant data must be a torch.Tensor or an Initialiser, got {type(data).__name__}")
+    if tensor_type(data) != type_:
+        raise GraphError(f"constant data is {tensor_type(data)} but the node declares {type_}")
+    return data
+
+
+def _draw(data: Initialiser, type_: TensorType) -> torch.Tensor:
+    dtype = type_.dtype
+    exact = data.kind == "constant" and dtype is not DataType.BF16
+    array = data.materialise(type_.dims, dtype.numpy_dtype if exact else np.float32)
+    return torch.from_numpy(array).to(torch_dtype(dtype))

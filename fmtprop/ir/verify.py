@@ -1,0 +1,305 @@
+"""The graph verifier: numbered rules that a graph must obey at each stage of its way.
+
+Owns what a well-formed graph is. The rules on formats are in :mod:`fmtprop.ir.verify_formats`; ``docs/verifier.md``
+lists all. A rule is a generator of complaints; the verifier raises the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fmtprop.errors import FormatError, GraphError, ShapeError, VerifyError
+from fmtprop.ir import verify_formats as formats
+from fmtprop.ir.aliasing import is_view, overwrite_hazard
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef
+from fmtprop.ir.plain import attrs_class
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+
+__all__ = ["RULES", "Rule", "Stage", "verify", "verify_structure"]
+
+Check = Callable[[Graph], Iterator[str]]
+
+
+class Stage(IntEnum):
+    """How far a graph has come; every stage keeps the rules of those before it."""
+
+    #: as a frontend or a graph file gives it: logical types only
+    IMPORTED = 1
+    #: rewritten: constants folded, patterns fused to post-ops
+    NORMAL = 2
+    #: every tensor has a format, every format change is a reorder node
+    FORMATTED = 3
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One numbered rule.
+
+    Parameters
+    ----------
+    number : str
+        ``"V1"``, ``"V2"``, ….
+    stage : Stage
+        The first stage at which it holds.
+    check : callable
+        From a graph to its complaints, each naming node, operand and value; its docstring is the rule.
+    """
+
+    number: str
+    stage: Stage
+    check: Check
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        return " ".join((self.check.__doc__ or "").split())
+
+
+def verify(graph: Graph, stage: Stage) -> None:
+    """Check a graph against every rule of its stage.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph; it is not changed.
+    stage : Stage
+        How far it claims to be.
+
+    Raises
+    ------
+    VerifyError
+        A rule is broken; the message names the rule, the node, the operand and the value.
+
+    Examples
+    --------
+    >>> verify(Graph("empty"), Stage.IMPORTED)
+    Traceback (most recent call last):
+    ...
+    fmtprop.errors.VerifyError: V4: graph empty has no output; mark one with Graph.output
+    """
+    _run(graph, tuple(rule for rule in RULES if rule.stage <= stage))
+
+
+def verify_structure(graph: Graph) -> None:
+    """Check rules V1 to V5 alone: names, operands, results, boundary and order, but no types and no data.
+
+    Raises
+    ------
+    VerifyError
+        A rule is broken.
+    """
+    _run(graph, _STRUCTURE)
+
+
+def _run(graph: Graph, rules: tuple[Rule, ...]) -> None:
+    for rule in rules:
+        for complaint in rule.check(graph):
+            raise VerifyError(rule.number, complaint)
+
+
+# ---------------------------------------------------------------- structure
+
+
+def known_ops(graph: Graph) -> Iterator[str]:
+    """Every node is filed under its own name, its op is declared and its attributes are of the op's class."""
+    for name, node in graph.entries():
+        if node.name != name:
+            yield f"{node.label} is filed under the name {name!r}"
+        try:
+            expected = attrs_class(node.op)
+        except GraphError as error:
+            yield f"{node.label}: {error}"
+        else:
+            if type(node.attrs) is not expected:
+                yield f"{node.label}: attrs must be {expected.__name__}, got {type(node.attrs).__name__}"
+
+
+def operands_fit(graph: Graph) -> Iterator[str]:
+    """Every node reads the operands that its op declares and its post-ops name: none missing, none unknown."""
+    for _, node in graph.entries():
+        given = set(graph.inputs(node.name))
+        for post_op in node.post_ops:
+            if post_op.operand is not None and post_op.operand not in given:
+                yield f"{node.label}: operand {post_op.operand!r} of its {post_op.op} post-op is not connected"
+            given.discard(post_op.operand or "")
+        if node.is_boundary:
+            wanted = {"src"} if node.op == "output" else set()
+            if given != wanted:
+                yield f"{node.label} must have the operands {sorted(wanted)}, not {sorted(given)}"
+            continue
+        try:
+            opdef(node.op).check_operands(sorted(given))
+        except GraphError as error:
+            yield f"{node.label}: {error}"
+
+
+def results_exist(graph: Graph) -> Iterator[str]:
+    """Every operand reads a result that its producer has."""
+    for _, node in graph.entries():
+        for operand, value in graph.inputs(node.name).items():
+            producer = graph.node(value.node)
+            if not 0 <= value.index < len(producer.results):
+                yield (
+                    f"{node.label}: operand {operand} reads result {value.index} of {producer.label}, "
+                    f"which has {len(producer.results)}"
+                )
+
+
+def boundary_complete(graph: Graph) -> Iterator[str]:
+    """Every graph has an output; inputs and constants have one result, outputs none, and neither has post-ops."""
+    for _, node in graph.entries():
+        wanted = 0 if node.op == "output" else 1
+        if node.is_boundary and len(node.results) != wanted:
+            yield f"{node.label} must have {wanted} results, has {len(node.results)}"
+        if not node.is_boundary and not node.results:
+            yield f"{node.label} has no result"
+        if node.is_boundary and node.post_ops:
+            yield f"{node.label} computes nothing, but has the post-op {node.post_ops[0].op}"
+    if not graph.output_nodes:
+        yield f"graph {graph.name} has no output; mark one with Graph.output"
+
+
+def acyclic(graph: Graph) -> Iterator[str]:
+    """No node depends on itself."""
+    try:
+        graph.nodes()
+    except GraphError as error:
+        yield str(error)
+
+
+# ---------------------------------------------------------------- data and types
+
+
+def constants_have_data(graph: Graph) -> Iterator[str]:
+    """Every constant has data of the type that its node declares, and nothing else has data."""
+    for _, node in graph.entries():
+        if node.op == "constant" and node.name not in graph.constants:
+            yield f"{node.label} has no data; put a torch tensor or an Initialiser into Graph.constants"
+    for name, data in graph.constants.items():
+        if name not in graph or graph.node(name).op != "constant":
+            yield f"graph {graph.name} has data for {name!r}, which is not a constant"
+        elif not isinstance(data, Initialiser):
+            yield from _data_complaints(graph.node(name), data)
+
+
+def _data_complaints(node: Node, data: object) -> Iterator[str]:
+    if not hasattr(data, "shape") or not hasattr(data, "dtype"):
+        yield f"{node.label}: data must be a torch tensor or an Initialiser, got {type(data).__name__}"
+        return
+    try:
+        found = TensorType(tuple(data.shape), DataType.from_any(data.dtype))
+    except ShapeError as error:
+        yield f"{node.label}: {error}"
+    else:
+        if found != node.results[0]:
+            yield f"{node.label}: data is {found}, but the node declares {node.results[0]}"
+
+
+def types_agree(graph: Graph) -> Iterator[str]:
+    """Every recorded result type is what shape inference gives."""
+    for node in graph.nodes():
+        if node.is_boundary:
+            continue
+        tails = {post_op.operand for post_op in node.post_ops}
+        types = {key: graph.type_of(value) for key, value in graph.inputs(node.name).items() if key not in tails}
+        try:
+            inferred = opdef(node.op).infer(node.attrs, types)
+        except ShapeError as error:
+            yield f"{node.label}: {error}"
+        else:
+            if inferred != node.results:
+                yield f"{node.label}: recorded results are {list(node.results)}, inferred are {list(inferred)}"
+
+
+# ---------------------------------------------------------------- normal form
+
+
+def post_ops_absorbable(graph: Graph) -> Iterator[str]:
+    """Every post-op stands where its op can absorb it; all but eltwise have an operand, which broadcasts to dst."""
+    for node in graph.nodes():
+        inputs = graph.inputs(node.name)
+        for post_op in node.post_ops:
+            allowed = opdef(node.op).post_ops
+            if post_op.op not in allowed:
+                yield f"{node.label} cannot absorb the post-op {post_op.op}; it can absorb {sorted(allowed)}"
+            elif (post_op.operand is None) != (post_op.op == "eltwise"):
+                has = "no" if post_op.operand is None else "an"
+                yield f"{node.label}: its {post_op.op} post-op has {has} operand"
+            elif post_op.operand is not None:
+                operand, dst = graph.type_of(inputs[post_op.operand]), node.results[0]
+                fits = operand == dst if post_op.op == "sum" else _broadcasts(operand, dst)
+                if not fits:
+                    yield f"{node.label}: operand {post_op.operand} of its {post_op.op} is {operand}, dst is {dst}"
+
+
+def _broadcasts(operand: TensorType, dst: TensorType) -> bool:
+    return operand.ndim == dst.ndim and all(a in (1, b) for a, b in zip(operand.dims, dst.dims, strict=True))
+
+
+def sums_in_place(graph: Graph) -> Iterator[str]:
+    """Every node has at most one sum post-op and may overwrite its operand: no boundary, all other readers earlier."""
+    for node in graph.nodes():
+        sums = [post_op for post_op in node.post_ops if post_op.op == "sum"]
+        if len(sums) > 1:
+            yield f"{node.label} has {len(sums)} sum post-ops; there is one destination to add to"
+        for post_op in sums:
+            operand = post_op.operand or ""
+            hazard = overwrite_hazard(graph, graph.inputs(node.name)[operand], node.name, operand)
+            if hazard:
+                yield f"{node.label}: its sum post-op overwrites operand {operand}, but {hazard}"
+
+
+def no_identities(graph: Graph) -> Iterator[str]:
+    """No view leaves its source as it is."""
+    for node in graph.nodes():
+        if is_view(graph, node.name) and is_identity_view(graph, node):
+            yield f"{node.label} leaves its source as it is; remove it"
+
+
+def is_identity_view(graph: Graph, node: Node) -> bool:
+    """Return whether a view's result has the dims of its source and every element in its place."""
+    source, result = graph.type_of(graph.inputs(node.name)["src"]), node.results[0]
+    if source != result:
+        return False
+    plain = MemoryDesc(source.dims, source.dtype)
+    try:
+        return opdef(node.op).view(node.attrs, plain, result) == plain  # type: ignore[misc]
+    except FormatError:
+        return False
+
+
+#: every rule, in the order of checking; a rule may rely on those before it
+RULES: tuple[Rule, ...] = tuple(
+    Rule(f"V{number}", stage, check)
+    for number, (stage, check) in enumerate(
+        (
+            (Stage.IMPORTED, known_ops),
+            (Stage.IMPORTED, operands_fit),
+            (Stage.IMPORTED, results_exist),
+            (Stage.IMPORTED, boundary_complete),
+            (Stage.IMPORTED, acyclic),
+            (Stage.IMPORTED, constants_have_data),
+            (Stage.IMPORTED, types_agree),
+            (Stage.NORMAL, post_ops_absorbable),
+            (Stage.NORMAL, sums_in_place),
+            (Stage.NORMAL, no_identities),
+            (Stage.FORMATTED, formats.descs_match),
+            (Stage.FORMATTED, formats.formats_decided),
+            (Stage.FORMATTED, formats.choices_complete),
+            (Stage.FORMATTED, formats.read_as_stored),
+            (Stage.FORMATTED, formats.views_follow),
+            (Stage.FORMATTED, formats.boundary_plain),
+            (Stage.FORMATTED, formats.reorders_needed),
+            (Stage.FORMATTED, formats.constants_packed),
+            (Stage.FORMATTED, formats.sums_share_format),
+        ),
+        start=1,
+    )
+)
+_STRUCTURE = RULES[:5]

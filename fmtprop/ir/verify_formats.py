@@ -1,0 +1,111 @@
+"""Verifier rules of a formatted graph: every tensor has a format and every change of format is a reorder node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.aliasing import is_view
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.op import opdef
+from fmtprop.layout import FormatKind
+
+
+def descs_match(graph: Graph) -> Iterator[str]:
+    """Every node has one memory descriptor per result, of the result's dims and data type."""
+    for node in graph.nodes():
+        if len(node.descs) != len(node.results):
+            yield f"{node.label} has {len(node.descs)} descriptors for {len(node.results)} results"
+        for index, (desc, type_) in enumerate(zip(node.descs, node.results, strict=False)):
+            if desc.dims != type_.dims or desc.dtype is not type_.dtype:
+                yield f"{node.label}: result {index} is {type_}, its descriptor is {desc}"
+
+
+def formats_decided(graph: Graph) -> Iterator[str]:
+    """No descriptor is `any`: each format is decided."""
+    for node in graph.nodes():
+        read = dict(node.choice.operands) if node.choice else {}
+        written = {f"result {index}": desc for index, desc in enumerate(node.descs)}
+        for name, desc in {**{f"operand {key}": desc for key, desc in read.items()}, **written}.items():
+            if desc.kind is FormatKind.ANY:
+                yield f"{node.label}: the format of {name} is still any"
+
+
+def choices_complete(graph: Graph) -> Iterator[str]:
+    """Every computing node records how it runs and in which format it reads each of its operands."""
+    for node in graph.nodes():
+        if node.is_boundary:
+            continue
+        if node.choice is None:
+            yield f"{node.label} has no choice of how to run"
+            continue
+        read, given = set(graph.inputs(node.name)), set(node.choice.operands)
+        if read != given:
+            yield f"{node.label} reads {sorted(read)}, but its choice names formats of {sorted(given)}"
+
+
+def read_as_stored(graph: Graph) -> Iterator[str]:
+    """Every operand is read in the format in which it is stored: each change of format is a reorder node."""
+    for node in graph.nodes():
+        expected = node.choice.operands if node.choice else {}
+        for operand, value in graph.inputs(node.name).items():
+            stored = graph.desc_of(value)
+            if operand in expected and expected[operand] != stored:
+                yield f"{node.label} reads {operand} as {expected[operand]}, but {value} is stored as {stored}"
+
+
+def views_follow(graph: Graph) -> Iterator[str]:
+    """Every view's descriptor is its source's, transformed by the op's view rule."""
+    for node in graph.nodes():
+        if not is_view(graph, node.name):
+            continue
+        source = graph.desc_of(graph.inputs(node.name)["src"])
+        try:
+            expected = opdef(node.op).view(node.attrs, source, node.results[0])  # type: ignore[misc]
+        except FmtpropError as error:
+            yield f"{node.label} cannot be a view of {source}: {error}; a reorder must come first"
+        else:
+            if node.descs[0] != expected:
+                yield f"{node.label} is stored as {node.descs[0]}, but as a view of {source} it is {expected}"
+
+
+def boundary_plain(graph: Graph) -> Iterator[str]:
+    """Every input and output of the graph is plain: strides without blocks."""
+    for node in graph.input_nodes:
+        if not node.descs[0].is_plain:
+            yield f"{node.label} is stored as {node.descs[0]}, which is not plain"
+    for node in graph.output_nodes:
+        desc = graph.desc_of(graph.inputs(node.name)["src"])
+        if not desc.is_plain:
+            yield f"{node.label} is stored as {desc}, which is not plain"
+
+
+def reorders_needed(graph: Graph) -> Iterator[str]:
+    """Every reorder keeps the dims and changes the format or the data type."""
+    for node in graph.nodes():
+        if node.op != "reorder":
+            continue
+        source, result = graph.desc_of(graph.inputs(node.name)["src"]), node.descs[0]
+        if source.dims != result.dims:
+            yield f"{node.label} changes dims {source.dims} to {result.dims}"
+        elif source == result:
+            yield f"{node.label} changes nothing: source and destination are {source}"
+
+
+def constants_packed(graph: Graph) -> Iterator[str]:
+    """No constant is reordered at run time: it is stored in the format in which it is read."""
+    for node in graph.nodes():
+        if node.op == "reorder":
+            value = graph.inputs(node.name)["src"]
+            if graph.node(value.node).op == "constant":
+                yield f"{node.label} reorders {graph.node(value.node).label} on every run; pack it at compile time"
+
+
+def sums_share_format(graph: Graph) -> Iterator[str]:
+    """Every sum post-op's operand has the descriptor of dst: both are one buffer."""
+    for node in graph.nodes():
+        for post_op in node.post_ops:
+            if post_op.op == "sum":
+                desc = graph.desc_of(graph.inputs(node.name)[post_op.operand or ""])
+                if desc != node.descs[0]:
+                    yield f"{node.label}: operand {post_op.operand} of its sum is {desc}, dst is {node.descs[0]}"
