@@ -1,40 +1,26 @@
 """The memory descriptor: one type for how a logical tensor lies in memory.
 
-Owns :class:`MemoryDesc`, the centre of the layout room; the arithmetic is in ``geometry``, ``transforms`` and
-``address``. Must not know about numpy buffers, oneDNN handles or graphs.
+Owns :class:`MemoryDesc`, the centre of the layout room: what can be asked of a format and how it transforms. Its
+fields are in ``base``, the arithmetic in ``geometry``, ``transforms`` and ``address``. Must not know about numpy
+buffers, oneDNN handles or graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from enum import Enum
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import Any, NoReturn
 
 import numpy.typing as npt
 
-from fmtprop.errors import FormatError, ShapeError
+from fmtprop.errors import ShapeError
 from fmtprop.layout import address, geometry, transforms
+from fmtprop.layout.base import DescBase, FormatKind
 from fmtprop.layout.dtypes import DataType
-from fmtprop.layout.geometry import Geometry
-from fmtprop.layout.tags import InnerBlock, parse_tag
+
+__all__ = ["FormatKind", "MemoryDesc"]
 
 
-class FormatKind(str, Enum):
-    """What a descriptor says about the format."""
-
-    ANY = "any"
-    """Nothing yet: the primitive chooses (SPEC M7)."""
-    BLOCKED = "blocked"
-    """Strides and inner blocks; plain where there are none."""
-    OPAQUE = "opaque"
-    """Known to its creator alone."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class MemoryDesc:
+class MemoryDesc(DescBase):
     """Logical description of a tensor in memory: dims, data type and format (SPEC M1). Immutable.
 
     Descriptors are equal where oneDNN's ``dnnl_memory_desc_equal`` says so: the stride of a dimension of
@@ -84,194 +70,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
     SPEC M1-M8; oneDNN developer guide, "Understanding Memory Formats".
     """
 
-    __slots__ = ("_geometry", "_hash", "_key", "_opaque", "_tag", "dims", "dtype", "kind", "nbytes")
-
-    dims: tuple[int, ...]
-    """Logical sizes."""
-    dtype: DataType
-    """Type of the elements."""
-    kind: FormatKind
-    """What is known of the format."""
-    nbytes: int
-    """Bytes of storage, counted from the buffer's start: ``dnnl_memory_desc_get_size``. Where oneDNN gives no
-    usable answer (0 for a submemory, too little for a full broadcast), up to the last position in use."""
-
-    _geometry: Geometry | None
-    _opaque: Hashable
-    _tag: str | None
-    _key: tuple[object, ...]
-    _hash: int
-
-    def __init__(
-        self,
-        dims: Iterable[int],
-        dtype: object = DataType.F32,
-        *,
-        tag: str | None = None,
-        strides: Iterable[int] | None = None,
-        inner_blocks: Iterable[tuple[int, int]] = (),
-        padded_dims: Iterable[int] | None = None,
-        padded_offsets: Iterable[int] | None = None,
-        offset0: int = 0,
-    ) -> None:
-        dims = geometry.check_dims(dims)
-        if tag is not None:
-            if strides is not None or inner_blocks or padded_dims is not None or padded_offsets is not None:
-                raise ShapeError(f"give either tag={tag!r} or strides, inner_blocks and padding, not both")
-            if tag == "any":
-                if offset0:
-                    raise ShapeError(f"format any has no offset0, but {offset0} was given")
-                self._fill(dims, dtype, FormatKind.ANY, None)
-                return
-            g = geometry.from_tag(dims, parse_tag(tag), _offset0(offset0) if offset0 else 0)
-            self._fill(dims, dtype, FormatKind.BLOCKED, g, elements=g.offset0 + prod(g.padded_dims))
-            return
-        g = _geometry_of(dims, strides, inner_blocks, padded_dims, padded_offsets, offset0)
-        geometry.check(g, regular=True)
-        self._fill(dims, dtype, FormatKind.BLOCKED, g)
-
-    def _fill(
-        self,
-        dims: tuple[int, ...],
-        dtype: object,
-        kind: FormatKind,
-        g: Geometry | None,
-        nbytes: int = 0,
-        opaque: Hashable = None,
-        elements: int | None = None,
-    ) -> None:
-        put = object.__setattr__
-        data_type = dtype if isinstance(dtype, DataType) else DataType.from_any(dtype)
-        if g is not None:
-            nbytes = geometry.storage_bytes(g, data_type.nbytes, elements)
-        put(self, "dims", dims)
-        put(self, "dtype", data_type)
-        put(self, "kind", kind)
-        put(self, "nbytes", nbytes)
-        put(self, "_geometry", g)
-        put(self, "_opaque", opaque)
-
-    @classmethod
-    def _of(cls, g: Geometry, dtype: DataType) -> MemoryDesc:
-        """Wrap a geometry that is known to be sound."""
-        md = cls.__new__(cls)
-        md._fill(g.dims, dtype, FormatKind.BLOCKED, g)
-        return md
-
-    @classmethod
-    def any(cls, dims: Iterable[int], dtype: object = DataType.F32) -> MemoryDesc:
-        """Return a descriptor whose format the primitive is to choose (SPEC M7)."""
-        return cls(dims, dtype, tag="any")
-
-    @classmethod
-    def opaque(cls, dims: Iterable[int], dtype: object, nbytes: int, token: Hashable) -> MemoryDesc:
-        """Return a descriptor of a format that only its creator understands.
-
-        Parameters
-        ----------
-        dims, dtype
-            As for the class.
-        nbytes : int
-            Bytes of storage.
-        token : hashable
-            The creator's identity of the format; opaque descriptors are equal where their tokens, dims, data
-            types and sizes are.
-        """
-        if nbytes < 0:
-            raise ShapeError(f"nbytes is {nbytes}; an opaque format cannot have a negative size")
-        md = cls.__new__(cls)
-        md._fill(geometry.check_dims(dims), dtype, FormatKind.OPAQUE, None, nbytes, token)
-        return md
-
-    @classmethod
-    def view(
-        cls,
-        dims: Iterable[int],
-        dtype: object = DataType.F32,
-        *,
-        strides: Iterable[int],
-        inner_blocks: Iterable[tuple[int, int]] = (),
-        padded_dims: Iterable[int] | None = None,
-        padded_offsets: Iterable[int] | None = None,
-        offset0: int = 0,
-    ) -> MemoryDesc:
-        """Return a descriptor like the class does, but accept every view of a regular layout.
-
-        A slice with a step breaks the rule of SPEC M3 without overlapping: every second of 3 elements is 2
-        elements 2 apart in a row of 3. oneDNN refuses such strides (see :attr:`is_regular`).
-        """
-        g = _geometry_of(geometry.check_dims(dims), strides, inner_blocks, padded_dims, padded_offsets, offset0)
-        geometry.check(g, regular=False)
-        return cls._of(g, DataType.from_any(dtype))
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"MemoryDesc is immutable: {name} cannot be set")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"MemoryDesc is immutable: {name} cannot be deleted")
-
-    # ---- fields
-
-    @property
-    def geometry(self) -> Geometry:
-        """The numbers of a blocked or plain format; FormatError for the kinds any and opaque."""
-        if self._geometry is None:
-            raise FormatError(
-                f"{self}: format {self.kind} has no strides or blocks; "
-                + (
-                    "ask a primitive descriptor for its choice first"
-                    if self.kind is FormatKind.ANY
-                    else "reorder first"
-                )
-            )
-        return self._geometry
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.dims)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each axis; between outer blocks where the axis is blocked."""
-        return self.geometry.strides
-
-    @property
-    def inner_blocks(self) -> tuple[InnerBlock, ...]:
-        """Inner blocks, outermost first."""
-        return self.geometry.inner_blocks
-
-    @property
-    def padded_dims(self) -> tuple[int, ...]:
-        """Sizes including padding (`dims` itself for the kinds any and opaque)."""
-        return self.dims if self._geometry is None else self._geometry.padded_dims
-
-    @property
-    def padded_offsets(self) -> tuple[int, ...]:
-        """Index in the padded tensor of logical index 0, per axis."""
-        return (0,) * len(self.dims) if self._geometry is None else self._geometry.padded_offsets
-
-    @property
-    def offset0(self) -> int:
-        """Position of the first element; non-zero only for a submemory (SPEC M4)."""
-        return 0 if self._geometry is None else self._geometry.offset0
-
-    @property
-    def tag(self) -> str | None:
-        """The abstract tag of the format (``"any"`` for the kind any), or None where no tag expresses it.
-
-        Dimensions of size 1 can stand anywhere; they are named in logical order.
-        """
-        try:
-            return self._tag
-        except AttributeError:
-            pass
-        if self._geometry is None:
-            tag = "any" if self.kind is FormatKind.ANY else None
-        else:
-            tag = geometry.find_tag(self._geometry)
-        object.__setattr__(self, "_tag", tag)
-        return tag
+    __slots__ = ()
 
     # ---- properties of the format
 
@@ -324,7 +123,17 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
     # ---- addresses
 
     def offset(self, index: Sequence[int]) -> int:
-        """Return the position of a logical index, in elements from the buffer's start (SPEC M4).
+        """Return the position of a logical index (SPEC M4).
+
+        Parameters
+        ----------
+        index : sequence of int
+            One index per dimension.
+
+        Returns
+        -------
+        int
+            Elements from the buffer's start.
 
         Raises
         ------
@@ -336,29 +145,88 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         return address.offset(self.geometry, tuple(index))
 
     def offsets(self, indices: npt.ArrayLike) -> address.IntArray:
-        """Return the positions, shape (...), of many logical indices, shape (..., ndim)."""
+        """Return the positions, shape (...), of many logical indices, shape (..., ndim).
+
+        Parameters
+        ----------
+        indices : array_like of int, shape (..., ndim)
+            Logical indices.
+
+        Returns
+        -------
+        numpy.ndarray of int64, shape (...)
+            Elements from the buffer's start.
+
+        Raises
+        ------
+        ShapeError
+            An index is out of range, or the last dimension is not ``ndim``.
+        """
         return address.offsets(self.geometry, indices)
 
     def index_at(self, position: int) -> tuple[int, ...] | None:
         """Return the logical index at `position`, or None where it is padding, a gap or outside.
 
         A repeated (broadcast) element answers with its first index.
+
+        Parameters
+        ----------
+        position : int
+            Elements from the buffer's start.
+
+        Returns
+        -------
+        tuple of int or None
         """
         return address.index_at(self.geometry, position)
 
     def indices_at(self, positions: npt.ArrayLike) -> address.IntArray:
-        """Return the logical indices, shape (..., ndim), at many positions, shape (...); -1 for padding."""
+        """Return the logical indices at many positions.
+
+        Parameters
+        ----------
+        positions : array_like of int, shape (...)
+            Elements from the buffer's start.
+
+        Returns
+        -------
+        numpy.ndarray of int64, shape (..., ndim)
+            All -1 where the position is padding, a gap or outside.
+        """
         return address.indices_at(self.geometry, positions)
 
     def walk(self) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-        """Yield ``(position, logical index or None)`` in memory order, from `offset0` to the end of the storage."""
+        """Walk the storage in memory order.
+
+        Yields
+        ------
+        position : int
+            From `offset0` to the end of the storage.
+        index : tuple of int or None
+            The logical index there; None for padding and gaps.
+        """
         for position in range(self.offset0, self.nbytes // self.dtype.nbytes):
             yield position, address.index_at(self.geometry, position)
 
     # ---- transforms
 
     def with_dtype(self, dtype: object) -> MemoryDesc:
-        """Return the same layout for another data type."""
+        """Return the same layout for another data type.
+
+        Parameters
+        ----------
+        dtype : DataType or anything that ``DataType.from_any`` takes
+            The new type.
+
+        Returns
+        -------
+        MemoryDesc
+
+        Raises
+        ------
+        FormatError
+            The format is opaque.
+        """
         data_type = DataType.from_any(dtype)
         if self.kind is FormatKind.ANY:
             return MemoryDesc.any(self.dims, data_type)
@@ -372,6 +240,10 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         permutation : sequence of int
             oneDNN's convention: ``permutation[i]`` is the *new* place of axis ``i``. (numpy's ``transpose`` takes
             the inverse; see :meth:`transpose`.)
+
+        Returns
+        -------
+        MemoryDesc
 
         Raises
         ------
@@ -396,11 +268,37 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         return MemoryDesc._of(transforms.permute_axes(self.geometry, order), self.dtype)
 
     def transpose(self, axes: Sequence[int]) -> MemoryDesc:
-        """Return the descriptor whose axis ``i`` is the present axis ``axes[i]`` (numpy's and torch's convention)."""
+        """Return the descriptor of the transposed tensor, by numpy's and torch's convention.
+
+        Parameters
+        ----------
+        axes : sequence of int
+            New axis ``i`` is the present axis ``axes[i]``: the inverse of :meth:`permute_axes`.
+
+        Returns
+        -------
+        MemoryDesc
+
+        Raises
+        ------
+        ShapeError
+            Not a permutation.
+        FormatError
+            The format is opaque.
+        """
         return self.permute_axes(transforms.inverse_permutation(tuple(axes), self.ndim))
 
     def reshape(self, dims: Iterable[int]) -> MemoryDesc:
         """Return the descriptor of the same elements, in row-major logical order, under other dims.
+
+        Parameters
+        ----------
+        dims : iterable of int
+            New sizes, with as many elements.
+
+        Returns
+        -------
+        MemoryDesc
 
         Raises
         ------
@@ -435,6 +333,10 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         offsets : iterable of int
             Logical index where it begins.
 
+        Returns
+        -------
+        MemoryDesc
+
         Raises
         ------
         ShapeError
@@ -459,6 +361,10 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         step : sequence of int, optional
             Positive distance between the elements taken, per axis; default ones.
 
+        Returns
+        -------
+        MemoryDesc
+
         Raises
         ------
         ShapeError
@@ -477,6 +383,15 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
     def broadcast_to(self, dims: Iterable[int]) -> MemoryDesc:
         """Return the view that repeats dimensions of size 1 up to `dims`, as ``numpy.broadcast_to`` does (SPEC D4).
 
+        Parameters
+        ----------
+        dims : iterable of int
+            New sizes; new dimensions stand in front.
+
+        Returns
+        -------
+        MemoryDesc
+
         Raises
         ------
         ShapeError
@@ -487,117 +402,24 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         return MemoryDesc._of(transforms.broadcast_to(self.geometry, geometry.check_dims(dims)), self.dtype)
 
     def expand(self, dims: Iterable[int]) -> MemoryDesc:
-        """Return :meth:`broadcast_to`, where -1 keeps a dimension's size (torch's ``expand``)."""
+        """Return the broadcast view by torch's ``expand``: :meth:`broadcast_to`, where -1 keeps a dimension's size.
+
+        Parameters
+        ----------
+        dims : iterable of int
+            New sizes or -1.
+
+        Returns
+        -------
+        MemoryDesc
+
+        Raises
+        ------
+        ShapeError, FormatError
+            As for :meth:`broadcast_to`.
+        """
         wanted = tuple(dims)
         extra = len(wanted) - self.ndim
         if extra < 0 or -1 in wanted[:extra]:
             raise ShapeError(f"cannot expand dims {self.dims} to {wanted}: -1 keeps an existing dimension only")
         return self.broadcast_to(self.dims[a - extra] if d == -1 else d for a, d in enumerate(wanted))
-
-    # ---- identity
-
-    def _identity(self) -> tuple[object, ...]:
-        try:
-            return self._key
-        except AttributeError:
-            pass
-        g = self._geometry
-        if g is None:
-            key: tuple[object, ...] = (self.dims, self.dtype, self.kind, self.nbytes, self._opaque)
-        else:
-            strides = tuple(0 if d == 1 == p else s for d, p, s in zip(g.dims, g.padded_dims, g.strides, strict=True))
-            key = (self.dtype, g._replace(strides=strides))
-        object.__setattr__(self, "_key", key)
-        return key
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, MemoryDesc):
-            return NotImplemented
-        return hash(self) == hash(other) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            pass
-        value = hash(self._identity())
-        object.__setattr__(self, "_hash", value)
-        return value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.dims, self.dtype, self.kind, self._geometry, self.nbytes, self._opaque)
-
-    def __str__(self) -> str:
-        """Return the short form ``f32[2,17,5,7]:aBcd16b``."""
-        dims = ",".join(map(str, self.dims))
-        return f"{self.dtype}[{dims}]:{self._layout_text()}"
-
-    def _layout_text(self) -> str:
-        if self._geometry is None:
-            return str(self.kind)
-        if self.tag is not None:
-            return self.tag
-        g = self._geometry
-        text = "x".join(map(str, g.strides)) + "".join(f":{size}@{axis}" for axis, size in g.inner_blocks)
-        return text + (f"+{g.offset0}" if g.offset0 else "")
-
-    def __repr__(self) -> str:
-        head = f"({self.dims!r}, '{self.dtype}'"
-        g = self._geometry
-        if self.kind is FormatKind.OPAQUE:
-            return f"MemoryDesc.opaque{head}, {self.nbytes}, {self._opaque!r})"
-        if g is None:
-            return f"MemoryDesc.any{head})"
-        if self.tag is not None:
-            return f"MemoryDesc{head}, tag={self.tag!r})"
-        extra = f", strides={g.strides}"
-        if g.inner_blocks:
-            extra += f", inner_blocks={tuple(map(tuple, g.inner_blocks))}"
-        if g.padded_dims != g.dims or g.inner_blocks:
-            extra += f", padded_dims={g.padded_dims}"
-        if any(g.padded_offsets):
-            extra += f", padded_offsets={g.padded_offsets}"
-        if g.offset0:
-            extra += f", offset0={g.offset0}"
-        return f"MemoryDesc{'' if self.is_regular else '.view'}{head}{extra})"
-
-
-def _offset0(value: int) -> int:
-    return geometry.check_dims((value,), "offset0")[0]
-
-
-def _restore(
-    dims: tuple[int, ...], dtype: DataType, kind: FormatKind, g: Geometry | None, nbytes: int, opaque: Hashable
-) -> MemoryDesc:
-    md = MemoryDesc.__new__(MemoryDesc)
-    md._fill(dims, dtype, kind, g, nbytes, opaque)
-    return md
-
-
-def _geometry_of(
-    dims: tuple[int, ...],
-    strides: Iterable[int] | None,
-    inner_blocks: Iterable[tuple[int, int]],
-    padded_dims: Iterable[int] | None,
-    padded_offsets: Iterable[int] | None,
-    offset0: int,
-) -> Geometry:
-    """Fill in what was not given: whole blocks, no offsets, dense row-major outer dimensions."""
-    blocks = tuple(InnerBlock(*geometry.check_dims(block, "inner block")) for block in inner_blocks)
-    block_of = [1] * len(dims)
-    for axis, size in blocks:
-        if axis < len(dims):
-            block_of[axis] *= max(size, 1)
-    if padded_dims is None:
-        padded = tuple(-(-d // b) * b for d, b in zip(dims, block_of, strict=True))
-    else:
-        padded = geometry.check_dims(padded_dims, "padded_dims")
-    starts = (0,) * len(dims) if padded_offsets is None else geometry.check_dims(padded_offsets, "padded_offsets")
-    if strides is None:
-        counts = [-(-p // b) for p, b in zip(padded, block_of, strict=True)] if len(padded) == len(dims) else dims
-        steps = geometry.dense_strides(counts, range(len(dims)), prod(size for _, size in blocks))
-    else:
-        steps = geometry.check_dims(strides, "strides")
-    return Geometry(dims, steps, blocks, padded, starts, _offset0(offset0))

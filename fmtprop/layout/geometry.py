@@ -307,3 +307,30 @@ def whole_blocks(geometry: Geometry, axis: int, what: str) -> None:
                 f"{what}: {axis_name(axis)} of dims {geometry.dims} is blocked by {block.size}; "
                 "convert to a plain format first"
             )
+
+
+def make(
+    dims: tuple[int, ...],
+    strides: Iterable[int] | None,
+    inner_blocks: Iterable[tuple[int, int]],
+    padded_dims: Iterable[int] | None,
+    padded_offsets: Iterable[int] | None,
+    offset0: int,
+) -> Geometry:
+    """Fill in what was not given: whole blocks, no offsets, dense row-major outer dimensions."""
+    blocks = tuple(InnerBlock(*check_dims(block, "inner block")) for block in inner_blocks)
+    block_of = [1] * len(dims)
+    for axis, size in blocks:
+        if axis < len(dims):
+            block_of[axis] *= max(size, 1)
+    if padded_dims is None:
+        padded = tuple(-(-d // b) * b for d, b in zip(dims, block_of, strict=True))
+    else:
+        padded = check_dims(padded_dims, "padded_dims")
+    starts = (0,) * len(dims) if padded_offsets is None else check_dims(padded_offsets, "padded_offsets")
+    if strides is None:
+        counts = [-(-p // b) for p, b in zip(padded, block_of, strict=True)] if len(padded) == len(dims) else dims
+        steps = dense_strides(counts, range(len(dims)), prod(size for _, size in blocks))
+    else:
+        steps = check_dims(strides, "strides")
+    return Geometry(dims, steps, blocks, padded, starts, check_dims((offset0,), "offset0")[0])

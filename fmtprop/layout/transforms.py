@@ -162,13 +162,15 @@ class _Reshape:
         """Match the last unmatched group, ending before axes `i` and `o`; return where it begins."""
         g = self.g
         if i and g.dims[i - 1] == 1:
-            if g.padded_dims[i - 1] == 1:
+            # A submemory inside a block has no padding, yet its blocks cannot be dropped (oneDNN v3.2 does).
+            if g.padded_dims[i - 1] == 1 and all(axis != i - 1 for axis, _ in g.inner_blocks):
                 return i - 1, o
             if o and self.dims[o - 1] == 1:
                 return self._keep(i - 1, o - 1)
             raise FormatError(
-                f"cannot reshape dims {g.dims} to {self.dims}: {axis_name(i - 1)} of size 1 is padded to "
-                f"{g.padded_dims[i - 1]} and cannot be dropped; convert to a plain format first"
+                f"cannot reshape dims {g.dims} to {self.dims}: {axis_name(i - 1)} of size 1 is blocked by "
+                f"{g.blocks()[i - 1]} (or padded to {g.padded_dims[i - 1]}) and cannot be dropped; "
+                "convert to a plain format first"
             )
         if o and self.dims[o - 1] == 1:
             return self._insert_one(i, o - 1)

@@ -1,0 +1,352 @@
+"""What every memory descriptor is made of: its fields, identity and text.
+
+Owns construction, equality, hashing and printing of :class:`~fmtprop.layout.MemoryDesc`, whose ``desc`` module adds
+what can be asked of a format. Must not know about numpy buffers, oneDNN handles or graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from enum import Enum
+from math import prod
+from typing import Any, NoReturn, TypeVar
+
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout import geometry
+from fmtprop.layout.dtypes import DataType
+from fmtprop.layout.geometry import Geometry
+from fmtprop.layout.tags import InnerBlock, parse_tag
+
+D = TypeVar("D", bound="DescBase")
+
+
+class FormatKind(str, Enum):
+    """What a descriptor says about the format."""
+
+    ANY = "any"
+    """Nothing yet: the primitive chooses (SPEC M7)."""
+    BLOCKED = "blocked"
+    """Strides and inner blocks; plain where there are none."""
+    OPAQUE = "opaque"
+    """Known to its creator alone."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DescBase:
+    """Fields, identity and text of a memory descriptor; see :class:`~fmtprop.layout.MemoryDesc`."""
+
+    __slots__ = ("_geometry", "_hash", "_key", "_opaque", "_tag", "dims", "dtype", "kind", "nbytes")
+
+    dims: tuple[int, ...]
+    """Logical sizes."""
+    dtype: DataType
+    """Type of the elements."""
+    kind: FormatKind
+    """What is known of the format."""
+    nbytes: int
+    """Bytes of storage, counted from the buffer's start: ``dnnl_memory_desc_get_size``. Where oneDNN gives no
+    usable answer (0 for a submemory, too little for a full broadcast), up to the last position in use."""
+
+    _geometry: Geometry | None
+    _opaque: Hashable
+    _tag: str | None
+    _key: tuple[object, ...]
+    _hash: int
+
+    def __init__(
+        self,
+        dims: Iterable[int],
+        dtype: object = DataType.F32,
+        *,
+        tag: str | None = None,
+        strides: Iterable[int] | None = None,
+        inner_blocks: Iterable[tuple[int, int]] = (),
+        padded_dims: Iterable[int] | None = None,
+        padded_offsets: Iterable[int] | None = None,
+        offset0: int = 0,
+    ) -> None:
+        dims = geometry.check_dims(dims)
+        if tag is not None:
+            if strides is not None or inner_blocks or padded_dims is not None or padded_offsets is not None:
+                raise ShapeError(f"give either tag={tag!r} or strides, inner_blocks and padding, not both")
+            if tag == "any":
+                if offset0:
+                    raise ShapeError(f"format any has no offset0, but {offset0} was given")
+                self._fill(dims, dtype, FormatKind.ANY, None)
+                return
+            start = geometry.check_dims((offset0,), "offset0")[0] if offset0 else 0
+            g = geometry.from_tag(dims, parse_tag(tag), start)
+            self._fill(dims, dtype, FormatKind.BLOCKED, g, elements=g.offset0 + prod(g.padded_dims))
+            return
+        g = geometry.make(dims, strides, inner_blocks, padded_dims, padded_offsets, offset0)
+        geometry.check(g, regular=True)
+        self._fill(dims, dtype, FormatKind.BLOCKED, g)
+
+    def _fill(
+        self,
+        dims: tuple[int, ...],
+        dtype: object,
+        kind: FormatKind,
+        g: Geometry | None,
+        nbytes: int = 0,
+        opaque: Hashable = None,
+        elements: int | None = None,
+    ) -> None:
+        put = object.__setattr__
+        data_type = dtype if isinstance(dtype, DataType) else DataType.from_any(dtype)
+        if g is not None:
+            nbytes = geometry.storage_bytes(g, data_type.nbytes, elements)
+        put(self, "dims", dims)
+        put(self, "dtype", data_type)
+        put(self, "kind", kind)
+        put(self, "nbytes", nbytes)
+        put(self, "_geometry", g)
+        put(self, "_opaque", opaque)
+
+    @classmethod
+    def _of(cls: type[D], g: Geometry, dtype: DataType) -> D:
+        """Wrap a geometry that is known to be sound."""
+        md = cls.__new__(cls)
+        md._fill(g.dims, dtype, FormatKind.BLOCKED, g)
+        return md
+
+    @classmethod
+    def any(cls: type[D], dims: Iterable[int], dtype: object = DataType.F32) -> D:
+        """Return a descriptor whose format the primitive is to choose (SPEC M7).
+
+        Parameters
+        ----------
+        dims : iterable of int
+            Logical sizes.
+        dtype : DataType or anything that ``DataType.from_any`` takes
+            Type of the elements.
+
+        Returns
+        -------
+        MemoryDesc
+        """
+        return cls(dims, dtype, tag="any")
+
+    @classmethod
+    def opaque(cls: type[D], dims: Iterable[int], dtype: object, nbytes: int, token: Hashable) -> D:
+        """Return a descriptor of a format that only its creator understands.
+
+        Parameters
+        ----------
+        dims : iterable of int
+            Logical sizes.
+        dtype : DataType or anything that ``DataType.from_any`` takes
+            Type of the elements.
+        nbytes : int
+            Bytes of storage.
+        token : hashable
+            The creator's identity of the format; opaque descriptors are equal where their tokens, dims, data
+            types and sizes are.
+
+        Returns
+        -------
+        MemoryDesc
+
+        Raises
+        ------
+        ShapeError
+            The size is negative.
+        """
+        if nbytes < 0:
+            raise ShapeError(f"nbytes is {nbytes}; an opaque format cannot have a negative size")
+        md = cls.__new__(cls)
+        md._fill(geometry.check_dims(dims), dtype, FormatKind.OPAQUE, None, nbytes, token)
+        return md
+
+    @classmethod
+    def view(
+        cls: type[D],
+        dims: Iterable[int],
+        dtype: object = DataType.F32,
+        *,
+        strides: Iterable[int],
+        inner_blocks: Iterable[tuple[int, int]] = (),
+        padded_dims: Iterable[int] | None = None,
+        padded_offsets: Iterable[int] | None = None,
+        offset0: int = 0,
+    ) -> D:
+        """Return a descriptor like the class does, but accept every view of a regular layout.
+
+        A slice with a step breaks the rule of SPEC M3 without overlapping: every second of 3 elements is 2
+        elements 2 apart in a row of 3. oneDNN refuses such strides (see ``is_regular``).
+
+        Parameters
+        ----------
+        dims : iterable of int
+            Logical sizes.
+        dtype : DataType or anything that ``DataType.from_any`` takes
+            Type of the elements.
+        strides, inner_blocks, padded_dims, padded_offsets, offset0
+            As for the class.
+
+        Returns
+        -------
+        MemoryDesc
+
+        Raises
+        ------
+        ShapeError
+            The arguments do not fit each other, or elements overlap.
+        """
+        g = geometry.make(geometry.check_dims(dims), strides, inner_blocks, padded_dims, padded_offsets, offset0)
+        geometry.check(g, regular=False)
+        return cls._of(g, DataType.from_any(dtype))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"MemoryDesc is immutable: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"MemoryDesc is immutable: {name} cannot be deleted")
+
+    # ---- fields
+
+    @property
+    def geometry(self) -> Geometry:
+        """The numbers of a blocked or plain format; FormatError for the kinds any and opaque."""
+        if self._geometry is None:
+            raise FormatError(
+                f"{self}: format {self.kind} has no strides or blocks; "
+                + (
+                    "ask a primitive descriptor for its choice first"
+                    if self.kind is FormatKind.ANY
+                    else "reorder first"
+                )
+            )
+        return self._geometry
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each axis; between outer blocks where the axis is blocked."""
+        return self.geometry.strides
+
+    @property
+    def inner_blocks(self) -> tuple[InnerBlock, ...]:
+        """Inner blocks, outermost first."""
+        return self.geometry.inner_blocks
+
+    @property
+    def padded_dims(self) -> tuple[int, ...]:
+        """Sizes including padding (`dims` itself for the kinds any and opaque)."""
+        return self.dims if self._geometry is None else self._geometry.padded_dims
+
+    @property
+    def padded_offsets(self) -> tuple[int, ...]:
+        """Index in the padded tensor of logical index 0, per axis."""
+        return (0,) * len(self.dims) if self._geometry is None else self._geometry.padded_offsets
+
+    @property
+    def offset0(self) -> int:
+        """Position of the first element; non-zero only for a submemory (SPEC M4)."""
+        return 0 if self._geometry is None else self._geometry.offset0
+
+    @property
+    def tag(self) -> str | None:
+        """The abstract tag of the format (``"any"`` for the kind any), or None where no tag expresses it.
+
+        Dimensions of size 1 can stand anywhere; they are named in logical order.
+        """
+        try:
+            return self._tag
+        except AttributeError:
+            pass
+        if self._geometry is None:
+            tag = "any" if self.kind is FormatKind.ANY else None
+        else:
+            tag = geometry.find_tag(self._geometry)
+        object.__setattr__(self, "_tag", tag)
+        return tag
+
+    # ---- identity
+
+    def _identity(self) -> tuple[object, ...]:
+        try:
+            return self._key
+        except AttributeError:
+            pass
+        g = self._geometry
+        if g is None:
+            key: tuple[object, ...] = (self.dims, self.dtype, self.kind, self.nbytes, self._opaque)
+        else:
+            strides = tuple(0 if d == 1 == p else s for d, p, s in zip(g.dims, g.padded_dims, g.strides, strict=True))
+            key = (self.dtype, g._replace(strides=strides))
+        object.__setattr__(self, "_key", key)
+        return key
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, DescBase):
+            return NotImplemented
+        return hash(self) == hash(other) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            pass
+        value = hash(self._identity())
+        object.__setattr__(self, "_hash", value)
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.dims, self.dtype, self.kind, self._geometry, self.nbytes, self._opaque)
+
+    def __str__(self) -> str:
+        """Return the short form ``f32[2,17,5,7]:aBcd16b``."""
+        dims = ",".join(map(str, self.dims))
+        return f"{self.dtype}[{dims}]:{self._layout_text()}"
+
+    def _layout_text(self) -> str:
+        if self._geometry is None:
+            return str(self.kind)
+        if self.tag is not None:
+            return self.tag
+        g = self._geometry
+        text = "x".join(map(str, g.strides)) + "".join(f":{size}@{axis}" for axis, size in g.inner_blocks)
+        return text + (f"+{g.offset0}" if g.offset0 else "")
+
+    def __repr__(self) -> str:
+        head = f"({self.dims!r}, '{self.dtype}'"
+        g = self._geometry
+        if self.kind is FormatKind.OPAQUE:
+            return f"MemoryDesc.opaque{head}, {self.nbytes}, {self._opaque!r})"
+        if g is None:
+            return f"MemoryDesc.any{head})"
+        if self.tag is not None:
+            return f"MemoryDesc{head}, tag={self.tag!r})"
+        extra = f", strides={g.strides}"
+        if g.inner_blocks:
+            extra += f", inner_blocks={tuple(map(tuple, g.inner_blocks))}"
+        if g.padded_dims != g.dims or g.inner_blocks:
+            extra += f", padded_dims={g.padded_dims}"
+        if any(g.padded_offsets):
+            extra += f", padded_offsets={g.padded_offsets}"
+        if g.offset0:
+            extra += f", offset0={g.offset0}"
+        return f"MemoryDesc{'' if geometry.is_regular(g) else '.view'}{head}{extra})"
+
+
+def _restore(
+    cls: type[D],
+    dims: tuple[int, ...],
+    dtype: DataType,
+    kind: FormatKind,
+    g: Geometry | None,
+    nbytes: int,
+    opaque: Hashable,
+) -> D:
+    md = cls.__new__(cls)
+    md._fill(dims, dtype, kind, g, nbytes, opaque)
+    return md

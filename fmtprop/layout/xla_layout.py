@@ -1,0 +1,285 @@
+"""XLA's layout: minor-to-major order with padding.
+
+Owns :class:`Layout`, its image in linear memory and its conversion to and from :class:`~fmtprop.layout.MemoryDesc`.
+Public through ``fmtprop.layout.xla``. Must not know about the text form of shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout import address, buffers
+from fmtprop.layout.desc import FormatKind, MemoryDesc
+from fmtprop.layout.dtypes import DataType, cast
+from fmtprop.layout.geometry import Geometry, check_dims, dense_strides
+
+# PaddingValue of xla_data.proto.
+PADDING_NAMES = ("zero", "one", "lowest", "highest")
+
+
+class ArrayShape(Protocol):
+    """Element type and dimensions: what a layout needs of a shape."""
+
+    @property
+    def element_type(self) -> DataType:
+        """Type of the elements."""
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Sizes, dimension 0 first."""
+
+
+@dataclass(frozen=True, init=False)
+class Layout:
+    """How an array lies in linear memory (SPEC X2, X3).
+
+    Parameters
+    ----------
+    minor_to_major : iterable of int
+        The dimensions, fastest varying first.
+    padded_dimensions : iterable of int, optional
+        Size to which each dimension is padded.
+    padding_value : float or str, optional
+        What the padding holds: a number, or ``"zero"``, ``"one"``, ``"lowest"``, ``"highest"``. None leaves it
+        open (:meth:`linearize` writes zeros).
+
+    Raises
+    ------
+    ShapeError
+        Not a permutation, a wrong number of padded dimensions, or an unknown padding value.
+
+    Examples
+    --------
+    >>> Layout((0, 1), (3, 5), 0).linearize(np.array([[1, 2, 3], [4, 5, 6]]))
+    array([1, 4, 0, 2, 5, 0, 3, 6, 0, 0, 0, 0, 0, 0, 0])
+
+    References
+    ----------
+    ``LayoutProto`` in xla_data.proto; SPEC X2, X3.
+    """
+
+    minor_to_major: tuple[int, ...]
+    padded_dimensions: tuple[int, ...] | None
+    padding_value: float | str | None
+
+    def __init__(
+        self,
+        minor_to_major: Iterable[int],
+        padded_dimensions: Iterable[int] | None = None,
+        padding_value: float | str | None = None,
+    ) -> None:
+        order = check_dims(minor_to_major, "minor_to_major")
+        if sorted(order) != list(range(len(order))):
+            raise ShapeError(f"minor_to_major {order} must hold each of 0 to {len(order) - 1} exactly once")
+        padded = None if padded_dimensions is None else check_dims(padded_dimensions, "padded_dimensions")
+        if padded is not None and len(padded) != len(order):
+            raise ShapeError(f"padded_dimensions {padded} must have one entry per dimension of {order}")
+        if isinstance(padding_value, str) and padding_value not in PADDING_NAMES:
+            raise ShapeError(f"padding_value {padding_value!r} must be a number or one of {', '.join(PADDING_NAMES)}")
+        object.__setattr__(self, "minor_to_major", order)
+        object.__setattr__(self, "padded_dimensions", padded)
+        object.__setattr__(self, "padding_value", padding_value)
+
+    @classmethod
+    def default(cls, rank: int) -> Layout:
+        """Return the layout of a new shape: major to minor, N-1 to 0 (SPEC X2).
+
+        Parameters
+        ----------
+        rank : int
+            Number of dimensions.
+
+        Returns
+        -------
+        Layout
+        """
+        return cls(range(rank - 1, -1, -1))
+
+    def linearize(self, array: npt.ArrayLike, dtype: object = None) -> npt.NDArray[Any]:
+        """Return the image of an array in linear memory, padding values included (SPEC X3).
+
+        Parameters
+        ----------
+        array : array_like
+            The logical array.
+        dtype : DataType or the like, optional
+            Its data type, where numpy cannot tell (bf16 bits in uint16).
+
+        Returns
+        -------
+        numpy.ndarray, 1-D
+
+        Raises
+        ------
+        ShapeError
+            The array's rank is not the layout's, a dimension exceeds its padded size, or the padding value does
+            not fit the data type.
+        """
+        values = np.asarray(array)
+        data_type = DataType.from_any(values.dtype if dtype is None else dtype)
+        g = self.geometry(values.shape)
+        md = MemoryDesc.view(
+            g.dims, data_type, strides=g.strides, padded_dims=g.padded_dims, padded_offsets=g.padded_offsets
+        )
+        image = buffers.pack(values, md)
+        if g.padded_dims != g.dims and self.padding_value is not None:
+            filled = np.full(prod(g.padded_dims), self._padding_bits(data_type), data_type.numpy_dtype)
+            where = address.offsets(g, np.moveaxis(np.indices(g.dims), 0, -1))
+            filled[where] = values
+            image = filled
+        return image
+
+    def to_memory_desc(self, shape: ArrayShape) -> MemoryDesc:
+        """Return the descriptor of an array of `shape` in this layout.
+
+        Parameters
+        ----------
+        shape : Shape
+            Dimensions and element type; its own layout is not looked at.
+
+        Returns
+        -------
+        MemoryDesc
+            Padding becomes ``padded_dims`` (which oneDNN keeps zero), or gaps between strides where
+            `padding_value` is None and the most major dimension is not padded.
+
+        Raises
+        ------
+        ShapeError
+            The shape does not fit the layout.
+        FormatError
+            The padding holds another value than 0.
+        """
+        g = self.geometry(shape.dimensions)
+        if g.padded_dims != g.dims and self.padding_value not in (None, 0, "zero"):
+            raise FormatError(
+                f"padding value {self.padding_value!r} cannot be expressed: a memory descriptor's padding is zero"
+            )
+        major = self.minor_to_major[-1] if self.minor_to_major else 0
+        if self.padding_value is None and g.dims and g.padded_dims[major] == g.dims[major]:
+            g = g._replace(padded_dims=g.dims)
+        return MemoryDesc.view(g.dims, shape.element_type, strides=g.strides, padded_dims=g.padded_dims)
+
+    @classmethod
+    def from_memory_desc(cls, md: MemoryDesc) -> Layout:
+        """Return the layout of a plain descriptor.
+
+        Parameters
+        ----------
+        md : MemoryDesc
+            Plain. Gaps between its strides become padded dimensions without a padding value.
+
+        Returns
+        -------
+        Layout
+
+        Raises
+        ------
+        FormatError
+            The descriptor is blocked, broadcast, offset, any or opaque, or its strides are no multiples of each
+            other: the message says which.
+        """
+        if md.kind is not FormatKind.BLOCKED or md.inner_blocks:
+            raise FormatError(f"{md}: XLA's minor_to_major cannot express inner blocks or an unknown format")
+        if md.has_broadcast:
+            raise FormatError(f"{md}: XLA's layout cannot repeat elements (stride 0); convert to a dense format first")
+        if md.offset0 or any(md.padded_offsets):
+            raise FormatError(f"{md}: XLA's layout has no offset {md.offset0} into the buffer")
+        order = _minor_to_major(md)
+        padded, gaps = _padded_dimensions(md, order)
+        if gaps and md.padded_dims != md.dims:
+            raise FormatError(f"{md}: XLA cannot tell gaps between strides from padded dimensions; use one of the two")
+        if padded == md.dims:
+            return cls(order)
+        return cls(order, padded, None if gaps else 0)
+
+    def geometry(self, dims: Sequence[int]) -> Geometry:
+        """Return the dense geometry of the padded array.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            Sizes of the array.
+
+        Returns
+        -------
+        Geometry
+
+        Raises
+        ------
+        ShapeError
+            The rank is not the layout's, or a size exceeds its padded size.
+        """
+        sizes = check_dims(dims, "dimensions")
+        if len(sizes) != len(self.minor_to_major):
+            raise ShapeError(f"dimensions {sizes} have rank {len(sizes)}, the layout {self} {len(self.minor_to_major)}")
+        padded = sizes if self.padded_dimensions is None else self.padded_dimensions
+        for axis, (size, whole) in enumerate(zip(sizes, padded, strict=True)):
+            if whole < size:
+                raise ShapeError(f"padded_dimensions[{axis}] is {whole}, smaller than the dimension's size {size}")
+        strides = dense_strides(padded, self.minor_to_major[::-1])
+        return Geometry(sizes, strides, (), padded, (0,) * len(sizes), 0)
+
+    def _padding_bits(self, dtype: DataType) -> Any:
+        value = self.padding_value
+        if isinstance(value, str):
+            value = _named_value(value, dtype)
+        if not dtype.is_floating and dtype is not DataType.BOOLEAN and value != int(value or 0):
+            raise ShapeError(f"padding value {value!r} is not a value of data type {dtype}")
+        stored = np.array([value], np.float32 if dtype is DataType.BF16 else dtype.numpy_dtype)
+        return cast(stored, DataType.F32, dtype)[0] if dtype is DataType.BF16 else stored[0]
+
+    def __str__(self) -> str:
+        """Return ``{0,1}``, or ``{0,1:pad(3,5)=0}`` where padded (XLA's own text omits padding)."""
+        text = ",".join(map(str, self.minor_to_major))
+        if self.padded_dimensions is not None:
+            text += f":pad({','.join(map(str, self.padded_dimensions))})"
+            text += "" if self.padding_value is None else f"={self.padding_value}"
+        return "{" + text + "}"
+
+
+def _named_value(name: str, dtype: DataType) -> float:
+    if name in ("zero", "one"):
+        return float(name == "one")
+    if dtype is DataType.BOOLEAN:
+        return float(name == "highest")
+    if dtype.is_floating:
+        return np.inf if name == "highest" else -np.inf
+    info = np.iinfo(dtype.numpy_dtype)
+    return info.max if name == "highest" else info.min
+
+
+def _minor_to_major(md: MemoryDesc) -> tuple[int, ...]:
+    """Order the axes by stride; a size-1 axis stands right outside its logical successor."""
+    ndim = md.ndim
+    moving = sorted((a for a in range(ndim) if md.padded_dims[a] > 1), key=lambda a: (-md.strides[a], a))
+    for axis in (a for a in range(ndim) if md.padded_dims[a] <= 1):
+        moving.insert(moving.index(axis - 1) + 1 if axis else 0, axis)
+    return tuple(reversed(moving))
+
+
+def _padded_dimensions(md: MemoryDesc, order: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """Return the padded sizes that give the strides, and whether gaps had to become padding."""
+    padded, gaps, step = list(md.padded_dims), False, 1
+    moving = [a for a in order if md.padded_dims[a] > 1]
+    before = None
+    for axis in moving:
+        stride = md.strides[axis]
+        if before is None and stride != 1:
+            raise FormatError(f"{md}: XLA's most minor dimension must have stride 1, but dimension {axis} has {stride}")
+        if stride != step and before is not None:
+            if stride % md.strides[before]:
+                raise FormatError(
+                    f"{md}: stride {stride} of dimension {axis} is not a multiple of dimension {before}'s "
+                    f"{md.strides[before]}; XLA pads whole elements of a dimension"
+                )
+            padded[before], gaps = stride // md.strides[before], True
+        step, before = stride * md.padded_dims[axis], axis
+    return tuple(padded), gaps
