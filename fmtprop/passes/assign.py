@@ -1,0 +1,239 @@
+"""Format assignment: every tensor gets a memory descriptor, every change of format becomes a reorder node.
+
+The pass walks the graph in topological order, asks the policy which requests are worth making and the target which of
+them it can serve, and builds a new graph. It owns the mechanics that all greedy policies share: one reorder serves
+all readers, a reorder back to a format that already exists is not made, a reorder that changes nothing is not made,
+views transform descriptors and fall back to a reorder where a format can't take them (SPEC M8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from fmtprop.errors import FormatError, GraphError, UnsupportedOpError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Choice, Node, Value
+from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.reorder import Reorder
+from fmtprop.passes.formats import dense, describe, plain
+from fmtprop.passes.policies import POLICIES, Question
+from fmtprop.passes.target import Candidate, Target
+
+
+@dataclass(frozen=True)
+class AssignFormats:
+    """Assign formats by one of the greedy policies.
+
+    Parameters
+    ----------
+    policy : str
+        ``"plain"``, ``"naive"`` or ``"propagate"``.
+    target : Target
+        Who is asked first.
+    fallback : Target
+        Who runs what the target can't; takes any op on strided formats.
+    boundary : mapping of str to MemoryDesc
+        Format of graph inputs and outputs by node name; row-major where not given.
+
+    Notes
+    -----
+    Requires a normal graph, gives a formatted one: each node has ``descs`` and ``choice``.
+
+    References
+    ----------
+    SPEC M7, M8, M9; oneDNN developer guide, "Memory Format Propagation".
+    """
+
+    name: ClassVar[str] = "assign-formats"
+
+    policy: str
+    target: Target
+    fallback: Target
+    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise GraphError(f"unknown policy {self.policy!r}; known: {', '.join(POLICIES)}")
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the formatted graph."""
+        return _Assignment(self, graph).run()
+
+
+class _Tensor(NamedTuple):
+    """A value of the new graph and the descriptor that its readers should see.
+
+    The descriptor differs from the value's own only in its data type: a pending conversion, done together with the
+    format change that the first reader asks for.
+    """
+
+    value: Value
+    desc: MemoryDesc
+
+
+class _Assignment:
+    """State of one run of :class:`AssignFormats`."""
+
+    def __init__(self, spec: AssignFormats, graph: Graph) -> None:
+        self.spec = spec
+        self.source = graph
+        self.out = Graph(graph.name)
+        self.out.structure = graph.structure
+        self.tensors: dict[Value, _Tensor] = {}
+        #: value of the new graph -> the value that it is a reordered copy of
+        self.root: dict[Value, Value] = {}
+        #: (root, format) -> the copy in that format
+        self.copies: dict[tuple[Value, MemoryDesc], Value] = {}
+        self.policy = POLICIES[spec.policy]
+
+    def run(self) -> Graph:
+        for node in self.source.nodes():
+            self._visit(node)
+        self.out.remove_dead()
+        return self.out
+
+    def _visit(self, node: Node) -> None:
+        if node.op == "input":
+            desc = self.spec.boundary.get(node.name, _row_major(node.results[0]))
+            self._place(node, {}, (desc,), Choice("boundary", "input", {}, "format of the caller's tensor"))
+        elif node.op == "constant":
+            data = self.source.constants[node.name]
+            self._place(node, {}, (_desc_of_constant(node, data),), Choice("boundary", "constant", {}, "as stored"))
+            self.out.constants[node.name] = data
+        elif node.op == "output":
+            self._visit_output(node)
+        elif node.op == "reorder":
+            self._visit_cast(node)
+        elif opdef(node.op).category is Category.VIEW:
+            self._visit_view(node)
+        else:
+            self._visit_op(node)
+
+    # ------------------------------------------------------------------ kinds of node
+
+    def _visit_output(self, node: Node) -> None:
+        tensor = self._operands(node)["src"]
+        wanted = self.spec.boundary.get(node.name, plain(tensor.desc))
+        value = self._convert(tensor, wanted, node, "src")
+        self._place(node, {"src": value}, (), Choice("boundary", "output", {"src": wanted}, "format of the caller"))
+
+    def _visit_cast(self, node: Node) -> None:
+        """Leave a conversion of data type pending, to be done in one reorder with the reader's format."""
+        tensor = self._operands(node)["src"]
+        self.tensors[Value(node.name)] = _Tensor(tensor.value, tensor.desc.with_dtype(node.results[0].dtype))
+
+    def _visit_view(self, node: Node) -> None:
+        tensor = self._operands(node)["src"]
+        rule = opdef(node.op).view
+        if rule is None:
+            raise GraphError(f"{node.label} has no view rule")
+        refusal: FormatError | None = None
+        for desc in dict.fromkeys((tensor.desc, dense(tensor.desc), plain(tensor.desc))):
+            try:
+                result = rule(node.attrs, desc, node.results[0])
+            except FormatError as error:
+                refusal = refusal or error
+                continue
+            value = self._convert(tensor, desc, node, "src")
+            reason = "view: no data moves" if refusal is None else f"view after a reorder: {refusal}"
+            self._place(node, {"src": value}, (result,), Choice("view", "view", {"src": desc}, reason))
+            return
+        raise FormatError(f"{node.label}: no format of src takes this view: {refusal}")
+
+    def _visit_op(self, node: Node) -> None:
+        operands = self._operands(node)
+        candidate, reason = self._decide(node, {name: tensor.desc for name, tensor in operands.items()})
+        inputs = {
+            name: self._convert(tensor, candidate.operands[name], node, name) for name, tensor in operands.items()
+        }
+        self._place(node, inputs, candidate.results, candidate.choice(reason))
+        if self.spec.policy == "naive":
+            for index, desc in enumerate(candidate.results):
+                value = Value(node.name, index)
+                back = self._convert(_Tensor(value, desc), plain(desc), node, "dst")
+                self.tensors[value] = _Tensor(back, plain(desc))
+
+    # ------------------------------------------------------------------ deciding
+
+    def _decide(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str]:
+        declaration = opdef(node.op)
+        slow: tuple[Candidate, str] | None = None
+        if declaration.category is not Category.HOST:
+            question = Question(node, declaration, given, self.spec.target.reorder_cost)
+            for option in self.policy(question):
+                for candidate in self.spec.target.candidates(node, option.request):
+                    if not candidate.is_ref:
+                        return candidate, option.reason
+                    slow = slow or (candidate, option.reason + "; only a reference implementation exists")
+        if slow is not None:
+            return slow
+        request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
+        request |= {
+            name: _row_major(type_) for name, type_ in zip(_result_names(node), node.results, strict=True)
+        }
+        for candidate in self.spec.fallback.candidates(node, request):
+            why = "no oneDNN primitive" if declaration.category is Category.HOST else f"{self.spec.target.name} can't run it"
+            return candidate, f"{why}: runs on the {self.spec.fallback.name} target"
+        raise UnsupportedOpError(f"{node.label}: neither {self.spec.target.name} nor {self.spec.fallback.name} can run it")
+
+    # ------------------------------------------------------------------ building
+
+    def _operands(self, node: Node) -> dict[str, _Tensor]:
+        return {name: self.tensors[value] for name, value in self.source.inputs(node.name).items()}
+
+    def _place(self, node: Node, inputs: Mapping[str, Value], descs: tuple[MemoryDesc, ...], choice: Choice) -> None:
+        values = self.out.add(node.with_(descs=descs, choice=choice), inputs)
+        for value, desc in zip(values, descs, strict=True):
+            self.tensors[value] = _Tensor(value, desc)
+
+    def _convert(self, tensor: _Tensor, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
+        """Return the tensor's value in the wanted format: itself, a copy that exists, or a new reorder."""
+        value, actual = tensor.value, self.out.desc_of(tensor.value)
+        if actual == wanted:
+            return value
+        root = self.root.get(value, value)
+        if self.out.desc_of(root) == wanted:
+            return root
+        known = self.copies.get((root, wanted))
+        if known is not None:
+            return known
+        # from the root when it has the reader's data type or better: one reorder instead of a chain, and no double rounding
+        source = root if self.out.desc_of(root).kind == "blocked" else value
+        copy = self._reorder(source, wanted, reader, operand)
+        self.root[copy] = root
+        self.copies[root, wanted] = copy
+        return copy
+
+    def _reorder(self, source: Value, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
+        have = self.out.desc_of(source)
+        type_ = TensorType(wanted.dims, wanted.dtype)
+        attrs = Reorder(wanted.dtype.value if wanted.dtype != have.dtype else "")
+        node = Node(self.out.fresh_name("reorder"), "reorder", attrs, (type_,), origin=reader.origin)
+        reason = f"{reader.name}.{operand} wants {describe(wanted)}, {source} gives {describe(have)}"
+        for target in (self.spec.target, self.spec.fallback):
+            for candidate in target.candidates(node, {"src": have, "dst": wanted}):
+                return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
+        raise UnsupportedOpError(f"{node.label}: nobody can convert {have!r} to {wanted!r} for {reader.name}.{operand}")
+
+
+def _result_names(node: Node) -> tuple[str, ...]:
+    names = opdef(node.op).result_names
+    return names if len(names) == len(node.results) else tuple(f"dst_{i}" for i in range(len(node.results)))
+
+
+def _row_major(type_: TensorType) -> MemoryDesc:
+    return MemoryDesc(type_.dims, type_.dtype)
+
+
+def _desc_of_constant(node: Node, data: object) -> MemoryDesc:
+    """Return how a constant lies in memory: its tensor's own strides where they are dense, else row-major."""
+    type_ = node.results[0]
+    stride = getattr(data, "stride", None)
+    if stride is None or 0 in type_.dims:
+        return _row_major(type_)
+    desc = MemoryDesc(type_.dims, type_.dtype, strides=tuple(stride()))
+    return desc if desc.is_packed else _row_major(type_)

@@ -1,0 +1,75 @@
+"""The formats worth trying for a tensor, by name, independent of any library."""
+
+from __future__ import annotations
+
+from fmtprop.errors import FmtpropError
+from fmtprop.layout import MemoryDesc
+
+_LETTERS = "abcdefghijkl"
+
+
+def describe(desc: MemoryDesc) -> str:
+    """Return a short name of a format for messages: its tag, or the whole descriptor where it has none."""
+    return f"{desc.dtype}:{desc.tag}" if desc.tag is not None else str(desc)
+
+
+def plain(desc: MemoryDesc) -> MemoryDesc:
+    """Return the dense row-major descriptor of the same dimensions and data type."""
+    return MemoryDesc(desc.dims, desc.dtype)
+
+
+def unspecified(desc: MemoryDesc) -> MemoryDesc:
+    """Return the `any` descriptor of the same dimensions and data type."""
+    return MemoryDesc.any(desc.dims, desc.dtype)
+
+
+def channels_last(desc: MemoryDesc) -> MemoryDesc:
+    """Return the dense descriptor with axis 1 innermost (``acdb`` for rank 4); plain below rank 3."""
+    if desc.ndim < 3:
+        return plain(desc)
+    letters = _LETTERS[: desc.ndim]
+    return MemoryDesc(desc.dims, desc.dtype, tag=letters[0] + letters[2:] + letters[1])
+
+
+def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
+    """Return the descriptor with axis 1 blocked (``aBcd16b`` for rank 4); plain below rank 3."""
+    if desc.ndim < 3:
+        return plain(desc)
+    letters = _LETTERS[: desc.ndim]
+    return MemoryDesc(desc.dims, desc.dtype, tag=f"{letters[0]}B{letters[2:]}{block}b")
+
+
+def dense(desc: MemoryDesc) -> MemoryDesc:
+    """Return the dense descriptor with the same order of axes and blocks: a strided slice without its gaps."""
+    if desc.kind != "blocked" or desc.is_packed:
+        return desc
+    tag = desc.tag
+    if tag is not None:
+        return MemoryDesc(desc.dims, desc.dtype, tag=tag)
+    order = sorted(range(desc.ndim), key=lambda axis: (-desc.strides[axis], axis))
+    strides, step = [0] * desc.ndim, 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= desc.dims[axis]
+    return MemoryDesc(desc.dims, desc.dtype, strides=tuple(strides))
+
+
+def like(desc: MemoryDesc, other: MemoryDesc) -> MemoryDesc | None:
+    """Return ``desc``'s tensor in the format of ``other`` (same rank), or None where that makes no sense."""
+    if other.kind != "blocked" or desc.ndim != other.ndim:
+        return None
+    if desc.dims == other.dims:
+        return dense(other).with_dtype(desc.dtype)
+    tag = other.tag
+    if tag is None:
+        return None
+    try:
+        return MemoryDesc(desc.dims, desc.dtype, tag=tag)
+    except FmtpropError:
+        return None
+
+
+def usual(desc: MemoryDesc) -> list[MemoryDesc]:
+    """Return the formats to try where the obvious one has no good implementation: the field's usual four."""
+    found = [channels_last(desc), channel_blocked(desc, 16), channel_blocked(desc, 8), plain(desc)]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,199 @@
+"""The policies of format assignment, as data: which formats to ask for at a node, in which order.
+
+A policy answers one question and changes nothing: given a node and the formats that its operands come in, which
+requests are worth making? :mod:`fmtprop.passes.assign` asks the target and builds the graph.
+
+===========  ==========================================================================================
+``plain``    every tensor stays row-major: the baseline of every report
+``naive``    `any` at each compute op, back to plain after it: what a program pays that does not propagate
+``propagate``  the propagation table of the oneDNN specification (SPEC M9), greedily in topological order
+===========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fmtprop.ir.node import Node
+from fmtprop.ir.op import Category, OpDef
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.formats import dense, like, plain, unspecified, usual
+
+#: cost of a reorder in seconds, None where there is none
+ReorderCost = Callable[[MemoryDesc, MemoryDesc], "float | None"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One request worth making.
+
+    Parameters
+    ----------
+    request : mapping of str to MemoryDesc
+        Format of each operand and result, concrete or `any`.
+    reason : str
+        The rule behind it.
+    cost : float
+        Seconds of the reorders that it needs before the node.
+    """
+
+    request: Mapping[str, MemoryDesc]
+    reason: str
+    cost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a policy is asked about.
+
+    Parameters
+    ----------
+    node : Node
+        The node.
+    declaration : OpDef
+        Its op.
+    given : mapping of str to MemoryDesc
+        The format in which each operand comes, post-op operands included.
+    reorder_cost : callable
+        Estimated cost of a reorder.
+    """
+
+    node: Node
+    declaration: OpDef
+    given: Mapping[str, MemoryDesc]
+    reorder_cost: ReorderCost
+    results: Mapping[str, MemoryDesc] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = self.declaration.result_names
+        types = {name: MemoryDesc.any(t.dims, t.dtype) for name, t in zip(names, self.node.results, strict=True)}
+        object.__setattr__(self, "results", types)
+
+    def activations(self) -> list[str]:
+        """Return the operands that carry activations; post-op operands and parameters are not among them."""
+        return [name for name in self.given if not self.is_post_op(name) and not self.is_parameter(name)]
+
+    def is_parameter(self, name: str) -> bool:
+        """Whether an operand is a learned tensor."""
+        return not self.is_post_op(name) and self.declaration.operand(name).parameter
+
+    @staticmethod
+    def is_post_op(name: str) -> bool:
+        """Whether an operand belongs to the fused tail."""
+        return name.startswith("post_op_")
+
+    def fill(self, chosen: Mapping[str, MemoryDesc]) -> dict[str, MemoryDesc]:
+        """Return a full request: ``chosen``, and for the rest what suits any op: the op decides."""
+        request = {}
+        for name, desc in self.given.items():
+            if name in chosen:
+                request[name] = chosen[name]
+            elif self.is_parameter(name) and desc.ndim < 2:
+                request[name] = plain(desc)
+            else:
+                request[name] = unspecified(desc)
+        return {**request, **self.results, **{k: v for k, v in chosen.items() if k in self.results}}
+
+    def price(self, chosen: Mapping[str, MemoryDesc]) -> float | None:
+        """Return the cost of bringing the operands into these formats, None where one can't be brought."""
+        total = 0.0
+        for name, desc in chosen.items():
+            if name in self.given:
+                cost = self.reorder_cost(self.given[name], desc)
+                if cost is None:
+                    return None
+                total += cost
+        return total
+
+
+Policy = Callable[[Question], Iterator[Option]]
+
+
+def plain_policy(question: Question) -> Iterator[Option]:
+    """Ask for row-major everywhere; weights may be packed only where plain ones have no real implementation."""
+    activations = {name: plain(desc) for name, desc in question.given.items() if not question.is_parameter(name)}
+    results = {name: plain(desc) for name, desc in question.results.items()}
+    everything = {name: plain(desc) for name, desc in question.given.items()}
+    yield Option(question.fill({**everything, **results}), "policy plain: row-major everywhere")
+    if len(activations) != len(everything):
+        yield Option(question.fill({**activations, **results}), "policy plain: plain weights have no fast implementation")
+
+
+def naive_policy(question: Question) -> Iterator[Option]:
+    """Ask for `any` at compute ops, for row-major elsewhere."""
+    if question.declaration.category is Category.COMPUTE:
+        yield from _compute(question)
+    else:
+        yield from plain_policy(question)
+
+
+def propagate_policy(question: Question) -> Iterator[Option]:
+    """Ask what the propagation table says; then, against the ref cliff, what else costs least."""
+    category = question.declaration.category
+    if category is Category.COMPUTE:
+        yield from _compute(question)
+    elif category is Category.BANDWIDTH:
+        yield from _from_sources(question, "bandwidth-limited: src as its producer gives it, dst `any`")
+    else:
+        yield from _from_sources(question, "several sources: the producers' format that costs least, dst `any`")
+
+
+def _compute(question: Question) -> Iterator[Option]:
+    yield Option(question.fill({}), "compute-intensive: asked `any`")
+    (src, *others) = question.activations()
+    formats = usual(question.given[src])
+    for desc in formats:
+        yield Option(question.fill({src: desc}), "`any` has only a reference implementation: tried the usual formats")
+    for desc in formats:
+        chosen = {name: plain(question.given[name]) for name in others}
+        result = {name: f for name, r in question.results.items() if (f := like(r, desc)) is not None}
+        yield Option(question.fill({src: desc, **chosen, **result}), "`any` has no implementation: tried the usual formats")
+
+
+def _from_sources(question: Question, rule: str) -> Iterator[Option]:
+    sources = question.activations()
+    full = max((question.given[name].dims for name in sources), key=lambda dims: _size(dims), default=())
+    voters = [name for name in sources if question.given[name].dims == full] or sources
+    offers = [dense(question.given[name]) for name in voters if question.given[name].kind == "blocked"]
+    offers += usual(question.given[voters[0]])
+    options = []
+    for rank, offer in enumerate(dict.fromkeys(offers)):
+        for chosen in _agreements(question, sources, offer):
+            cost = question.price(chosen)
+            if cost is not None:
+                options.append((cost, rank, len(options), chosen))
+    # as they are, should every source already suit the op although they differ (a broadcast, a strided slice)
+    as_given = {name: question.given[name] for name in sources}
+    if len(sources) == 1 or len({question.given[name].dims for name in sources}) > 1:
+        options.append((0.0, -1, -1, as_given))
+    for cost, _, _, chosen in sorted(options, key=lambda option: option[:3]):
+        note = "" if cost == 0.0 else f" ({cost * 1e6:.0f} us of reorders, the least of {len(options)} choices)"
+        yield Option(question.fill(chosen), rule + note, cost)
+
+
+def _agreements(question: Question, sources: list[str], offer: MemoryDesc) -> Iterator[dict[str, MemoryDesc]]:
+    """Yield the ways to bring all sources to one format: smaller (broadcast) ones likewise, or row-major."""
+    chosen = {name: like(question.given[name], offer) for name in sources}
+    if all(desc is not None for desc in chosen.values()):
+        yield {name: desc for name, desc in chosen.items() if desc is not None}
+    if any(question.given[name].dims != offer.dims for name in sources):
+        yield {
+            name: desc if (desc := chosen[name]) is not None and desc.dims == offer.dims else plain(question.given[name])
+            for name in sources
+        }
+
+
+def _size(dims: tuple[int, ...]) -> int:
+    total = 1
+    for size in dims:
+        total *= size
+    return total
+
+
+#: by name; `optimal` is solved over the whole graph and lives in a pass of its own
+POLICIES: Mapping[str, Policy] = {
+    "plain": plain_policy,
+    "naive": naive_policy,
+    "propagate": propagate_policy,
+}

@@ -1,0 +1,108 @@
+"""Lower precision: compute-intensive ops in bf16, what follows them in bf16 too, all else as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import Category, OpDef, opdef
+from fmtprop.layout import DataType
+from fmtprop.ops.building import emit
+from fmtprop.ops.reorder import Reorder
+
+
+@dataclass(frozen=True)
+class LowerPrecision:
+    """Convert f32 computation to a narrower floating type.
+
+    Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops and views keep
+    the type of what they read. Biases, normalization statistics, scales and shifts stay f32, host ops get their f32
+    operands back, and graph outputs keep their type. Conversions are reorder nodes, which the format assignment
+    merges with the change of format beside them.
+
+    Parameters
+    ----------
+    dtype : DataType
+        ``bf16``, or ``f16`` where the library has it.
+
+    Notes
+    -----
+    Requires a normal graph, gives one.
+    """
+
+    name: ClassVar[str] = "lower-precision"
+
+    dtype: DataType = DataType.BF16
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the converted graph."""
+        return _Conversion(graph, self.dtype).run()
+
+
+class _Conversion:
+    def __init__(self, graph: Graph, dtype: DataType) -> None:
+        self.source, self.dtype = graph, dtype
+        self.out = Graph(graph.name)
+        self.out.structure = graph.structure
+        self.values: dict[Value, Value] = {}
+        self.casts: dict[tuple[Value, DataType], Value] = {}
+
+    def run(self) -> Graph:
+        for node in self.source.nodes():
+            self._visit(node)
+        return self.out
+
+    def _visit(self, node: Node) -> None:
+        inputs = {name: self.values[value] for name, value in self.source.inputs(node.name).items()}
+        if node.is_boundary:
+            inputs = {
+                name: self._cast(value, self.source.type_of(self.source.inputs(node.name)[name]).dtype)
+                for name, value in inputs.items()
+            }
+            self._keep(node, inputs, [result.dtype for result in node.results])
+            if node.op == "constant":
+                self.out.constants[node.name] = self.source.constants[node.name]
+            return
+        declaration = opdef(node.op)
+        wanted = self._precision(node, declaration, inputs)
+        converted = {name: self._cast(value, wanted[name]) for name, value in inputs.items()}
+        narrow = any(
+            self.out.type_of(value).dtype is self.dtype for name, value in converted.items() if not _is_parameter(declaration, name)
+        )
+        self._keep(node, converted, [self.dtype if narrow and r.dtype is DataType.F32 else r.dtype for r in node.results])
+
+    def _precision(self, node: Node, declaration: OpDef, inputs: dict[str, Value]) -> dict[str, DataType]:
+        """Return the data type in which each operand is to be read."""
+        original = {name: self.source.type_of(value).dtype for name, value in self.source.inputs(node.name).items()}
+        compute = declaration.category is Category.COMPUTE
+        host = declaration.category is Category.HOST or node.op == "reorder"
+        arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
+        data = [name for name in inputs if not _is_parameter(declaration, name)]
+        narrow = compute or any(arrives[name] is self.dtype for name in data)
+        wanted = {}
+        for name, dtype in original.items():
+            if host or not narrow or dtype is not DataType.F32:
+                wanted[name] = dtype
+            elif name in data or (compute and name == "weights"):
+                wanted[name] = self.dtype
+            else:
+                wanted[name] = dtype
+        return wanted
+
+    def _keep(self, node: Node, inputs: dict[str, Value], dtypes: list[DataType]) -> None:
+        results = tuple(result.with_dtype(dtype) for result, dtype in zip(node.results, dtypes, strict=True))
+        for index, value in enumerate(self.out.add(node.with_(results=results), inputs)):
+            self.values[Value(node.name, index)] = value
+
+    def _cast(self, value: Value, dtype: DataType) -> Value:
+        if self.out.type_of(value).dtype is dtype:
+            return value
+        if (value, dtype) not in self.casts:
+            self.casts[value, dtype] = emit(self.out, "reorder", {"src": value}, Reorder(dtype.value))
+        return self.casts[value, dtype]
+
+
+def _is_parameter(declaration: OpDef, name: str) -> bool:
+    return not name.startswith("post_op_") and declaration.operand(name).parameter

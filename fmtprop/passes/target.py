@@ -1,0 +1,75 @@
+"""What a pass may ask a target: which formats can this node run in, and what does a reorder cost.
+
+Passes know this protocol only, never a library: they are tested against a table-driven target, exactly and without
+a CPU's opinion. :mod:`fmtprop.targets` implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fmtprop.ir.node import Choice, Node
+from fmtprop.layout import MemoryDesc
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a node.
+
+    Parameters
+    ----------
+    target : str
+        Who executes.
+    impl : str
+        The implementation's name.
+    operands : mapping of str to MemoryDesc
+        The format in which each operand must come, post-op operands included.
+    results : tuple of MemoryDesc
+        The format of each result.
+    cost : float
+        Estimated or measured seconds.
+    is_ref : bool
+        Whether it is the library's slow reference loop; never planned where another exists.
+    handle : object
+        The target's own object, the one that will be executed.
+    """
+
+    target: str
+    impl: str
+    operands: Mapping[str, MemoryDesc]
+    results: tuple[MemoryDesc, ...]
+    cost: float = 0.0
+    is_ref: bool = False
+    handle: Any = None
+
+    def choice(self, reason: str) -> Choice:
+        """Return the record of this candidate having been chosen."""
+        return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle)
+
+
+#: operand and result names -> a concrete descriptor, or MemoryDesc.any where the target may choose
+Request = Mapping[str, MemoryDesc]
+
+
+class Target(Protocol):
+    """Who executes nodes, seen by a pass."""
+
+    @property
+    def name(self) -> str:
+        """Name in choices and reports."""
+
+    def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
+        """Yield every implementation that serves a request, the library's preference first; none if it cannot.
+
+        Parameters
+        ----------
+        node : Node
+            The op, its attributes and post-ops.
+        request : mapping of str to MemoryDesc
+            For each operand (``post_op_k`` included) and each result, by name: a concrete format or `any`.
+        """
+
+    def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return the estimated seconds of a reorder, 0 for none, or None where there is none."""

@@ -1,0 +1,82 @@
+"""Constants while a plan is built: original parameters without a copy, packed ones in aligned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fmtprop import dnnl
+from fmtprop.ir.node import Node
+from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.memory import aligned_bytes, view
+from fmtprop.targets.arguments import arguments
+
+
+class ConstantStore:
+    """Flat bytes of every constant, by number."""
+
+    def __init__(self) -> None:
+        self._bytes: list[torch.Tensor] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._bytes[index]
+
+    def nbytes(self, index: int) -> int:
+        """Return the size of a constant in bytes."""
+        return self._bytes[index].numel()
+
+    def keep(self, flat: torch.Tensor) -> int:
+        """Store flat bytes; return their number."""
+        self._bytes.append(flat)
+        return len(self._bytes) - 1
+
+    def add(self, tensor: torch.Tensor, desc: MemoryDesc) -> int:
+        """Store a parameter in a dense plain format: its own memory where it lies like that already.
+
+        Returns
+        -------
+        int
+            The constant's number.
+        """
+        tensor = tensor.detach()
+        if tensor.numel() == 0:
+            return self.keep(torch.zeros(0, dtype=torch.uint8))
+        if not _lies_as(tensor, desc):
+            copy = view(aligned_bytes(desc.nbytes), desc)
+            copy.copy_(tensor)
+            tensor = copy
+        return self.keep(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8))
+
+    def compute(self, node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]]) -> list[torch.Tensor]:
+        """Execute a node on constants, once, and return its results as flat bytes."""
+        results = [aligned_bytes(desc.nbytes) for desc in node.descs]
+        if node.choice is not None and node.choice.target == "onednn":
+            _execute(node, {name: flat for name, (flat, _) in operands.items()}, results)
+        else:
+            tensors = {name: view(flat, desc) for name, (flat, desc) in operands.items()}
+            for flat, desc, value in zip(results, node.descs, call_reference(node, tensors), strict=True):
+                view(flat, desc).copy_(value)
+        return results
+
+
+def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
+    return all(
+        size == 1 or a == b for size, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)
+    )
+
+
+def _execute(node: Node, operands: Mapping[str, torch.Tensor], results: list[torch.Tensor]) -> None:
+    engine = dnnl.Engine.cpu()
+    pd: dnnl.PrimitiveDesc = node.choice.handle if node.choice is not None else None
+    flat = {**operands, "dst": results[0]}
+    memories = {
+        arg: dnnl.Memory(engine, md, flat[name].data_ptr(), flat[name]) for name, arg, md in arguments(node, pd)
+    }
+    if pd.scratchpad_nbytes:
+        scratchpad = aligned_bytes(pd.scratchpad_nbytes)
+        md = pd.query_md("scratchpad")
+        if md is not None:
+            memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, scratchpad.data_ptr(), scratchpad)
+    dnnl.Primitive(pd).execute(dnnl.Stream(engine), memories)

@@ -1,0 +1,118 @@
+"""Running a plan: inputs checked, a free context found or made, results handed over."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from fmtprop.errors import InputError, PlanError
+from fmtprop.ir.tensors import data_type
+from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.context import Context
+from fmtprop.runtime.plan import Plan
+
+
+class Executor:
+    """Runs one plan, from any number of threads at once.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to run.
+
+    Notes
+    -----
+    Contexts are made on demand and kept for later runs: as many as ever ran at the same time.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._free: deque[Context] = deque()
+        self._process = os.getpid()
+
+    def run(self, inputs: Sequence[object]) -> list[torch.Tensor]:
+        """Execute the plan.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor
+            One for each graph input, any strides.
+
+        Returns
+        -------
+        list of torch.Tensor
+            New tensors; a later run never overwrites them.
+
+        Raises
+        ------
+        InputError
+            Number, shape, data type or device of an input does not fit.
+        PlanError
+            The process is a fork of the one that made the plan.
+        """
+        tensors = self._check(inputs)
+        context = self._context()
+        results = context.run(tensors)
+        self._free.append(context)
+        return results
+
+    def profile(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], list[float]]:
+        """Execute the plan once and return the seconds of each step beside the results."""
+        tensors = self._check(inputs)
+        context = self._context()
+        outcome = context.profile(tensors)
+        self._free.append(context)
+        return outcome
+
+    def close(self) -> None:
+        """Release every context that is not running."""
+        while self._free:
+            self._free.pop().close()
+
+    def _context(self) -> Context:
+        if os.getpid() != self._process and self.plan.threads > 1:
+            raise PlanError(
+                f"model {self.plan.name} was compiled for {self.plan.threads} OpenMP threads before this process was "
+                "forked, and its threads did not survive the fork: compile it in the child, start the child by "
+                "'spawn', or call torch.set_num_threads(1) before compiling"
+            )
+        # a thread that is new to torch takes over the number of threads that was set for the process
+        torch.get_num_threads()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Context(self.plan)
+
+    def _check(self, inputs: Sequence[object]) -> list[torch.Tensor]:
+        expected = self.plan.inputs
+        if len(inputs) != len(expected):
+            names = ", ".join(name for name, _, _ in expected)
+            raise InputError(f"model {self.plan.name} takes {len(expected)} inputs ({names}), got {len(inputs)}")
+        return [
+            _lay_out(name, tensor, desc) for (name, desc, _), tensor in zip(expected, inputs, strict=True)
+        ]
+
+
+def _lay_out(name: str, tensor: object, desc: MemoryDesc) -> torch.Tensor:
+    """Return the tensor in the format that the plan reads: itself, or a copy."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"input {name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise InputError(f"input {name} is on {tensor.device}, but plans run on the CPU: pass {name}.cpu()")
+    if tensor.layout is not torch.strided:
+        raise InputError(f"input {name} has layout {tensor.layout}; pass a strided tensor ({name}.to_dense())")
+    if tuple(tensor.shape) != desc.dims:
+        raise InputError(
+            f"input {name} has shape {tuple(tensor.shape)}, but the model was compiled for {desc.dims}; "
+            "compile again with example inputs of this shape"
+        )
+    if data_type(tensor.dtype) is not desc.dtype:
+        raise InputError(f"input {name} is {tensor.dtype}, but the model was compiled for {desc.dtype.value}")
+    tensor = tensor.detach()
+    same = all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
+    if same and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype).copy_(tensor)

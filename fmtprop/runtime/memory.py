@@ -1,0 +1,57 @@
+"""Memory that the plan owns, and torch views into it."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.arena import ALIGNMENT
+
+_HUGE_PAGE = 2 << 20
+
+
+def aligned_bytes(nbytes: int) -> torch.Tensor:
+    """Return flat uint8 memory whose first byte is aligned to 64 bytes."""
+    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    return raw[-raw.data_ptr() % ALIGNMENT :][:nbytes]
+
+
+def huge_bytes(nbytes: int) -> torch.Tensor:
+    """Return flat uint8 memory for an arena: written once, on transparent huge pages where the system grants them.
+
+    The memory is touched here because a kernel that reads never-written pages reads one shared zero page.
+    """
+    if nbytes == 0:
+        return torch.zeros(0, dtype=torch.uint8)
+    size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
+    pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    raw = torch.frombuffer(pages, dtype=torch.uint8)
+    return raw[-raw.data_ptr() % _HUGE_PAGE :][:nbytes].zero_()
+
+
+def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor:
+    """Return the torch tensor that a plain descriptor describes in flat bytes.
+
+    Parameters
+    ----------
+    memory : torch.Tensor
+        Flat uint8 memory.
+    desc : MemoryDesc
+        A plain format.
+    start : int
+        Byte from which the descriptor counts.
+    """
+    dtype = torch_dtype(desc.dtype)
+    whole = (memory.numel() - start) // desc.dtype.nbytes * desc.dtype.nbytes
+    elements = memory[start : start + whole].view(dtype)
+    return elements.as_strided(desc.dims, desc.strides, elements.storage_offset() + desc.offset0)
+
+
+def view_of_tensor(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    """Return another plain view of a tensor's own memory, counted from its first element."""
+    return tensor.as_strided(desc.dims, desc.strides, tensor.storage_offset() + desc.offset0)

@@ -1,0 +1,216 @@
+"""A plan checks itself: each distinct primitive runs once on small numbers and is compared with its reference.
+
+Operands are laid out and results read by the project's own numpy algebra, so that the check does not lean on the
+library it checks. What passed is remembered on disk by library, instruction set, threads and problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import numpy as np
+import platformdirs
+import torch
+
+from fmtprop import dnnl
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import DataType, MemoryDesc, pack, unpack
+from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.memory import aligned_bytes
+from fmtprop.runtime.plan import Step
+from fmtprop.targets.arguments import arguments
+
+#: largest error relative to the largest magnitude of the reference
+TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
+
+#: eltwise algorithms that are defined on positive numbers only
+_POSITIVE = frozenset({"log", "sqrt", "pow"})
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A primitive that gave a wrong answer.
+
+    Parameters
+    ----------
+    node : Node
+        The node whose primitive it is.
+    error : float
+        Largest error relative to the largest magnitude of the reference.
+    repro : str
+        benchdnn command line.
+    """
+
+    node: Node
+    error: float
+    repro: str
+
+    def __str__(self) -> str:
+        impl = self.node.choice.impl if self.node.choice is not None else "?"
+        return f"{self.node.label}: {impl} is off by {self.error:.1e} relative; reproduce with: {self.repro}"
+
+
+class Memory:
+    """The keys of the checks that passed, shared by all processes of a user.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The file; by default one for this library and instruction set in the user's cache directory
+        (``FMTPROP_CACHE_DIR`` overrides it).
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        library = dnnl.lib()
+        name = f"verified-{library.hash[:12]}-{library.isa}.txt"
+        self.path = path or cache_directory() / name
+        self._known: set[str] = set()
+        try:
+            self._known.update(self.path.read_text(encoding="ascii", errors="replace").split())
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _warn(f"cannot read {self.path} ({error.strerror}); every primitive is checked again")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Remember keys here and on disk; a disk that can't be written costs a warning, nothing else."""
+        new = [key for key in keys if key not in self._known]
+        if not new:
+            return
+        self._known.update(new)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(f"{self.path}.lock", timeout=10), self.path.open("a", encoding="ascii") as file:
+                file.write("".join(f"{key}\n" for key in new))
+        except (OSError, filelock.Timeout) as error:
+            _warn(f"cannot write {self.path} ({error}); the checks will be repeated")
+
+
+def cache_directory() -> Path:
+    """Return where fmtprop keeps what it measured and checked."""
+    import os
+
+    override = os.environ.get("FMTPROP_CACHE_DIR")
+    return Path(override) if override else Path(platformdirs.user_cache_dir("fmtprop"))
+
+
+def check_steps(steps: Iterable[Step], memory: Memory) -> list[Mismatch]:
+    """Check every distinct primitive that is not known to be right.
+
+    Parameters
+    ----------
+    steps : iterable of Step
+        A plan's steps; those of the reference target are passed over.
+    memory : Memory
+        What passed before; extended.
+
+    Returns
+    -------
+    list of Mismatch
+        The primitives that are wrong.
+    """
+    passed, wrong, seen = [], [], set()
+    for step in steps:
+        if step.primitive is None:
+            continue
+        key = key_of(step)
+        if key in memory or key in seen:
+            continue
+        seen.add(key)
+        error = check_step(step)
+        if error is None:
+            passed.append(key)
+        else:
+            wrong.append(Mismatch(step.node, error, step.primitive.desc.repro))
+    memory.add(passed)
+    return wrong
+
+
+def key_of(step: Step) -> str:
+    """Return a hash of everything that the result of a primitive depends on."""
+    node, choice = step.node, step.node.choice
+    operands = {name: repr(desc) for name, desc in choice.operands.items()} if choice is not None else {}
+    problem = {
+        "op": node.op,
+        "attrs": node.attrs.to_json(),
+        "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],
+        "impl": choice.impl if choice is not None else "",
+        "operands": operands,
+        "results": [repr(desc) for desc in node.descs],
+        "threads": torch.get_num_threads(),
+    }
+    return hashlib.sha256(json.dumps(problem, sort_keys=True).encode()).hexdigest()
+
+
+def check_step(step: Step) -> float | None:
+    """Run one primitive on small numbers; return its relative error where it is too large, else None."""
+    node = step.node
+    operands = {name: access.desc for name, access in step.operands.items()}
+    tensors = {name: _numbers(node, name, desc) for name, desc in operands.items()}
+    (expected, *_) = call_reference(node, tensors)
+    got = _execute(step, tensors)
+    return _error(got, expected, node.descs[0].dtype)
+
+
+def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
+    """Return quarters between -2 and 2, seeded by the operand: their sums are exact in f32 at these sizes."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()))
+    algorithms = {getattr(p.attrs, "alg", "") for p in node.post_ops} | {getattr(node.attrs, "alg", "")}
+    positive = name == "variance" or node.op == "eltwise" and algorithms & _POSITIVE or "div" in algorithms
+    low, high = (1, 9) if positive else (-8, 9)
+    quarters = torch.randint(low, high, desc.dims, generator=generator, dtype=torch.int8)
+    return quarters.to(torch_dtype(desc.dtype)) / 4 if desc.dtype.is_floating else quarters.to(torch_dtype(desc.dtype))
+
+
+def _execute(step: Step, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    engine, pd = dnnl.Engine.cpu(), step.primitive.desc
+    flat = {name: _packed(tensors[name], access.desc) for name, access in step.operands.items()}
+    result = step.node.descs[0]
+    flat["dst"] = aligned_bytes(result.nbytes).fill_(0x55)
+    for post_op in step.node.post_ops:
+        if post_op.op == "sum" and post_op.operand is not None:
+            flat["dst"] = flat[post_op.operand]
+    memories = {arg: dnnl.Memory(engine, md, flat[name].data_ptr()) for name, arg, md in arguments(step.node, pd)}
+    if pd.scratchpad_nbytes and (md := pd.query_md("scratchpad")) is not None:
+        flat["scratchpad"] = aligned_bytes(pd.scratchpad_nbytes).zero_()
+        memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, flat["scratchpad"].data_ptr())
+    step.primitive.execute(dnnl.Stream(engine), memories)
+    return _unpacked(flat["dst"], result)
+
+
+def _packed(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    buffer = torch.from_numpy(pack(bits, desc).view(np.uint8).reshape(-1))
+    return aligned_bytes(buffer.numel()).copy_(buffer)
+
+
+def _unpacked(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    array = unpack(flat.numpy().view(desc.dtype.numpy_dtype), desc)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.view(torch.bfloat16) if desc.dtype is DataType.BF16 else tensor
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor, dtype: DataType) -> float | None:
+    got, expected = got.double(), expected.double()
+    # NaN differs by design between oneDNN and PyTorch in a few functions; only numbers are compared
+    finite = torch.isfinite(expected)
+    scale = expected[finite].abs().max().item() if finite.any() else 0.0
+    difference = (got - expected)[finite].abs()
+    worst = difference.nan_to_num(torch.inf).max().item() if difference.numel() else 0.0
+    relative = worst / scale if scale else worst
+    return relative if relative > TOLERANCE.get(dtype, 0.0) else None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -1,0 +1,42 @@
+"""Which execution argument of a primitive carries which operand of a node."""
+
+from __future__ import annotations
+
+from fmtprop import dnnl
+from fmtprop.errors import PlanError
+from fmtprop.ir.node import Node
+from fmtprop.ir.op import OpDef, opdef
+
+
+def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.NativeDesc]]:
+    """Return (operand or result name, argument number, native descriptor) for everything but the scratchpad.
+
+    Raises
+    ------
+    PlanError
+        The primitive has no such argument.
+    """
+    declaration = opdef(node.op)
+    names = [name for name in (node.choice.operands if node.choice else {}) if not name.startswith("post_op_")]
+    numbered = [(name, _operand_number(declaration, name)) for name in names]
+    numbered += [
+        (name, int(dnnl.Arg[arg]))
+        for name, arg, _ in zip(declaration.result_names, declaration.result_args, node.results, strict=False)
+    ]
+    for index, post_op in enumerate(node.post_ops):
+        if post_op.operand is not None and post_op.op != "sum":
+            source = dnnl.Arg.WEIGHTS if post_op.op == "prelu" else dnnl.Arg.SRC_1
+            numbered.append((post_op.operand, dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | source))
+    found = []
+    for name, number in numbered:
+        md = pd.arg_md(number)
+        if md is None:
+            raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {name}")
+        found.append((name, number, md))
+    return found
+
+
+def _operand_number(declaration: OpDef, name: str) -> int:
+    operand = declaration.operand(name)
+    number = int(dnnl.Arg[operand.arg])
+    return number + int(name.rpartition("_")[2]) if operand.variadic else number
