@@ -1,13 +1,38 @@
 """Every op, one file per family, collected explicitly."""
 
 from fmtprop.ir.op import OPSET
+from fmtprop.ops.binary import BINARY, Binary
 from fmtprop.ops.building import emit
+from fmtprop.ops.concat import CONCAT, Concat
+from fmtprop.ops.convolution import CONVOLUTION, Conv
+from fmtprop.ops.deconvolution import DECONVOLUTION, Deconv
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
+from fmtprop.ops.lrn import LRN, Lrn
+from fmtprop.ops.normalization import (
+    BATCH_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    LAYER_NORMALIZATION,
+    BatchNorm,
+    GroupNorm,
+    LayerNorm,
+)
+from fmtprop.ops.resampling import RESAMPLING, Resampling
+from fmtprop.ops.sum import SUM, Sum
 from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, Reshape, Slice
 
 #: every declaration, in the order of the documentation
 OPS = (
+    CONVOLUTION,
+    DECONVOLUTION,
+    BATCH_NORMALIZATION,
+    LAYER_NORMALIZATION,
+    GROUP_NORMALIZATION,
+    LRN,
+    RESAMPLING,
     ELTWISE,
+    BINARY,
+    SUM,
+    CONCAT,
     RESHAPE,
     PERMUTE,
     SLICE,
@@ -18,10 +43,20 @@ OPSET.update({declaration.name: declaration for declaration in OPS})
 
 __all__ = [
     "OPS",
+    "BatchNorm",
+    "Binary",
+    "Concat",
+    "Conv",
+    "Deconv",
     "Eltwise",
     "Expand",
+    "GroupNorm",
+    "LayerNorm",
+    "Lrn",
     "Permute",
+    "Resampling",
     "Reshape",
     "Slice",
+    "Sum",
     "emit",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fmtprop.errors import GraphError, ShapeError
 from fmtprop.ir.graph import Graph
@@ -15,6 +15,8 @@ from fmtprop.layout import DataType
 if TYPE_CHECKING:
     from fmtprop.dnnl import PrimitiveDesc
     from fmtprop.layout import MemoryDesc
+
+T = TypeVar("T")
 
 
 def emit(
@@ -89,6 +91,25 @@ def lowering(pd: PrimitiveDesc, queries: Mapping[str, str]) -> Lowering:
 def only(types: Mapping[str, TensorType], *names: str) -> tuple[TensorType, ...]:
     """Return the types of these operands, in this order."""
     return tuple(types[name] for name in names)
+
+
+def operand_list(name: str, operands: Mapping[str, T]) -> list[T]:
+    """Return the inputs of a variadic operand in order: ``name_0``, ``name_1``, ….
+
+    Raises
+    ------
+    ShapeError
+        A number is missing.
+
+    Examples
+    --------
+    >>> operand_list("src", {"src_1": "b", "src_0": "a", "dst": "c"})
+    ['a', 'b']
+    """
+    numbers = sorted(int(key.removeprefix(f"{name}_")) for key in operands if key.startswith(f"{name}_"))
+    if numbers != list(range(len(numbers))):
+        raise ShapeError(f"operands {name}_{numbers} must be numbered from 0 without gaps")
+    return [operands[f"{name}_{number}"] for number in numbers]
 
 
 #: element types of oneDNN's floating-point primitives

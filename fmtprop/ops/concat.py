@@ -1,0 +1,141 @@
+"""Joining tensors along an axis: oneDNN's concat primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import is_native, lowering, normalised_axis, operand_list, promoted
+from fmtprop.ops.view_attrs import reshaped
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Concat(Attrs):
+    """Attributes of a concatenation.
+
+    Parameters
+    ----------
+    axis : int
+        The axis along which the sources follow each other, from 0.
+
+    References
+    ----------
+    oneDNN developer guide, "Concat".
+    """
+
+    axis: int
+
+    def __post_init__(self) -> None:
+        if self.axis < 0:
+            raise ShapeError(f"concat: axis is {self.axis}; count it from the front, from 0")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Concat, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the sources' dimensions, those along the axis added up."""
+    sources, axis = operand_list("src", types), attrs.axis
+    dims = list(sources[0].dims)
+    if axis >= len(dims):
+        raise ShapeError(f"src_0 has {len(dims)} dimensions, so there is no axis {axis} to concatenate")
+    for index, source in enumerate(sources[1:], 1):
+        if source.ndim != len(dims):
+            raise ShapeError(f"src_{index} has {source.ndim} dimensions but src_0 has {len(dims)}")
+        for other, (have, want) in enumerate(zip(source.dims, dims, strict=True)):
+            if other != axis and have != want:
+                raise ShapeError(
+                    f"src_{index} axis {other} has size {have} but src_0 axis {other} has {want}; "
+                    f"only axis {axis} may differ"
+                )
+        dims[axis] += source.dims[axis]
+    return (TensorType(dims, promoted(*sources)),)
+
+
+def reference(attrs: Concat, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    return (torch.cat(operand_list("src", tensors), attrs.axis),)
+
+
+def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the concat primitive descriptor."""
+    from fmtprop import dnnl
+
+    sources = operand_list("src", descs)
+    pd = dnnl.concat(descs["dst"], attrs.axis, sources, attr=attr)
+    return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _joined(call: Call, values: list[Value], axis: int) -> Value | None:
+    types = [call.type(value) for value in values]
+    # PyTorch skips tensors of shape [0] whatever the others' rank; oneDNN has no mixed data types here.
+    if not is_native(*types) or len({(t.ndim, t.dtype) for t in types}) > 1:
+        return None
+    if len(values) == 1:
+        return values[0]
+    return call.emit("concat", {f"src_{i}": value for i, value in enumerate(values)}, Concat(axis))
+
+
+def _cat(call: Call) -> Value | None:
+    values = call["tensors"]
+    return _joined(call, values, normalised_axis(call["dim"], call.results[0].ndim))
+
+
+def _stack(call: Call) -> Value | None:
+    values, axis = call["tensors"], normalised_axis(call["dim"], call.results[0].ndim)
+    if not is_native(*(call.type(value) for value in values), call.results[0]):
+        return None
+    dims = call.type(values[0]).dims
+    return _joined(call, [reshaped(call, value, (*dims[:axis], 1, *dims[axis:])) for value in values], axis)
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield whole and odd channel counts, other axes and many sources."""
+
+    def types(*dims: tuple[int, ...]) -> dict[str, TensorType]:
+        return {f"src_{i}": TensorType(d) for i, d in enumerate(dims)}
+
+    yield Sample("channels", Concat(1), types((2, 16, 5, 7), (2, 32, 5, 7)))
+    yield Sample("odd_channels", Concat(1), types((2, 17, 5, 7), (2, 3, 5, 7), (2, 8, 5, 7)))
+    yield Sample("batch", Concat(0), types((1, 17, 5, 7), (2, 17, 5, 7)))
+    yield Sample("width", Concat(3), types((2, 17, 5, 7), (2, 17, 5, 2)))
+    yield Sample("rows", Concat(0), types((3, 40), (1, 40)))
+    yield Sample("many", Concat(1), types(*[(1, 8, 3, 3)] * 9))
+    yield Sample("volume", Concat(1), types((1, 8, 3, 4, 5), (1, 16, 3, 4, 5)))
+
+
+CONCAT = OpDef(
+    name="concat",
+    attrs=Concat,
+    operands=(Operand("src", "MULTIPLE_SRC", variadic=True),),
+    category=Category.MULTI_SRC,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    samples=samples,
+    torch={
+        "aten.cat.default": _cat,
+        "aten.concat.default": _cat,
+        "aten.concatenate.default": _cat,
+        "aten.stack.default": _stack,
+    },
+)

@@ -1,0 +1,108 @@
+"""Weighted sum of tensors of one shape: oneDNN's sum primitive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.node import Attrs
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import lowering, operand_list, promoted
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Sum(Attrs):
+    """Attributes of a weighted sum.
+
+    Parameters
+    ----------
+    scales : tuple of float
+        Factor of each source; finite.
+
+    References
+    ----------
+    oneDNN developer guide, "Sum".
+    """
+
+    scales: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for index, scale in enumerate(self.scales):
+            if not math.isfinite(scale):
+                raise ShapeError(f"sum: scales[{index}] is {scale}; a scale must be finite")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Sum, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the common dimensions of all sources; data types promote as in PyTorch."""
+    sources = operand_list("src", types)
+    if len(sources) != len(attrs.scales):
+        raise ShapeError(f"sum has {len(sources)} sources but {len(attrs.scales)} scales; each source needs one")
+    for index, source in enumerate(sources):
+        if source.dims != sources[0].dims:
+            raise ShapeError(
+                f"src_{index} has dimensions {source.dims} but src_0 has {sources[0].dims}; sum does not broadcast"
+            )
+    return (TensorType(sources[0].dims, promoted(*sources)),)
+
+
+def reference(attrs: Sum, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch; accumulates in f32 as the primitive does."""
+    sources = operand_list("src", tensors)
+    dtype = sources[0].dtype
+    for source in sources[1:]:
+        dtype = torch.promote_types(dtype, source.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    total = sources[0].to(wide) * attrs.scales[0]
+    for source, scale in zip(sources[1:], attrs.scales[1:], strict=True):
+        total = total.add(source.to(wide), alpha=scale)
+    return (total.to(dtype),)
+
+
+def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the sum primitive descriptor."""
+    from fmtprop import dnnl
+
+    sources = operand_list("src", descs)
+    pd = dnnl.sum(descs["dst"], attrs.scales, sources, attr=attr)
+    return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield sums of one, two and four sources."""
+    for count in (1, 2, 4):
+        scales = tuple(1.0 + 0.5 * i for i in range(count))
+        yield Sample(f"of_{count}", Sum(scales), {f"src_{i}": TensorType((2, 17, 5, 7)) for i in range(count)})
+    yield Sample("difference", Sum((1.0, -1.0)), {"src_0": TensorType((3, 40)), "src_1": TensorType((3, 40))})
+
+
+#: no importer of its own: PyTorch's additions arrive as `binary`, whose importer emits this one where a factor
+#: comes with it
+SUM = OpDef(
+    name="sum",
+    attrs=Sum,
+    operands=(Operand("src", "MULTIPLE_SRC", variadic=True),),
+    category=Category.MULTI_SRC,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    as_post_op=True,
+    inplace=frozenset({"src_0"}),
+    samples=samples,
+)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import Concat, emit
+from tests.ops.fake_call import FakeCall, check_import
+
+X, Y = TensorType((2, 6, 4)), TensorType((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "ops"),
+    [
+        ("aten.cat.default", ([X, Y], 1), ["concat"]),
+        ("aten.cat.default", ([X, Y, X], -2), ["concat"]),
+        ("aten.cat.default", ([X] * 12,), ["concat"]),
+        ("aten.concat.default", ([X, X],), ["concat"]),
+        ("aten.stack.default", ([X, X], -1), ["reshape", "reshape", "concat"]),
+        ("aten.stack.default", ([X, X, X], 1), ["reshape"] * 3 + ["concat"]),
+        ("aten.stack.default", ([X],), ["reshape"]),
+    ],
+)
+def test_importers_agree_with_torch(target, args, ops):
+    assert sorted(check_import(target, *args).ops()) == sorted(ops)
+
+
+def test_one_tensor_is_itself():
+    assert FakeCall("aten.cat.default", [X]).run() == Value("x0")
+
+
+INTS = TensorType((2, 3), "s64")
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        ("aten.cat.default", ([INTS, INTS],)),
+        ("aten.cat.default", ([X, X.with_dtype("bf16")],)),
+        ("aten.cat.default", ([X, TensorType((0,))],)),
+        ("aten.stack.default", ([INTS, INTS],)),
+        ("aten.stack.default", ([TensorType(()), TensorType(())],)),
+    ],
+)
+def test_importers_decline(target, args):
+    assert FakeCall(target, *args).run() is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "axis", "message"),
+    [
+        ([(2, 3), (4, 3)], 1, "src_1 axis 0 has size 4 but src_0 axis 0 has 2; only axis 1 may differ"),
+        ([(2, 3), (2, 3, 1)], 1, "src_1 has 3 dimensions but src_0 has 2"),
+        ([(2, 3), (2, 3)], 2, "src_0 has 2 dimensions, so there is no axis 2"),
+        ([(2, 3), (2, 3)], -1, "axis is -1; count it from the front"),
+    ],
+)
+def test_errors(dims, axis, message):
+    graph = Graph()
+    inputs = {f"src_{i}": graph.input(f"x{i}", TensorType(d)) for i, d in enumerate(dims)}
+    with pytest.raises(ShapeError, match=message):
+        emit(graph, "concat", inputs, Concat(axis))
+
+
+def test_reference_takes_integers():
+    from fmtprop.ops.concat import CONCAT
+
+    (joined,) = CONCAT.reference(Concat(0), {"src_0": torch.tensor([1]), "src_1": torch.tensor([2, 3])})
+    assert joined.tolist() == [1, 2, 3]
