@@ -15,7 +15,7 @@ from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import geometry
 from fmtprop.layout.dtypes import DataType
 from fmtprop.layout.geometry import Geometry
-from fmtprop.layout.tags import InnerBlock, parse_tag
+from fmtprop.layout.tags import InnerBlock
 
 D = TypeVar("D", bound="DescBase")
 
@@ -54,35 +54,6 @@ class DescBase:
     _tag: str | None
     _key: tuple[object, ...]
     _hash: int
-
-    def __init__(
-        self,
-        dims: Iterable[int],
-        dtype: object = DataType.F32,
-        *,
-        tag: str | None = None,
-        strides: Iterable[int] | None = None,
-        inner_blocks: Iterable[tuple[int, int]] = (),
-        padded_dims: Iterable[int] | None = None,
-        padded_offsets: Iterable[int] | None = None,
-        offset0: int = 0,
-    ) -> None:
-        dims = geometry.check_dims(dims)
-        if tag is not None:
-            if strides is not None or inner_blocks or padded_dims is not None or padded_offsets is not None:
-                raise ShapeError(f"give either tag={tag!r} or strides, inner_blocks and padding, not both")
-            if tag == "any":
-                if offset0:
-                    raise ShapeError(f"format any has no offset0, but {offset0} was given")
-                self._fill(dims, dtype, FormatKind.ANY, None)
-                return
-            start = geometry.check_dims((offset0,), "offset0")[0] if offset0 else 0
-            g = geometry.from_tag(dims, parse_tag(tag), start)
-            self._fill(dims, dtype, FormatKind.BLOCKED, g, elements=g.offset0 + prod(g.padded_dims))
-            return
-        g = geometry.make(dims, strides, inner_blocks, padded_dims, padded_offsets, offset0)
-        geometry.check(g, regular=True)
-        self._fill(dims, dtype, FormatKind.BLOCKED, g)
 
     def _fill(
         self,
@@ -127,7 +98,9 @@ class DescBase:
         -------
         MemoryDesc
         """
-        return cls(dims, dtype, tag="any")
+        md = cls.__new__(cls)
+        md._fill(geometry.check_dims(dims), dtype, FormatKind.ANY, None)
+        return md
 
     @classmethod
     def opaque(cls: type[D], dims: Iterable[int], dtype: object, nbytes: int, token: Hashable) -> D:
@@ -267,6 +240,54 @@ class DescBase:
             tag = geometry.find_tag(self._geometry)
         object.__setattr__(self, "_tag", tag)
         return tag
+
+    # ---- properties of the format
+
+    @property
+    def nelems(self) -> int:
+        """Number of logical elements."""
+        return prod(self.dims)
+
+    @property
+    def is_plain(self) -> bool:
+        """True for strides without inner blocks."""
+        return self._geometry is not None and not self._geometry.inner_blocks
+
+    @property
+    def is_regular(self) -> bool:
+        """True where the strides satisfy SPEC M3, so that oneDNN can create the descriptor."""
+        return self._geometry is not None and geometry.is_regular(self._geometry)
+
+    @property
+    def has_broadcast(self) -> bool:
+        """True where an element is repeated (stride 0 along a dimension larger than 1)."""
+        g = self._geometry
+        return g is not None and any(s == 0 and n > 1 for s, n in zip(g.strides, g.outer_counts(), strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """True where the padded elements fill the storage: no gaps and no repetition (padding allowed)."""
+        g = self._geometry
+        if g is None or g.offset0 or self.has_broadcast:
+            return False
+        return prod(g.padded_dims) * self.dtype.nbytes == self.nbytes
+
+    @property
+    def is_packed(self) -> bool:
+        """True where the logical elements fill the storage, each with a place of its own (SPEC D3)."""
+        return self.is_dense and self.padded_dims == self.dims
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes of storage that hold no logical element: padding and gaps."""
+        g = self.geometry
+        stored = prod(d for d, s, n in zip(g.dims, g.strides, g.outer_counts(), strict=True) if s or n == 1)
+        return self.nbytes - stored * self.dtype.nbytes if self.nbytes else 0
+
+    @property
+    def padding_percent(self) -> float:
+        """Share of the storage that holds no logical element, in percent."""
+        return 100.0 * self.padding_bytes / self.nbytes if self.nbytes else 0.0
 
     # ---- identity
 
