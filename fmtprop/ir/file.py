@@ -230,11 +230,10 @@ def _assemble(document: Mapping[str, Any], reader: Reader) -> nx.MultiDiGraph[st
         _add_node(nxg, index, row, reader)
     for index, row in enumerate(rows):
         for position, (operand, reference) in enumerate(row.get("inputs", {}).items()):
-            producer, result = _producer(f"nodes[{index}] ({row['name']}): inputs.{operand}", reference)
+            where = f"nodes[{index}] ({row['name']}): inputs.{operand}"
+            producer, result = _producer(where, reference)
             if producer not in nxg:
-                raise GraphError(
-                    f"nodes[{index}] ({row['name']}): operand {operand} reads {producer!r}, which is missing"
-                )
+                raise GraphError(f"{where} names {producer!r}, but there is no such node")
             nxg.add_edge(producer, row["name"], key=operand, result=result, position=position)
     return nxg
 

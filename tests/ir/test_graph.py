@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from fmtprop.errors import GraphError
+from fmtprop.ir import Attrs, Graph, Node, TensorType, Value
+from fmtprop.ops import Eltwise
+from tests.ir.graphs import TYPE, chain, relu
+
+
+def names(graph: Graph) -> list[str]:
+    return [node.name for node in graph.nodes()]
+
+
+def node(name: str) -> Node:
+    return Node(name, "eltwise", Eltwise("relu"), (TYPE,))
+
+
+def test_ready_nodes_keep_the_order_of_adding():
+    graph = Graph()
+    x = graph.input("x", TYPE)
+    for name in ("c", "a", "b"):
+        graph.output(relu(graph, x, name), f"out_{name}")
+    assert names(graph) == ["x", "c", "out_c", "a", "out_a", "b", "out_b"]
+
+
+def test_an_inserted_node_takes_the_place_of_its_reader():
+    graph = chain()
+    graph.insert(node("early"), {"src": Value("x")}, before="a")
+    assert names(graph) == ["x", "early", "a", "b", "w", "y", "z"]
+
+
+def test_two_nodes_inserted_before_the_same_node_keep_their_order():
+    graph = chain()
+    graph.insert(node("first"), {"src": Value("x")}, before="b")
+    graph.insert(node("second"), {"src": Value("x")}, before="b")
+    assert names(graph) == ["x", "a", "first", "second", "b", "w", "y", "z"]
+
+
+def test_replace_uses_moves_every_reader_and_nothing_else():
+    graph = Graph()
+    x = graph.input("x", TYPE)
+    a, b = relu(graph, x, "a"), relu(graph, x, "b")
+    c, d = relu(graph, a, "c"), relu(graph, a, "d")
+    for value in (b, c, d):
+        graph.output(value)
+    graph.replace_uses(a, b)
+    assert graph.readers(a) == []
+    assert graph.readers(b) == [("c", "src"), ("d", "src"), ("output_1", "src")]
+
+
+def test_set_input_keeps_the_order_of_operands():
+    graph = Graph()
+    x, y = graph.input("x", TYPE), graph.input("y", TYPE)
+    graph.add(Node("n", "any", Attrs(), (TYPE,)), {"src_0": x, "src_1": y, "src_2": x})
+    graph.set_input("n", "src_1", x)
+    assert graph.inputs("n") == {"src_0": x, "src_1": x, "src_2": x}
+    assert list(graph.inputs("n")) == ["src_0", "src_1", "src_2"]
+
+
+def test_remove_dead_keeps_inputs_and_what_outputs_need():
+    graph = chain()
+    value = relu(graph, Value("a"), "dead_1")
+    relu(graph, value, "dead_2")
+    graph.constant("dead_3", TYPE, None)
+    graph.input("unused", TYPE)
+    assert graph.remove_dead() == 3
+    assert names(graph) == ["x", "a", "b", "w", "y", "z", "unused"]
+    assert set(graph.constants) == {"w"}
+
+
+def test_a_copy_is_independent():
+    graph = chain()
+    other = graph.copy()
+    other.replace(other.node("a").with_(origin="changed"))
+    other.set_input("b", "src", Value("x"))
+    other.constants["w"] = None
+    assert graph.node("a").origin == ""
+    assert graph.inputs("b") == {"src": Value("a")}
+    assert graph.constants["w"] is not None
+    assert names(graph) == names(chain())
+
+
+def test_ancestors_are_all_that_a_node_depends_on():
+    assert chain().ancestors("y") == {"x", "a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda g: g.node("nope"), "graph chain has no node 'nope'"),
+        (lambda g: g.add(node("a"), {}), "graph chain already has a node 'a'"),
+        (lambda g: g.add(node("n"), {"src": Value("nope")}), "node n (eltwise): operand src reads nope, which is not"),
+        (lambda g: g.add(node("n"), {"src": Value("a", 1)}), "node a (eltwise) has 1 results, no result 1"),
+        (lambda g: g.remove("a"), "node a (eltwise) cannot be removed: b reads it"),
+        (
+            lambda g: g.set_input("a", "weights", Value("x")),
+            "node a (eltwise) has no operand 'weights'; it has",
+        ),
+        (lambda g: g.desc_of(Value("a")), "node a (eltwise) has no format yet: assign formats first"),
+    ],
+)
+def test_a_wrong_edit_is_refused(edit, message):
+    graph = chain()
+    with pytest.raises(GraphError) as caught:
+        edit(graph)
+    assert message in str(caught.value)
+    assert names(graph) == names(chain())
+
+
+def test_a_cycle_is_named():
+    graph = chain()
+    graph.set_input("a", "src", Value("b"))
+    with pytest.raises(GraphError, match=r"graph chain has a cycle: (a -> b|b -> a)"):
+        graph.nodes()
+
+
+def test_dimensions_must_be_natural_numbers():
+    with pytest.raises(ValueError, match="dimension 1 must be a non-negative int, got -3"):
+        TensorType((2, -3))
