@@ -1,0 +1,237 @@
+"""Primitive attributes and post-ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from dataclasses import dataclass
+
+from fmtprop.dnnl import _abi
+from fmtprop.dnnl.desc import NativeDesc
+from fmtprop.dnnl.enums import algorithm, data_type, fpmath_mode
+from fmtprop.dnnl.handle import Handle
+from fmtprop.dnnl.library import lib, raise_status
+from fmtprop.dnnl.sizes import int64_array
+from fmtprop.errors import UnsupportedOpError
+
+_SCRATCHPAD = _abi.ENUMS["dnnl_scratchpad_mode_t"]
+_UNDEF = _abi.ENUMS["dnnl_data_type_t"]["data_type_undef"]
+
+
+@dataclass(frozen=True)
+class PostOp:
+    """What was appended, for messages, reports and benchdnn lines.
+
+    Parameters
+    ----------
+    kind : str
+        ``"eltwise"``, ``"sum"``, ``"binary"``, ``"prelu"`` or ``"convolution"`` (depthwise).
+    alg : str
+        Algorithm of eltwise and binary.
+    values : tuple
+        Numbers in the order of the ``append_*`` parameters.
+    src1 : NativeDesc or None
+        Second source of a binary post-op.
+    dtype : str
+        Data type of sum; of depthwise, that of its destination.
+    """
+
+    kind: str
+    alg: str = ""
+    values: tuple[float, ...] = ()
+    src1: NativeDesc | None = None
+    dtype: str = ""
+
+
+class PostOps(Handle[_abi.dnnl_post_ops_t]):
+    """A chain of post-ops, applied to the result of a primitive in this order.
+
+    Every ``append_*`` returns the object itself, and raises `DnnlError` where oneDNN refuses.
+
+    Examples
+    --------
+    >>> from fmtprop import dnnl
+    >>> post_ops = dnnl.PostOps().append_sum(1.0).append_eltwise("eltwise_relu")
+    >>> [op.kind for op in post_ops.ops]
+    ['sum', 'eltwise']
+    """
+
+    handle_kind = "post_ops"
+    __slots__ = ("ops",)
+
+    def __init__(self) -> None:
+        out = _abi.dnnl_post_ops_t()
+        raise_status("dnnl_post_ops_create", lib().post_ops_create(byref(out)))
+        super().__init__(out, lib().post_ops_destroy)
+        self.ops: list[PostOp] = []
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def append_eltwise(self, alg: str, alpha: float = 0.0, beta: float = 0.0) -> PostOps:
+        """Append ``dst = alg(dst)``.
+
+        Parameters
+        ----------
+        alg : str
+            Such as ``"eltwise_relu"``.
+        alpha, beta : float
+            Meaning depends on the algorithm.
+
+        Returns
+        -------
+        PostOps
+        """
+        status = lib().post_ops_append_eltwise(self.handle, algorithm(alg), alpha, beta)
+        return self._appended("eltwise", status, PostOp("eltwise", alg, (alpha, beta)))
+
+    def append_sum(self, scale: float = 1.0, zero_point: int = 0, dtype: object = None) -> PostOps:
+        """Append ``dst = result + scale * (old dst - zero_point)``.
+
+        Parameters
+        ----------
+        scale : float
+        zero_point : int
+        dtype : DataType or str, optional
+            How to read the old dst; same size as dst's type. Default: dst's.
+
+        Returns
+        -------
+        PostOps
+        """
+        number = _UNDEF if dtype is None else data_type(dtype)
+        status = lib().post_ops_append_sum(self.handle, scale, zero_point, number)
+        op = PostOp("sum", values=(scale, zero_point), dtype="" if dtype is None else str(dtype))
+        return self._appended("sum", status, op)
+
+    def append_binary(self, alg: str, src1: NativeDesc) -> PostOps:
+        """Append ``dst = alg(dst, src1)``, src1 broadcast.
+
+        Parameters
+        ----------
+        alg : str
+            Such as ``"binary_add"``.
+        src1 : NativeDesc
+            At execution it is argument ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.SRC_1``.
+
+        Returns
+        -------
+        PostOps
+        """
+        status = lib().post_ops_append_binary(self.handle, algorithm(alg), src1.handle)
+        return self._appended("binary", status, PostOp("binary", alg, src1=src1))
+
+    def append_prelu(self, mask: int) -> PostOps:
+        """Append a prelu whose slopes vary along the axes set in ``mask``.
+
+        Parameters
+        ----------
+        mask : int
+            Bit i set: one slope per index of axis i. At execution the slopes (f32, plain) are argument
+            ``Arg.ATTR_MULTIPLE_POST_OP(i) | Arg.WEIGHTS``.
+
+        Returns
+        -------
+        PostOps
+        """
+        status = lib().post_ops_append_prelu(self.handle, mask)
+        return self._appended("prelu", status, PostOp("prelu", values=(mask,)))
+
+    def append_dw(
+        self,
+        weights_dtype: object,
+        bias_dtype: object,
+        dst_dtype: object,
+        kernel: int,
+        stride: int,
+        padding_l: int,
+    ) -> PostOps:
+        """Append a depthwise 2-D convolution.
+
+        Parameters
+        ----------
+        weights_dtype, bias_dtype, dst_dtype : DataType or str
+            ``bias_dtype`` None for no bias.
+        kernel, stride, padding_l : int
+            Same in both spatial axes. Weights and bias are arguments ``Arg.ATTR_POST_OP_DW | Arg.WEIGHTS`` and
+            ``Arg.ATTR_POST_OP_DW | Arg.BIAS``.
+
+        Returns
+        -------
+        PostOps
+        """
+        bias = _UNDEF if bias_dtype is None else data_type(bias_dtype)
+        int64_array((kernel, stride, padding_l), "depthwise kernel, stride and padding")
+        status = lib().post_ops_append_dw(
+            self.handle, data_type(weights_dtype), bias, data_type(dst_dtype), kernel, stride, padding_l
+        )
+        op = PostOp("convolution", values=(kernel, stride, padding_l), dtype=str(dst_dtype))
+        return self._appended("dw", status, op)
+
+    def _appended(self, name: str, status: int, op: PostOp) -> PostOps:
+        raise_status(f"dnnl_post_ops_append_{name}", status, f"{op} after {len(self.ops)} others")
+        self.ops.append(op)
+        return self
+
+
+class PrimitiveAttr(Handle[_abi.dnnl_primitive_attr_t]):
+    """Attributes of a primitive.
+
+    Parameters
+    ----------
+    post_ops : PostOps, optional
+        Copied by oneDNN.
+    scratchpad : {"user", "library"}
+        Always ``"user"`` in this project: in library mode a primitive may crash when it runs in another thread
+        than its creator's.
+    fpmath : {"strict", "bf16", "f16", "tf32", "any"}, optional
+        Down-conversion that f32 arithmetic may use. Default: oneDNN's, which is strict.
+    scales, zero_points : sequence of (int, int), optional
+        (argument, mask) for each scaled argument; the values are run-time arguments.
+    deterministic : bool, optional
+        Ask for bitwise reproducible results (v3.5 and later).
+
+    Raises
+    ------
+    DnnlError
+        If oneDNN refuses.
+    UnsupportedOpError
+        For an unknown scratchpad or fpmath mode.
+    """
+
+    handle_kind = "primitive_attr"
+    __slots__ = ("fpmath", "ops", "scales", "zero_points")
+
+    def __init__(
+        self,
+        post_ops: PostOps | None = None,
+        scratchpad: str = "user",
+        fpmath: str | None = None,
+        scales: Sequence[tuple[int, int]] = (),
+        zero_points: Sequence[tuple[int, int]] = (),
+        deterministic: bool = False,
+    ) -> None:
+        if f"scratchpad_mode_{scratchpad}" not in _SCRATCHPAD:
+            raise UnsupportedOpError(f"unknown scratchpad mode {scratchpad!r}; use 'user' (or 'library')")
+        out = _abi.dnnl_primitive_attr_t()
+        raise_status("dnnl_primitive_attr_create", lib().primitive_attr_create(byref(out)))
+        super().__init__(out, lib().primitive_attr_destroy)
+        self.ops: tuple[PostOp, ...] = tuple(post_ops.ops) if post_ops is not None else ()
+        self.fpmath = fpmath
+        self.scales = tuple(scales)
+        self.zero_points = tuple(zero_points)
+        self._set("scratchpad_mode", _SCRATCHPAD[f"scratchpad_mode_{scratchpad}"])
+        if post_ops is not None:
+            self._set("post_ops", post_ops.handle)
+        if fpmath is not None:
+            self._set("fpmath_mode", fpmath_mode(fpmath))
+        for argument, mask in self.scales:
+            self._set("scales_mask", int(argument), mask)
+        for argument, mask in self.zero_points:
+            self._set("zero_points_mask", int(argument), mask)
+        if deterministic:
+            self._set("deterministic", 1)
+
+    def _set(self, name: str, *values: object) -> None:
+        function = getattr(lib(), f"primitive_attr_set_{name}")
+        raise_status(f"dnnl_primitive_attr_set_{name}", function(self.handle, *values), f"values {values}")

@@ -1,0 +1,196 @@
+"""Create a native descriptor from the fields of a MemoryDesc.
+
+oneDNN can create plain layouts (strides), dense blocked layouts (tag) and regions of them (submemory). Every
+other layout is reached as a region of a dense one: a dimension's distance is the size of what lies inside it.
+The result is compared with what was asked for, field by field. Must not know who owns the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from math import prod
+
+from fmtprop.dnnl import _abi
+from fmtprop.dnnl.enums import data_type
+from fmtprop.dnnl.fields import query_fields
+from fmtprop.dnnl.library import lib, raise_status
+from fmtprop.dnnl.sizes import INT64_MAX, int64_array
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout import FormatKind, MemoryDesc
+
+_TAG_ANY = 1
+_TAG_NUMBERS = {name: number for number, name in enumerate(_abi.FORMAT_TAGS)}
+_LETTERS = "abcdefghijkl"
+
+
+def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
+    """Return a new native descriptor; the caller becomes its owner.
+
+    Parameters
+    ----------
+    desc : MemoryDesc
+        Any kind but opaque.
+
+    Returns
+    -------
+    dnnl_memory_desc_t
+
+    Raises
+    ------
+    ShapeError
+        If a size does not fit in 63 bits: oneDNN would accept it and allocate a wrong one.
+    FormatError
+        If oneDNN's API cannot create this layout.
+    """
+    _check_sizes(desc)
+    if desc.kind is FormatKind.ANY:
+        return _create_any(desc)
+    blocks = _blocks(desc)
+    if desc.tag is not None:
+        # Through the tag, dimensions of size 1 get the strides that oneDNN's own implementations look for.
+        pointer = _create_dense(desc.dims, desc, str(desc.tag))
+    elif not desc.inner_blocks and desc.padded_dims == desc.dims and desc.offset0 == 0:
+        pointer = _create_strided(desc)
+    else:
+        pointer = _create_region(desc, blocks)
+    _check_result(desc, pointer)
+    return pointer
+
+
+def _check_sizes(desc: MemoryDesc) -> None:
+    if not desc.dims:
+        raise FormatError(f"desc {desc}: oneDNN has no tensors of 0 dimensions; reshape the scalar to dims (1,)")
+    elements = prod(desc.dims)
+    nbytes = 0 if desc.kind is FormatKind.ANY else desc.nbytes
+    if max(elements * 8, nbytes) > INT64_MAX:
+        raise ShapeError(f"desc {desc}: {elements} elements do not fit in 64 bits of address; split the tensor")
+
+
+def _create_any(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
+    out = _abi.dnnl_memory_desc_t()
+    dims = int64_array(desc.dims, "dims")
+    status = lib().memory_desc_create_with_tag(byref(out), len(desc.dims), dims, data_type(desc.dtype), _TAG_ANY)
+    raise_status("dnnl_memory_desc_create_with_tag", status, f"{desc}")
+    return out
+
+
+def _create_strided(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
+    out = _abi.dnnl_memory_desc_t()
+    arrays = int64_array(desc.dims, "dims"), int64_array(_canonical_strides(desc), "strides")
+    status = lib().memory_desc_create_with_strides(
+        byref(out), len(desc.dims), arrays[0], data_type(desc.dtype), arrays[1]
+    )
+    raise_status("dnnl_memory_desc_create_with_strides", status, f"{desc}")
+    return out
+
+
+def _canonical_strides(desc: MemoryDesc) -> tuple[int, ...]:
+    """Give a dimension of size 1 the stride of a dense neighbour; it is never stepped over."""
+    strides = list(desc.strides)
+    for axis in reversed(range(len(strides))):
+        if desc.dims[axis] == 1:
+            inside = axis + 1 < len(strides)
+            strides[axis] = strides[axis + 1] * max(desc.dims[axis + 1], 1) if inside else 1
+    return tuple(strides)
+
+
+def _create_dense(dims: Sequence[int], desc: MemoryDesc, tag: str) -> _abi.dnnl_memory_desc_t:
+    out = _abi.dnnl_memory_desc_t()
+    array = int64_array(dims, "dims")
+    dtype = data_type(desc.dtype)
+    if lib().has("memory_desc_create_with_string_tag"):
+        status = lib().memory_desc_create_with_string_tag(byref(out), len(dims), array, dtype, tag.encode())
+        raise_status("dnnl_memory_desc_create_with_string_tag", status, f"{desc}, tag {tag}")
+        return out
+    if tag not in _TAG_NUMBERS:
+        raise FormatError(f"desc {desc}: this oneDNN build knows no tag {tag!r}; use a plain format")
+    status = lib().memory_desc_create_with_tag(byref(out), len(dims), array, dtype, _TAG_NUMBERS[tag])
+    raise_status("dnnl_memory_desc_create_with_tag", status, f"{desc}, tag {tag}")
+    return out
+
+
+def _create_region(desc: MemoryDesc, blocks: Sequence[int]) -> _abi.dnnl_memory_desc_t:
+    """Create the layout as a region of a dense parent."""
+    order = sorted(range(len(desc.dims)), key=lambda axis: (-desc.strides[axis], axis))
+    counts, offsets = _parent(desc, blocks, order)
+    dims = [
+        desc.dims[axis] + offsets[axis] if _needs_border(desc, blocks, axis) else counts[axis] * blocks[axis]
+        for axis in range(len(desc.dims))
+    ]
+    parent = _create_dense(dims, desc, _tag(desc, order))
+    try:
+        out = _abi.dnnl_memory_desc_t()
+        arrays = int64_array(desc.dims, "dims"), int64_array(offsets, "offsets")
+        status = lib().memory_desc_create_submemory(byref(out), parent, *arrays)
+        raise_status("dnnl_memory_desc_create_submemory", status, f"{desc} in a parent of dims {dims}, at {offsets}")
+        return out
+    finally:
+        lib().memory_desc_destroy(parent)
+
+
+def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the parent's number of blocks per axis, and where the region starts in it, in elements."""
+    counts = [-(-padded // block) for padded, block in zip(desc.padded_dims, blocks, strict=True)]
+    offsets = [0] * len(counts)
+    rest, outside = desc.offset0, None
+    for axis in order:
+        stride = desc.strides[axis]
+        if outside is not None:
+            # What lies inside the next larger stride is this dimension of the parent.
+            counts[axis], remainder = divmod(desc.strides[outside], stride) if stride else (0, 1)
+            if remainder:
+                raise FormatError(
+                    f"desc {desc}: oneDNN can create blocked layouts only as regions of a dense one, but stride "
+                    f"{desc.strides[outside]} is not a multiple of stride {stride}; reorder to a dense format first"
+                )
+        steps, rest = divmod(rest, stride) if stride else (0, rest)
+        offsets[axis] = steps * blocks[axis]
+        if outside is None:
+            counts[axis] += steps
+        outside = axis
+    innermost = prod(size for _, size in desc.inner_blocks)
+    if rest or (outside is not None and desc.strides[outside] != innermost):
+        raise FormatError(
+            f"desc {desc}: oneDNN can create blocked layouts only as regions of a dense one, but offset0 "
+            f"{desc.offset0} or the smallest stride is no multiple of the inner block of {innermost}; "
+            "reorder to a dense format first"
+        )
+    return counts, offsets
+
+
+def _needs_border(desc: MemoryDesc, blocks: Sequence[int], axis: int) -> bool:
+    """Tell whether the region ends inside a block, which oneDNN allows at the parent's border only."""
+    return desc.dims[axis] % blocks[axis] != 0
+
+
+def _tag(desc: MemoryDesc, order: Sequence[int]) -> str:
+    blocked = {axis for axis, _ in desc.inner_blocks}
+    outer = "".join(_LETTERS[axis].upper() if axis in blocked else _LETTERS[axis] for axis in order)
+    return outer + "".join(f"{size}{_LETTERS[axis]}" for axis, size in desc.inner_blocks)
+
+
+def _blocks(desc: MemoryDesc) -> list[int]:
+    blocks = [1] * len(desc.dims)
+    for axis, size in desc.inner_blocks:
+        blocks[axis] *= size
+    return blocks
+
+
+def _check_result(desc: MemoryDesc, pointer: _abi.dnnl_memory_desc_t) -> None:
+    """Refuse, and destroy, a native descriptor that is not what was asked for."""
+    got = query_fields(pointer)
+    strides_agree = all(
+        have == want or (dim == padded == 1)
+        for have, want, dim, padded in zip(got.strides, desc.strides, desc.dims, desc.padded_dims, strict=True)
+    )
+    same = (
+        strides_agree
+        and got.padded_dims == desc.padded_dims
+        and got.padded_offsets == desc.padded_offsets
+        and got.inner_blocks == tuple((axis, size) for axis, size in desc.inner_blocks)
+        and got.offset0 == desc.offset0
+    )
+    if not same:
+        lib().memory_desc_destroy(pointer)
+        raise FormatError(f"desc {desc}: oneDNN's API cannot create this layout (it gives {got}); reorder it first")

@@ -1,0 +1,338 @@
+"""Native memory descriptors and their conversion from and to `fmtprop.layout.MemoryDesc`.
+
+A native descriptor is more than its queryable fields: integer weights may carry a hidden compensation
+(``extra``). So the native handle is kept, equality is oneDNN's, and a descriptor that its fields cannot
+rebuild becomes an *opaque* MemoryDesc whose token leads back to the handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref, c_int
+from functools import lru_cache
+from itertools import count
+
+from fmtprop.dnnl import _abi
+from fmtprop.dnnl.build import create
+from fmtprop.dnnl.enums import data_type_name
+from fmtprop.dnnl.fields import ANY, BLOCKED, Fields, query_fields, query_ndims
+from fmtprop.dnnl.handle import Handle
+from fmtprop.dnnl.library import lib, raise_status
+from fmtprop.dnnl.sizes import int64_array
+from fmtprop.errors import DnnlError, FormatError, ShapeError
+from fmtprop.layout import FormatKind, InnerBlock, MemoryDesc
+
+# Opaque MemoryDesc <-> native descriptor. Kept for the life of the process: a MemoryDesc is a plain value, so
+# nobody can tell when its token is last used. There are as many as distinct opaque layouts, which is few.
+_OPAQUE_NATIVE: dict[MemoryDesc, NativeDesc] = {}
+_OPAQUE_DESC: dict[NativeDesc, MemoryDesc] = {}
+_OPAQUE_NUMBERS = count()
+
+
+class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
+    """Owner of a ``dnnl_memory_desc_t``.
+
+    Immutable; make one with `from_desc`, or take it from a primitive descriptor's ``query_md``.
+
+    Parameters
+    ----------
+    pointer : dnnl_memory_desc_t
+        The handle; this object becomes its owner.
+
+    Notes
+    -----
+    ``==`` asks ``dnnl_memory_desc_equal``; the hash agrees with it. Strides of size-1 dimensions do not matter.
+
+    Examples
+    --------
+    >>> from fmtprop import dnnl
+    >>> from fmtprop.layout import MemoryDesc
+    >>> native = dnnl.NativeDesc.from_desc(MemoryDesc((2, 17, 5, 7), "f32", tag="aBcd16b"))
+    >>> native.nbytes
+    8960
+    >>> native.desc.padded_dims
+    (2, 32, 5, 7)
+    """
+
+    handle_kind = "memory_desc"
+    __slots__ = ("_desc", "_fields", "_nbytes")
+
+    def __init__(self, pointer: _abi.dnnl_memory_desc_t) -> None:
+        super().__init__(pointer, lib().memory_desc_destroy)
+        self._desc: MemoryDesc | None = None
+        self._fields: Fields | None = None
+        self._nbytes: int | None = None
+
+    @classmethod
+    def from_desc(cls, desc: MemoryDesc) -> NativeDesc:
+        """Return the native descriptor of a MemoryDesc; equal descs share one.
+
+        Parameters
+        ----------
+        desc : MemoryDesc
+
+        Returns
+        -------
+        NativeDesc
+
+        Raises
+        ------
+        ShapeError
+            If a size exceeds what 64 bits hold.
+        FormatError
+            If oneDNN's API cannot create this layout, or an opaque desc comes from another process.
+        """
+        if desc.kind is FormatKind.OPAQUE:
+            return _opaque_native(desc)
+        native = _from_fields(desc)
+        if native.closed:
+            _from_fields.cache_clear()
+            native = _from_fields(desc)
+        return native
+
+    @property
+    def desc(self) -> MemoryDesc:
+        """The MemoryDesc with these fields, or an opaque one if fields do not tell everything."""
+        if self._desc is None:
+            self._desc = _describe(self)
+        return self._desc
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage from the buffer's start; for a submemory up to the end of the region."""
+        if self._nbytes is None:
+            # oneDNN answers 0 for a submemory.
+            native = lib().memory_desc_get_size(self.handle)
+            self._nbytes = self.desc.nbytes if self.fields.offset0 else native
+        return self._nbytes
+
+    @property
+    def fields(self) -> Fields:
+        """The queryable fields."""
+        if self._fields is None:
+            self._fields = query_fields(self.handle)
+        return self._fields
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Logical dimensions."""
+        return self.fields.dims
+
+    @property
+    def data_type(self) -> str:
+        """Name of the data type, such as ``"f32"``."""
+        return data_type_name(self.fields.data_type)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the format is left to a primitive."""
+        return self.fields.format_kind == ANY
+
+    def clone(self) -> NativeDesc:
+        """Return another owner of an equal descriptor."""
+        return _clone(self.handle)
+
+    def permute_axes(self, permutation: Sequence[int]) -> NativeDesc:
+        """Return the desc with axis ``i`` moved to position ``permutation[i]``; the data stays in place.
+
+        Parameters
+        ----------
+        permutation : sequence of int
+            ``dnnl_memory_desc_permute_axes``'s sense.
+
+        Returns
+        -------
+        NativeDesc
+
+        Raises
+        ------
+        ShapeError
+            If it is not a permutation of the axes.
+        DnnlError
+            If oneDNN refuses.
+        """
+        if sorted(permutation) != list(range(len(self.dims))):
+            raise ShapeError(f"permute_axes of {self}: {list(permutation)} is not a permutation of its axes")
+        out = _abi.dnnl_memory_desc_t()
+        array = (c_int * len(permutation))(*permutation)
+        status = lib().memory_desc_permute_axes(byref(out), self.handle, array)
+        raise_status("dnnl_memory_desc_permute_axes", status, f"{self}, permutation {list(permutation)}")
+        return NativeDesc(out)
+
+    def reshape(self, dims: Sequence[int]) -> NativeDesc:
+        """Return the desc of the same data seen with other dimensions.
+
+        Parameters
+        ----------
+        dims : sequence of int
+            Same number of elements.
+
+        Returns
+        -------
+        NativeDesc
+
+        Raises
+        ------
+        DnnlError
+            If the layout does not permit it without moving data.
+        """
+        out = _abi.dnnl_memory_desc_t()
+        status = lib().memory_desc_reshape(byref(out), self.handle, len(dims), int64_array(dims, "dims"))
+        raise_status("dnnl_memory_desc_reshape", status, f"{self} to dims {list(dims)}")
+        return NativeDesc(out)
+
+    def submemory(self, dims: Sequence[int], offsets: Sequence[int]) -> NativeDesc:
+        """Return the desc of a region of this one.
+
+        Parameters
+        ----------
+        dims, offsets : sequence of int
+            Extent and start of the region, per axis.
+
+        Returns
+        -------
+        NativeDesc
+
+        Raises
+        ------
+        ShapeError
+            If the number of dims or offsets is wrong.
+        DnnlError
+            If the region is out of bounds or cuts a block.
+        """
+        if not len(dims) == len(offsets) == len(self.dims):
+            raise ShapeError(
+                f"submemory of {self}: dims {list(dims)} and offsets {list(offsets)} need one entry per axis"
+            )
+        out = _abi.dnnl_memory_desc_t()
+        arrays = int64_array(dims, "dims"), int64_array(offsets, "offsets")
+        status = lib().memory_desc_create_submemory(byref(out), self.handle, *arrays)
+        details = f"{self}, region dims {list(dims)} at {list(offsets)}; offsets must be multiples of the blocks"
+        raise_status("dnnl_memory_desc_create_submemory", status, details)
+        return NativeDesc(out)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NativeDesc):
+            return NotImplemented
+        return self is other or bool(lib().memory_desc_equal(self.handle, other.handle))
+
+    def __hash__(self) -> int:
+        fields = self.fields
+        return hash((fields.dims, fields.data_type, fields.format_kind, fields.inner_blocks, fields.offset0))
+
+    def __str__(self) -> str:
+        dims = "x".join(map(str, self.dims))
+        return f"{self.data_type} {dims} {layout_name(self)}"
+
+    def __repr__(self) -> str:
+        return "NativeDesc(closed)" if self.closed else f"NativeDesc({self})"
+
+
+def layout_name(native: NativeDesc) -> str:
+    """Return the format as benchdnn writes it: a tag, ``any``, strides such as ``8x1``, or ``opaque``.
+
+    Parameters
+    ----------
+    native : NativeDesc
+
+    Returns
+    -------
+    str
+    """
+    fields = native.fields
+    if fields.format_kind == ANY:
+        return "any"
+    if fields.format_kind != BLOCKED:
+        return "opaque"
+    desc = native.desc
+    if desc.tag is not None:
+        return str(desc.tag)
+    if not fields.inner_blocks:
+        return "x".join(map(str, fields.strides))
+    blocks = "".join(f"{size}{chr(ord('a') + axis)}" for axis, size in fields.inner_blocks)
+    return f"strided[{'x'.join(map(str, fields.strides))}:{blocks}]"
+
+
+def _clone(pointer: _abi.dnnl_memory_desc_t) -> NativeDesc:
+    out = _abi.dnnl_memory_desc_t()
+    raise_status("dnnl_memory_desc_clone", lib().memory_desc_clone(byref(out), pointer))
+    return NativeDesc(out)
+
+
+def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
+    """Return an owned copy of a ``const_dnnl_memory_desc_t`` that oneDNN keeps; None for the zero descriptor.
+
+    Parameters
+    ----------
+    pointer : dnnl_memory_desc_t or None
+        Borrowed pointer, as ``dnnl_primitive_desc_query_md`` returns it.
+
+    Returns
+    -------
+    NativeDesc or None
+    """
+    if not pointer or query_ndims(pointer) == 0:
+        return None
+    return _clone(pointer)
+
+
+@lru_cache(maxsize=8192)
+def _from_fields(desc: MemoryDesc) -> NativeDesc:
+    return NativeDesc(create(desc))
+
+
+def _opaque_native(desc: MemoryDesc) -> NativeDesc:
+    native = _OPAQUE_NATIVE.get(desc)
+    if native is None:
+        raise FormatError(
+            f"opaque desc {desc} does not come from this process's oneDNN: opaque formats cannot be carried over; "
+            "ask a primitive for `any` again"
+        )
+    return native
+
+
+def _describe(native: NativeDesc) -> MemoryDesc:
+    fields = native.fields
+    name = data_type_name(fields.data_type)
+    if fields.format_kind == ANY:
+        return MemoryDesc.any(fields.dims, name)
+    if fields.format_kind == BLOCKED:
+        desc = _from_blocked(fields)
+        if desc is not None and _rebuilds(desc, native):
+            return desc
+    return _opaque_desc(native)
+
+
+@lru_cache(maxsize=8192)
+def _from_blocked(fields: Fields) -> MemoryDesc | None:
+    """Return the desc with these fields; None where the layout algebra refuses them."""
+    try:
+        return MemoryDesc.view(
+            fields.dims,
+            data_type_name(fields.data_type),
+            strides=fields.strides,
+            inner_blocks=tuple(InnerBlock(axis, size) for axis, size in fields.inner_blocks),
+            padded_dims=fields.padded_dims,
+            padded_offsets=fields.padded_offsets,
+            offset0=fields.offset0,
+        )
+    except (FormatError, ShapeError):
+        return None
+
+
+def _rebuilds(desc: MemoryDesc, native: NativeDesc) -> bool:
+    """Tell whether the fields say everything: hidden compensation makes the rebuilt descriptor differ."""
+    try:
+        return NativeDesc.from_desc(desc) == native
+    except (FormatError, ShapeError, DnnlError):
+        return False
+
+
+def _opaque_desc(native: NativeDesc) -> MemoryDesc:
+    # `setdefault` is atomic: two threads that meet a new layout at once agree on one token.
+    kept = native.clone()
+    fresh = MemoryDesc.opaque(native.dims, native.data_type, native.nbytes, f"dnnl:{next(_OPAQUE_NUMBERS)}")
+    desc = _OPAQUE_DESC.setdefault(kept, fresh)
+    if desc is fresh:
+        _OPAQUE_NATIVE[fresh] = kept
+    return desc

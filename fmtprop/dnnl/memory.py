@@ -1,0 +1,168 @@
+"""Memory objects and prebuilt argument lists.
+
+Owns how a pointer meets a descriptor; buffers belong to the caller. PyTorch tensors are met by their methods only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Array, byref, c_int, c_void_p
+from typing import Protocol
+
+from fmtprop.dnnl import _abi
+from fmtprop.dnnl._abi import Arg, dnnl_exec_arg_t
+from fmtprop.dnnl.desc import NativeDesc
+from fmtprop.dnnl.engine import Engine
+from fmtprop.dnnl.handle import Handle
+from fmtprop.dnnl.library import lib, raise_status
+from fmtprop.errors import InputError
+
+
+class StorageLike(Protocol):
+    """The storage of a tensor."""
+
+    def nbytes(self) -> int:
+        """Return the number of bytes."""
+        ...
+
+
+class TensorLike(Protocol):
+    """What `memory_of` needs of a PyTorch tensor."""
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        ...
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+        ...
+
+    def storage_offset(self) -> int:
+        """Return the elements of the storage before the first one."""
+        ...
+
+    def untyped_storage(self) -> StorageLike:
+        """Return the storage."""
+        ...
+
+
+class Memory(Handle[_abi.dnnl_memory_t]):
+    """A ``dnnl_memory_t`` over a buffer of the caller.
+
+    Parameters
+    ----------
+    engine : Engine
+    desc : NativeDesc
+        Anything but ``any``.
+    pointer : int or None
+        Address of at least ``desc.nbytes`` bytes that outlive every execution; None to set it later.
+    owner : object, optional
+        Kept alive with this object, such as the tensor that the pointer belongs to.
+
+    Raises
+    ------
+    DnnlError
+        If oneDNN refuses the descriptor.
+    """
+
+    handle_kind = "memory"
+    __slots__ = ("desc", "engine", "owner")
+
+    def __init__(self, engine: Engine, desc: NativeDesc, pointer: int | None, owner: object = None) -> None:
+        out = _abi.dnnl_memory_t()
+        status = lib().memory_create(byref(out), desc.handle, engine.handle, pointer)
+        raise_status("dnnl_memory_create", status, f"{desc}; a memory needs a concrete format, not `any`")
+        super().__init__(out, lib().memory_destroy)
+        self.engine = engine
+        self.desc = desc
+        self.owner = owner
+
+    def set_data_handle(self, pointer: int | None) -> None:
+        """Point at another buffer of at least ``desc.nbytes`` bytes.
+
+        Parameters
+        ----------
+        pointer : int or None
+
+        Raises
+        ------
+        DnnlError
+            If oneDNN refuses.
+        """
+        raise_status("dnnl_memory_set_data_handle", lib().memory_set_data_handle(self.handle, pointer), str(self.desc))
+
+    @property
+    def pointer(self) -> int | None:
+        """Address of the buffer; None if not set."""
+        out = c_void_p()
+        raise_status("dnnl_memory_get_data_handle", lib().memory_get_data_handle(self.handle, byref(out)))
+        return out.value
+
+
+def memory_of(tensor: TensorLike, desc: NativeDesc, engine: Engine | None = None) -> Memory:
+    """Return a memory over a tensor's own data, without a copy.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        A CPU tensor; only its methods are used.
+    desc : NativeDesc
+        How oneDNN is to read the bytes from ``tensor.data_ptr()`` on.
+    engine : Engine, optional
+        Default: the CPU engine.
+
+    Returns
+    -------
+    Memory
+        Keeps the tensor alive.
+
+    Raises
+    ------
+    InputError
+        If the desc reaches beyond the tensor's storage.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fmtprop import dnnl
+    >>> from fmtprop.layout import MemoryDesc
+    >>> x = torch.ones(2, 3)
+    >>> memory = dnnl.memory_of(x, dnnl.NativeDesc.from_desc(MemoryDesc((2, 3), "f32", tag="ab")))
+    >>> memory.pointer == x.data_ptr()
+    True
+    """
+    available = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    if desc.nbytes > available:
+        raise InputError(
+            f"tensor has {available} bytes from its first element on, but desc {desc} needs {desc.nbytes}; "
+            "allocate as many bytes as the desc's nbytes"
+        )
+    return Memory(engine if engine is not None else Engine.cpu(), desc, tensor.data_ptr(), tensor)
+
+
+class ExecArgs:
+    """A prebuilt C array of ``dnnl_exec_arg_t``.
+
+    Parameters
+    ----------
+    arguments : sequence of (int, Memory)
+        Argument number (`Arg`, or-ed for post-ops) and its memory.
+
+    Attributes
+    ----------
+    count : c_int
+        Number of entries, ready for the hot loop.
+    array : ctypes array
+        The entries.
+    memories : tuple of Memory
+        Kept alive as long as the array.
+    """
+
+    __slots__ = ("array", "count", "memories")
+
+    def __init__(self, arguments: Sequence[tuple[int | Arg, Memory]]) -> None:
+        self.memories = tuple(memory for _, memory in arguments)
+        self.array: Array[dnnl_exec_arg_t] = (dnnl_exec_arg_t * len(arguments))(
+            *(dnnl_exec_arg_t(int(arg), memory.handle) for arg, memory in arguments)
+        )
+        self.count = c_int(len(arguments))

@@ -1,0 +1,320 @@
+"""Primitive descriptors and primitives: query, choose among implementations, execute.
+
+Must not know the parameters of any particular primitive; those are in ``forward`` and ``backward``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes import byref, c_char_p, c_int
+from functools import cached_property
+from typing import Any
+
+from fmtprop.dnnl import _abi
+from fmtprop.dnnl._abi import Arg
+from fmtprop.dnnl.attr import PrimitiveAttr
+from fmtprop.dnnl.desc import NativeDesc, adopt_const
+from fmtprop.dnnl.engine import Engine, Stream
+from fmtprop.dnnl.enums import QUERY, primitive_kind_name
+from fmtprop.dnnl.handle import Handle
+from fmtprop.dnnl.library import lib, raise_status
+from fmtprop.dnnl.memory import ExecArgs, Memory
+from fmtprop.dnnl.problem import Problem
+from fmtprop.dnnl.recipe import Recipe, default_attr
+from fmtprop.dnnl.repro import benchdnn_line
+from fmtprop.errors import InputError, UnsupportedOpError
+
+_LAST_IMPL = _abi.ENUMS["dnnl_status_t"]["last_impl_reached"]
+_EXEC_ARG_MD = QUERY["query_exec_arg_md"]
+
+# Name -> (query, index). An indexed name such as "src_1" is split when it is not listed here.
+_MD_QUERIES = {
+    name: QUERY[f"query_{name}_md"]
+    for name in ("src", "diff_src", "weights", "diff_weights", "dst", "diff_dst", "workspace", "scratchpad")
+}
+_MD_ALIASES = {"bias": ("weights", 1), "diff_bias": ("diff_weights", 1)}
+
+
+class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
+    """One implementation of an operation, with every memory format decided.
+
+    Made by the constructors in this package, such as `convolution_forward`.
+
+    Parameters
+    ----------
+    pointer : dnnl_primitive_desc_t
+        The handle; this object becomes its owner.
+    recipe : Recipe
+        What it was created from.
+    index : int
+        Position among the implementations.
+    """
+
+    handle_kind = "primitive_desc"
+    __slots__ = ("__dict__", "_mds", "index", "recipe")
+
+    def __init__(
+        self,
+        pointer: _abi.dnnl_primitive_desc_t,
+        recipe: Recipe,
+        index: int = 0,
+    ) -> None:
+        super().__init__(pointer, lib().primitive_desc_destroy)
+        self.recipe = recipe
+        self.index = index
+        self._mds: dict[tuple[int, int], NativeDesc | None] = {}
+
+    @cached_property
+    def impl(self) -> str:
+        """Name of the implementation, such as ``"brgconv:avx512_core"`` (``impl_info_str``)."""
+        out = c_char_p()
+        query = QUERY["query_impl_info_str"]
+        raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
+        return (out.value or b"").decode()
+
+    @cached_property
+    def kind(self) -> str:
+        """Name of the primitive in oneDNN, such as ``"convolution"``."""
+        out = c_int()
+        query = QUERY["query_primitive_kind"]
+        raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
+        return primitive_kind_name(out.value)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is oneDNN's slow reference code: ``ref``, but not a wrapper over real kernels."""
+        return self.impl.startswith(("ref:", "ref_")) and "fused" not in self.impl
+
+    def query_md(self, name: str, index: int = 0) -> NativeDesc | None:
+        """Return the descriptor of an operand.
+
+        Parameters
+        ----------
+        name : str
+            ``src``, ``weights``, ``bias``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, or with
+            an index: ``src_1``. ``mean`` and ``variance`` are ``src_1``/``src_2`` or ``dst_1``/``dst_2``, as oneDNN
+            counts them.
+        index : int, optional
+            Number among operands of that name.
+
+        Returns
+        -------
+        NativeDesc or None
+            None where the primitive has no such operand.
+
+        Raises
+        ------
+        UnsupportedOpError
+            For an unknown name.
+        """
+        base, position = _MD_ALIASES.get(name, (name, index))
+        head, _, tail = base.rpartition("_")
+        if base not in _MD_QUERIES and tail.isdigit():
+            base, position = head, int(tail)
+        if base not in _MD_QUERIES:
+            known = ", ".join([*_MD_QUERIES, *_MD_ALIASES])
+            raise UnsupportedOpError(f"{self.kind}: unknown operand {name!r}; use one of {known}, src_1, …")
+        return self._query(_MD_QUERIES[base], position)
+
+    def arg_md(self, arg: int) -> NativeDesc | None:
+        """Return the descriptor that an execution argument must have.
+
+        Parameters
+        ----------
+        arg : int
+            An `Arg`, or-ed for post-ops.
+
+        Returns
+        -------
+        NativeDesc or None
+            None where the primitive takes no such argument.
+        """
+        return self._query(_EXEC_ARG_MD, int(arg))
+
+    @property
+    def scratchpad_nbytes(self) -> int:
+        """Bytes of scratchpad that each concurrent execution needs."""
+        scratchpad = self.query_md("scratchpad")
+        return scratchpad.nbytes if scratchpad is not None else 0
+
+    @property
+    def problem(self) -> Problem:
+        """Operands and parameters that it was created from."""
+        return self.recipe.problem
+
+    @property
+    def repro(self) -> str:
+        """A benchdnn command line for this operation, formats as asked for."""
+        return benchdnn_line(self.problem)
+
+    def clone(self) -> PrimitiveDesc:
+        """Return another owner of the same implementation."""
+        out = _abi.dnnl_primitive_desc_t()
+        raise_status("dnnl_primitive_desc_clone", lib().primitive_desc_clone(byref(out), self.handle))
+        return PrimitiveDesc(out, self.recipe, self.index)
+
+    def next_impl(self) -> PrimitiveDesc | None:
+        """Return oneDNN's next choice, or None after the last; this object is unchanged.
+
+        Returns
+        -------
+        PrimitiveDesc or None
+
+        Raises
+        ------
+        HandleError
+            If the attributes or descriptors that this was created from are closed.
+        """
+        return next(self._later(), None)
+
+    def implementations(self) -> Iterator[PrimitiveDesc]:
+        """Yield this implementation and all later ones, best first by oneDNN's opinion.
+
+        Yields
+        ------
+        PrimitiveDesc
+            This very object first; then new ones, each owned by whoever receives it.
+        """
+        yield self
+        yield from self._later()
+
+    def _later(self) -> Iterator[PrimitiveDesc]:
+        # dnnl_primitive_desc_next_impl changes its argument, and a clone has lost its place among the
+        # implementations: so a fresh descriptor walks, and what it finds is cloned.
+        with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
+            for index in itertools.count(1):
+                status = lib().primitive_desc_next_impl(walker.handle)
+                if status == _LAST_IMPL:
+                    return
+                raise_status("dnnl_primitive_desc_next_impl", status, f"after {self}")
+                walker.index = index
+                if index > self.index:
+                    yield walker.clone()
+
+    def _query(self, what: int, index: int) -> NativeDesc | None:
+        key = (what, index)
+        if key not in self._mds:
+            self._mds[key] = adopt_const(lib().primitive_desc_query_md(self.handle, what, index))
+        return self._mds[key]
+
+    def __repr__(self) -> str:
+        return "PrimitiveDesc(closed)" if self.closed else f"PrimitiveDesc({self.kind}, {self.impl})"
+
+
+def create(
+    function: str,
+    driver: str,
+    operands: dict[str, NativeDesc | None],
+    params: dict[str, Any],
+    arguments: Sequence[Any],
+    attr: PrimitiveAttr | None,
+    *,
+    engine_argument: bool = True,
+) -> PrimitiveDesc:
+    """Create a primitive descriptor.
+
+    Parameters
+    ----------
+    function : str
+        Name between ``dnnl_`` and ``_primitive_desc_create``.
+    driver, operands, params
+        For messages: see `Problem`.
+    arguments : sequence
+        C arguments between the engine and the attributes; see `Recipe`.
+    attr : PrimitiveAttr or None
+    engine_argument : bool
+        Whether the engine is the first C argument (reorder takes two, elsewhere).
+
+    Returns
+    -------
+    PrimitiveDesc
+
+    Raises
+    ------
+    DnnlError
+        If oneDNN refuses; the message holds the operands and a benchdnn line.
+    LibraryError
+        If this oneDNN version lacks the primitive.
+    """
+    attributes = attr if attr is not None else default_attr()
+    problem = Problem(driver, operands, params, attributes.ops, attributes.fpmath)
+    engine = (Engine.cpu(),) if engine_argument else ()
+    recipe = Recipe(function, problem, (*engine, *arguments), attributes)
+    return PrimitiveDesc(recipe.create(), recipe)
+
+
+class Primitive(Handle[_abi.dnnl_primitive_t]):
+    """Compiled code of a primitive descriptor. Any number of threads may execute it at once.
+
+    Parameters
+    ----------
+    desc : PrimitiveDesc
+        Kept alive for queries.
+
+    Raises
+    ------
+    DnnlError
+        If code generation fails.
+    """
+
+    handle_kind = "primitive"
+    __slots__ = ("desc",)
+
+    def __init__(self, desc: PrimitiveDesc) -> None:
+        out = _abi.dnnl_primitive_t()
+        status = lib().primitive_create(byref(out), desc.handle)
+        if status:
+            raise_status("dnnl_primitive_create", status, f"{desc}", desc.repro)
+        super().__init__(out, lib().primitive_destroy)
+        self.desc = desc
+
+    def execute(self, stream: Stream, arguments: Mapping[int | Arg, Memory]) -> None:
+        """Execute once, checking every argument, and wait for the result.
+
+        Parameters
+        ----------
+        stream : Stream
+        arguments : mapping of int to Memory
+            Argument number -> memory. A scratchpad of more than 0 bytes is among them.
+
+        Raises
+        ------
+        InputError
+            If a memory is missing a buffer, is unexpected, or has another descriptor.
+        DnnlError
+            If an argument is missing or execution fails.
+        """
+        for arg, memory in arguments.items():
+            self._check_argument(int(arg), memory)
+        wanted = self.desc.query_md("scratchpad")
+        if wanted is not None and wanted.nbytes and Arg.SCRATCHPAD not in arguments:
+            raise InputError(f"{self.desc}: no SCRATCHPAD given; it needs {wanted.nbytes} bytes (scratchpad_nbytes)")
+        execution = ExecArgs(list(arguments.items()))
+        status = lib().primitive_execute(self.handle, stream.handle, execution.count, execution.array)
+        if status:
+            names = ", ".join(f"{_arg_name(int(arg))}: {memory.desc}" for arg, memory in arguments.items())
+            raise_status("dnnl_primitive_execute", status, f"{self.desc} with {names}", self.desc.repro)
+        stream.wait()
+
+    def _check_argument(self, arg: int, memory: Memory) -> None:
+        wanted = self.desc.arg_md(arg)
+        name = _arg_name(arg)
+        if wanted is None:
+            raise InputError(f"{self.desc} takes no argument {name} (given: {memory.desc})")
+        if wanted != memory.desc:
+            raise InputError(f"{self.desc}, argument {name}: memory is {memory.desc} but must be {wanted}; reorder it")
+        if memory.pointer is None and memory.desc.nbytes:
+            raise InputError(f"{self.desc}, argument {name}: the memory has no buffer; call set_data_handle first")
+
+
+def _arg_name(arg: int) -> str:
+    if arg >= Arg.ATTR_MULTIPLE_POST_OP_BASE:
+        index, rest = divmod(arg, Arg.ATTR_MULTIPLE_POST_OP_BASE)
+        return f"ATTR_MULTIPLE_POST_OP({index - 1})|{_arg_name(rest)}"
+    if arg >= Arg.MULTIPLE_SRC and arg < Arg.MULTIPLE_DST:
+        return f"MULTIPLE_SRC+{arg - Arg.MULTIPLE_SRC}"
+    try:
+        return Arg(arg).name
+    except ValueError:
+        return str(arg)
