@@ -1,0 +1,271 @@
+"""Read the program of a ``.pt2`` archive without building it, and refuse the strings that PyTorch would execute.
+
+The program is JSON, which executes nothing by itself. But PyTorch evaluates some of its strings: sizes of dynamic
+shapes through sympy, which evaluates Python; guards through ``exec``; names of operators through attribute look-up
+anywhere below ``torch``, so that a node can call ``torch.os.system``; and descriptions of nested inputs, which name
+modules to import. Each of these is held against the small grammar that the exporter writes.
+
+It must not know about zip files or pickles.
+
+References
+----------
+``torch/_export/serde/serialize.py``: ``_parse_sym_expr``, ``deserialize_operator``; ``torch/export/_unlift.py``:
+``_convert_guards_code_to_fn``; ``torch/utils/_pytree.py``: ``enum_object_hook``, ``_defaultdict_deserialize``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from fmtprop.errors import ImportModelError
+
+#: Largest JSON member that is read, in bytes.
+LARGEST_JSON: Final = 256 << 20
+#: Longest expression of a dynamic size or guard, in characters.
+LONGEST_EXPRESSION: Final = 20_000
+#: Largest exponent or shift that is evaluated.
+LARGEST_EXPONENT: Final = 64
+
+_TRUST = "if you trust the file, load it yourself with torch.export.load and pass the ExportedProgram"
+
+# What the exporter's sizes are made of: sympy's classes, and torch's own beside them.
+_SIZE_CLASSES: Final = frozenset(
+    """Abs Add And BooleanFalse BooleanTrue CeilDiv CeilToInt CleanDiv Equality FloatPow FloatTrueDiv Float FloorDiv
+    FloorToInt GreaterThan Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator LShift LessThan Max Min Mod
+    ModularIndexing Mul Not Or Piecewise Pow PowByNatural PythonMod RShift Rational Relational RoundDecimal RoundToInt
+    StrictGreaterThan StrictLessThan Symbol ToFloat TruncToFloat TruncToInt Unequality Where ceiling floor""".split()
+)
+_POWERS: Final = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
+_GUARD_FUNCTIONS: Final = frozenset({"max", "min", "abs", "int", "float"})
+_GUARD_METHODS: Final = frozenset({"size", "stride", "storage_offset", "dim"})
+
+_OPERATORS: Final = frozenset(
+    """add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ pos pow rshift sub truediv
+    xor""".split()
+)
+_MATH: Final = frozenset({"ceil", "floor", "sqrt", "trunc"})
+_TORCH_OP = re.compile(r"torch\.ops\.(?:_?[a-z]\w*)\.(\w+)(?:\.([a-zA-Z]\w*))?", re.ASCII)
+# The only operators with two underscores on both sides: Python's, as aten spells them.
+_DUNDER_OP = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
+_TORCH_SIZE_OP = re.compile(r"torch\._?sym_[a-z_]+", re.ASCII)
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?(e[+-]?\d{1,4})?|inf|nan)", re.ASCII)
+_KEY = re.compile(r"[\w.]{1,256}", re.ASCII)
+_FACTORIES: Final = frozenset({"bool", "dict", "float", "int", "list", "set", "str", "tuple"})
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """Parse a JSON member of bounded size and depth.
+
+    Parameters
+    ----------
+    data : bytes
+        The text, in UTF-8.
+    where : str
+        How messages name it.
+
+    Returns
+    -------
+    object
+        Plain dictionaries, lists, strings and numbers.
+
+    Raises
+    ------
+    ImportModelError
+        It is too large, too deeply nested, or not JSON.
+    """
+    if len(data) > LARGEST_JSON:
+        raise ImportModelError(f"{where} is JSON of {len(data)} bytes; the limit is {LARGEST_JSON}")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ImportModelError(f"{where} is not valid JSON: {error}; export the model again") from error
+
+
+def check_program(data: bytes, where: str) -> None:
+    """Check a serialized exported program.
+
+    Parameters
+    ----------
+    data : bytes
+        The JSON text.
+    where : str
+        How messages name it.
+
+    Raises
+    ------
+    ImportModelError
+        A string in it would be executed and is not of the form that the exporter writes.
+    """
+    program = parse_json(data, where)
+    if not isinstance(program, dict):
+        raise ImportModelError(f"{where} is not an exported program: a JSON {type(program).__name__}")
+    for key, value in _fields(program):
+        if key == "expr_str":
+            _check_size(value, where)
+        elif key in ("target", "as_operator"):
+            _check_operator(value, where)
+        elif key in ("in_spec", "out_spec"):
+            _check_treespec(value, where)
+        elif key == "guards_code":
+            for guard in value if isinstance(value, list) else [value]:
+                _check_guard(guard, where)
+
+
+def _fields(root: Any) -> Iterator[tuple[str, Any]]:
+    """Walk every key and value of nested JSON, without recursion."""
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+
+
+def _refusal(where: str, what: str, text: Any, why: str) -> ImportModelError:
+    shown = repr(text)
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    return ImportModelError(f"{where} has the {what} {shown}: {why}; {_TRUST}")
+
+
+# ---------------------------------------------------------------- operators
+
+
+def _check_operator(target: Any, where: str) -> None:
+    """PyTorch follows the dots from ``torch``, ``math`` or ``operator`` and calls what it arrives at."""
+    if not isinstance(target, str):
+        raise _refusal(where, "operator", target, "it is not a name")
+    if not target.startswith(("torch", "_operator", "math", "#")):
+        return  # looked up nowhere: it stays a string
+    module, _, name = target.partition(".")
+    if (module == "_operator" and name in _OPERATORS) or (module == "math" and name in _MATH):
+        return
+    if _TORCH_SIZE_OP.fullmatch(target):
+        return
+    op = _TORCH_OP.fullmatch(target)
+    if op and (not op[1].startswith("__") or _DUNDER_OP.fullmatch(op[1])):
+        return
+    raise _refusal(where, "operator", target, "it is none of torch.ops, nor an arithmetic function")
+
+
+# ---------------------------------------------------------------- sizes and guards
+
+
+def _parse(text: Any, what: str, where: str) -> ast.expr:
+    if not isinstance(text, str):
+        raise _refusal(where, what, text, "it is not a string")
+    if len(text) > LONGEST_EXPRESSION:
+        raise _refusal(where, what, text, f"it has {len(text)} characters, more than {LONGEST_EXPRESSION}")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _refusal(where, what, text, f"it is not an expression ({error})") from error
+
+
+def _check_size(text: Any, where: str) -> None:
+    """Check a size such as ``Mul(Integer(2), Symbol('s77', positive=True, integer=True))``, or ``2*s77``."""
+    pending: list[ast.AST] = [_parse(text, "size expression", where)]
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.Constant(value=bool() | int() | float()) | ast.Name(id="True" | "False"):
+                pass
+            case ast.Name(id=name) if _SYMBOL.fullmatch(name) and "__" not in name:
+                pass
+            case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str(name))], keywords=assumptions):
+                fine = _SYMBOL.fullmatch(name) and all(isinstance(a.value, ast.Constant) for a in assumptions)
+                if not fine or any(type(a.value.value) is not bool for a in assumptions):  # type: ignore[attr-defined]
+                    raise _refusal(where, "size expression", text, f"{name!r} is not a symbol")
+            case ast.Call(func=ast.Name(id="Float"), args=[ast.Constant(value=str(number))], keywords=[*_]):
+                if not _NUMBER.fullmatch(number) or [k.arg for k in node.keywords] not in ([], ["precision"]):
+                    raise _refusal(where, "size expression", text, f"{number!r} is not a number")
+                pending.extend(keyword.value for keyword in node.keywords)
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _SIZE_CLASSES:
+                if name in _POWERS:
+                    _check_exponent(arguments[1:], text, where)
+                pending.extend(arguments)
+            case ast.BinOp(left=left, op=operation, right=right):
+                if isinstance(operation, (ast.Pow, ast.LShift)):
+                    _check_exponent([right], text, where)
+                pending += [left, right]
+            case ast.UnaryOp(operand=operand):
+                pending.append(operand)
+            case ast.BoolOp(values=values):
+                pending.extend(values)
+            case ast.Compare(left=left, comparators=rights):
+                pending += [left, *rights]
+            case _:
+                raise _refusal(where, "size expression", text, f"{_source(node)} is not part of a size")
+
+
+def _check_exponent(exponents: list[ast.expr], text: str, where: str) -> None:
+    """Keep a constant power from filling the memory while sympy evaluates it."""
+    for exponent in exponents:
+        for node in ast.walk(exponent):
+            if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) > LARGEST_EXPONENT:
+                raise _refusal(where, "size expression", text, f"the exponent {node.value} is too large")
+
+
+def _check_guard(text: Any, where: str) -> None:
+    """Check a guard such as ``L['x'].size()[0] // 2 != 1``: comparisons of sizes of the inputs ``L``."""
+    pending: list[ast.AST] = [_parse(text, "guard", where)]
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.Constant(value=bool() | int() | float() | None) | ast.Name(id="L"):
+                pass
+            case ast.Subscript(value=value, slice=ast.Constant(value=str(key))) if _KEY.fullmatch(key):
+                pending.append(value)
+            case ast.Subscript(value=value, slice=ast.Constant(value=int()) as index):
+                pending += [value, index]
+            case ast.Call(func=ast.Attribute(value=value, attr=name), args=[], keywords=[]) if name in _GUARD_METHODS:
+                pending.append(value)
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if (
+                name in _GUARD_FUNCTIONS or name in _SIZE_CLASSES - {"Symbol", "Float"}
+            ):
+                pending.extend(arguments)
+            case ast.BinOp(left=left, right=right, op=operation) if not isinstance(operation, (ast.Pow, ast.LShift)):
+                pending += [left, right]
+            case ast.UnaryOp(operand=operand):
+                pending.append(operand)
+            case ast.BoolOp(values=values):
+                pending.extend(values)
+            case ast.Compare(left=left, comparators=rights):
+                pending += [left, *rights]
+            case _:
+                raise _refusal(where, "guard", text, f"{_source(node)} is not part of a comparison of sizes")
+
+
+def _source(node: ast.AST) -> str:
+    shown = ast.unparse(node)
+    return repr(shown if len(shown) <= 60 else shown[:57] + "...")
+
+
+# ---------------------------------------------------------------- nested inputs and outputs
+
+
+def _check_treespec(text: Any, where: str) -> None:
+    """Check the description of nested inputs or outputs: it must not have modules imported."""
+    if not isinstance(text, str):
+        raise _refusal(where, "input description", text, "it is not a string")
+    pending: list[Any] = [parse_json(text.encode(), where)] if text else []
+    while pending:
+        for key, value in _fields(pending.pop()):
+            if key in ("__enum__", "fqn"):
+                raise _refusal(where, "input description", text, "it names a module to import for an enum")
+            if key == "default_factory_module" and value != "builtins":
+                raise _refusal(where, "input description", text, f"it names the module {value!r} to import")
+            if key == "default_factory_name" and value not in _FACTORIES:
+                raise _refusal(where, "input description", text, f"it names the function {value!r}")
+            if key == "context" and isinstance(value, str):
+                # A type may have its own text here; only JSON can ask for an import.
+                with suppress(ValueError, RecursionError):
+                    pending.append(json.loads(value))
