@@ -1,0 +1,91 @@
+"""Reading the arguments of an ATen call: int lists, data types, batch axes.
+
+What every importer needs and no single family owns. Must not know any op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmtprop.ops.building import is_native, normalised_axis
+from fmtprop.ops.view_attrs import Permute, Reshape
+
+if TYPE_CHECKING:
+    from fmtprop.ir.importing import Call
+    from fmtprop.ir.node import Value
+
+
+def computable(call: Call, *values: Value | None) -> bool:
+    """Tell whether oneDNN computes on tensors of these types; importers decline others.
+
+    Parameters
+    ----------
+    call : Call
+        The call that is imported.
+    *values : Value or None
+        Its operands; an absent one does not matter.
+    """
+    return is_native(*(call.type(value) for value in values if value is not None))
+
+
+def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Return an ATen int list of the schema kind ``int[2]``, where one number stands for all axes.
+
+    Parameters
+    ----------
+    value : int or sequence of int
+        The argument.
+    count : int
+        Number of spatial axes.
+
+    Examples
+    --------
+    >>> ints(3, 2), ints([1], 2), ints([1, 2], 2)
+    ((3, 3), (1, 1), (1, 2))
+    """
+    items = (value,) if isinstance(value, int) else tuple(value)
+    return items * count if len(items) == 1 else items
+
+
+def axes_of(value: Any, ndim: int) -> tuple[int, ...]:
+    """Return axes as sorted non-negative numbers; None and an empty list stand for all.
+
+    Examples
+    --------
+    >>> axes_of([-1, -2], 4), axes_of(None, 2)
+    ((2, 3), (0, 1))
+    """
+    if value is None or value == []:
+        return tuple(range(ndim))
+    return tuple(sorted(normalised_axis(axis, ndim) for axis in ints(value, 1)))
+
+
+def reshaped(call: Call, value: Value, dims: Sequence[int]) -> Value:
+    """Return the value with other dimensions: itself, or a reshape view of it."""
+    if call.type(value).dims == tuple(dims):
+        return value
+    return call.emit("reshape", {"src": value}, Reshape(tuple(dims)))
+
+
+def permuted(call: Call, value: Value, order: Sequence[int]) -> Value:
+    """Return the value with its axes in another order: result axis i is axis ``order[i]`` of the value."""
+    return call.emit("permute", {"src": value}, Permute(tuple(order)))
+
+
+def transposed(call: Call, value: Value) -> Value:
+    """Return the value with its last two axes swapped."""
+    ndim = call.type(value).ndim
+    return permuted(call, value, (*range(ndim - 2), ndim - 1, ndim - 2))
+
+
+def batched(call: Call, value: Value, ndim: int) -> Value:
+    """Return the value with a leading batch axis where the call came without one."""
+    dims = call.type(value).dims
+    return reshaped(call, value, (1, *dims)) if len(dims) == ndim - 1 else value
+
+
+def unbatched(call: Call, value: Value, like: Value) -> Value:
+    """Undo :func:`batched`: drop the batch axis where `like` has none."""
+    dims = call.type(value).dims
+    return value if call.type(like).ndim == len(dims) else reshaped(call, value, dims[1:])

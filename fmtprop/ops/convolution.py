@@ -1,0 +1,285 @@
+"""Convolution over one to three spatial axes, with groups, dilation and asymmetric padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import batched, computable, ints, reshaped, unbatched
+from fmtprop.ops.building import lowering
+from fmtprop.ops.window import check_window, same_padding, torch_padding, window_count
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Conv(Attrs):
+    """Attributes of a convolution, one number per spatial axis.
+
+    Parameters
+    ----------
+    strides : tuple of int
+        Step of the window, at least 1.
+    dilates : tuple of int
+        Positions skipped between two taps; 0 is dense (PyTorch's dilation minus 1).
+    pad_l, pad_r : tuple of int
+        Zeros before and after the source.
+    groups : int
+        Number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
+
+    Raises
+    ------
+    ShapeError
+        A value is out of range, or lengths differ.
+
+    References
+    ----------
+    oneDNN developer guide, "Convolution".
+    """
+
+    strides: tuple[int, ...]
+    dilates: tuple[int, ...]
+    pad_l: tuple[int, ...]
+    pad_r: tuple[int, ...]
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        check_window("convolution", self.strides, dilates=self.dilates, pad_l=self.pad_l, pad_r=self.pad_r)
+        if self.groups < 1:
+            raise ShapeError(f"convolution groups is {self.groups}, but must be at least 1")
+
+    @classmethod
+    def make(
+        cls,
+        ndim: int,
+        strides: int = 1,
+        dilates: int = 0,
+        pad_l: int = 0,
+        pad_r: int | None = None,
+        groups: int = 1,
+    ) -> Conv:
+        """Return attributes that are the same on all `ndim` spatial axes; padding is symmetric unless `pad_r` is given.
+
+        Examples
+        --------
+        >>> Conv.make(2, pad_l=1)
+        Conv(strides=(1, 1), dilates=(0, 0), pad_l=(1, 1), pad_r=(1, 1), groups=1)
+        """
+        right = pad_l if pad_r is None else pad_r
+        return cls((strides,) * ndim, (dilates,) * ndim, (pad_l,) * ndim, (right,) * ndim, groups)
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def check_channels(types: Mapping[str, TensorType], spatial: int, groups: int) -> int:
+    """Check ranks, channels and bias of a (de)convolution and return the number of output channels.
+
+    Parameters
+    ----------
+    types : mapping of str to TensorType
+        Types of ``src`` [N, I, …], ``weights`` [O, I, k…] or [G, O/G, I/G, k…] and perhaps ``bias`` [O].
+    spatial : int
+        Number of spatial axes.
+    groups : int
+        Number of groups.
+
+    Raises
+    ------
+    ShapeError
+        They do not fit.
+    """
+    src, weights = types["src"].dims, types["weights"].dims
+    if len(src) != spatial + 2:
+        raise ShapeError(f"src has {len(src)} axes but {spatial} spatial axes need {spatial + 2}: [N, C, …]")
+    grouped = groups > 1
+    if len(weights) != spatial + 2 + grouped:
+        layout = "[G, O/G, I/G, k…]" if grouped else "[O, I, k…]"
+        raise ShapeError(
+            f"weights has {len(weights)} axes but {layout} needs {spatial + 2 + grouped} (groups={groups})"
+        )
+    if grouped and weights[0] != groups:
+        raise ShapeError(f"weights axis 0 has {weights[0]} groups but the attribute says groups={groups}")
+    expected = weights[1 + grouped] * groups
+    if src[1] != expected:
+        axis = 1 + grouped
+        raise ShapeError(
+            f"src axis 1 has {src[1]} channels but weights axis {axis} expects {expected} (groups={groups})"
+        )
+    channels = weights[grouped] * groups
+    bias = types.get("bias")
+    if bias is not None and bias.dims != (channels,):
+        raise ShapeError(f"bias has dims {bias.dims} but the {channels} output channels need ({channels},)")
+    return channels
+
+
+def infer(attrs: Conv, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [N, O, …]."""
+    spatial = len(attrs.strides)
+    channels = check_channels(types, spatial, attrs.groups)
+    src, kernel = types["src"], types["weights"].dims[-spatial:]
+    sizes = window_count(src.dims[2:], kernel, attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r)
+    return (src.with_dims((src.dims[0], channels, *sizes)),)
+
+
+def reference(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src."""
+    src = tensors["src"]
+    weights, bias = tensors["weights"].to(src.dtype), tensors.get("bias")
+    if attrs.groups > 1:
+        weights = weights.flatten(0, 1)
+    if any(attrs.pad_l) or any(attrs.pad_r):
+        src = F.pad(src, torch_padding(attrs.pad_l, attrs.pad_r))
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[len(attrs.strides) - 1]
+    bias = None if bias is None else bias.to(src.dtype)
+    dilation = tuple(dilate + 1 for dilate in attrs.dilates)
+    return (convolve(src, weights, bias, attrs.strides, 0, dilation, attrs.groups),)
+
+
+def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the direct convolution's primitive descriptor."""
+    from fmtprop import dnnl
+
+    pd = dnnl.convolution_forward(
+        prop_kind,
+        "convolution_direct",
+        descs["src"],
+        descs["weights"],
+        descs.get("bias"),
+        descs["dst"],
+        attrs.strides,
+        attrs.dilates,
+        attrs.pad_l,
+        attrs.pad_r,
+        attr=attr,
+    )
+    return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def grouped_dims(dims: tuple[int, ...], groups: int) -> tuple[int, ...]:
+    """Return weight dimensions with the leading axis split into groups, where there are any."""
+    return (groups, dims[0] // groups, *dims[1:]) if groups > 1 else dims
+
+
+def import_convolution(
+    call: Call, pads: Callable[[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+) -> Value | None:
+    """Emit a convolution from any of the ATen forms.
+
+    Parameters
+    ----------
+    call : Call
+        With arguments ``input, weight, bias, stride, dilation, groups``.
+    pads : callable
+        ``(kernel, dilates) -> (pad_l, pad_r)``.
+    """
+    src, weights, bias = call["input"], call["weight"], call["bias"]
+    if not computable(call, src, weights, bias):
+        return None
+    dims, groups = call.type(weights).dims, call["groups"]
+    spatial = len(dims) - 2
+    if not 1 <= spatial <= 3:
+        return None
+    dilates = tuple(dilation - 1 for dilation in ints(call["dilation"], spatial))
+    pad_l, pad_r = pads(dims[2:], dilates)
+    attrs = Conv(ints(call["stride"], spatial), dilates, pad_l, pad_r, groups)
+    inputs = {
+        "src": batched(call, src, len(dims)),
+        "weights": reshaped(call, weights, grouped_dims(dims, groups)),
+        "bias": bias,
+    }
+    return unbatched(call, call.emit("convolution", inputs, attrs), like=src)
+
+
+def import_padded(call: Call) -> Value | None:
+    """Import a form whose ``padding`` is a list of numbers, the same on both sides."""
+
+    def pads(kernel: tuple[int, ...], dilates: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        both = ints(call["padding"], len(kernel))
+        return both, both
+
+    return import_convolution(call, pads)
+
+
+def _import_named_padding(call: Call) -> Value | None:
+    """Import a form whose ``padding`` is ``"same"`` or ``"valid"``."""
+
+    def pads(kernel: tuple[int, ...], dilates: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if call["padding"] == "valid":
+            return (0,) * len(kernel), (0,) * len(kernel)
+        left, right = zip(*(same_padding(k, d) for k, d in zip(kernel, dilates, strict=True)), strict=True)
+        return left, right
+
+    return import_convolution(call, pads)
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def problem(
+    src: tuple[int, ...], outputs: int, kernel: tuple[int, ...], groups: int = 1, bias: bool = True
+) -> dict[str, TensorType]:
+    """Return operand types of a (de)convolution from src dims, output channels and kernel."""
+    weights = (outputs // groups, src[1] // groups, *kernel)
+    types = {"src": TensorType(src), "weights": TensorType((groups, *weights) if groups > 1 else weights)}
+    return {**types, "bias": TensorType((outputs,))} if bias else types
+
+
+def samples() -> Iterable[Sample]:
+    """Yield 1-D to 3-D problems with tails, groups, dilation, strides and asymmetric padding."""
+    yield Sample("3x3", Conv.make(2, pad_l=1), problem((2, 16, 9, 9), 32, (3, 3)))
+    yield Sample("1x1", Conv.make(2), problem((1, 32, 7, 5), 16, (1, 1)))
+    yield Sample("1x1_s2_no_bias", Conv.make(2, 2), problem((2, 24, 8, 8), 40, (1, 1), bias=False))
+    yield Sample("stem", Conv.make(2, 2, pad_l=3), problem((1, 3, 23, 23), 16, (7, 7)))
+    yield Sample("odd_channels", Conv.make(2, pad_l=1), problem((2, 17, 8, 7), 19, (3, 3)))
+    yield Sample("depthwise", Conv.make(2, pad_l=1, groups=16), problem((2, 16, 8, 8), 16, (3, 3), 16))
+    yield Sample("depthwise_odd", Conv.make(2, 2, pad_l=1, groups=17), problem((1, 17, 9, 9), 17, (3, 3), 17))
+    yield Sample("groups", Conv.make(2, pad_l=1, groups=4), problem((2, 32, 6, 6), 64, (3, 3), 4))
+    yield Sample("groups_odd", Conv.make(2, groups=3), problem((2, 9, 6, 6), 15, (3, 3), 3))
+    yield Sample("dilated", Conv.make(2, dilates=1, pad_l=2), problem((1, 16, 10, 10), 16, (3, 3)))
+    yield Sample("asymmetric", Conv((2, 1), (0, 0), (0, 1), (1, 2), 1), problem((1, 8, 9, 8), 16, (3, 4)))
+    yield Sample("1d", Conv.make(1, pad_l=2), problem((2, 16, 20), 32, (5,)))
+    yield Sample("1d_dilated_odd", Conv.make(1, 2, 2), problem((2, 5, 21), 7, (3,)))
+    yield Sample("3d", Conv.make(3, pad_l=1), problem((1, 8, 5, 6, 7), 16, (3, 3, 3)))
+    yield Sample("3d_s2_groups", Conv.make(3, 2, pad_l=1, groups=2), problem((1, 8, 6, 6, 6), 8, (3, 3, 3), 2))
+
+
+CONVOLUTION = OpDef(
+    name="convolution",
+    attrs=Conv,
+    operands=(
+        Operand("src", "SRC"),
+        Operand("weights", "WEIGHTS", parameter=True),
+        Operand("bias", "BIAS", optional=True, parameter=True),
+    ),
+    category=Category.COMPUTE,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    short="conv",
+    samples=samples,
+    torch={
+        "aten.conv1d.default": import_padded,
+        "aten.conv2d.default": import_padded,
+        "aten.conv3d.default": import_padded,
+        "aten.conv1d.padding": _import_named_padding,
+        "aten.conv2d.padding": _import_named_padding,
+        "aten.conv3d.padding": _import_named_padding,
+    },
+)

@@ -1,0 +1,210 @@
+"""Deconvolution (transposed convolution) over one to three spatial axes.
+
+Also owns the importer of ``aten.convolution.default``, which is a convolution or a deconvolution by its argument
+``transposed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import batched, computable, ints, permuted, reshaped, unbatched
+from fmtprop.ops.building import lowering
+from fmtprop.ops.convolution import check_channels, grouped_dims, import_padded, problem
+from fmtprop.ops.window import check_window, extent, torch_padding
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Deconv(Attrs):
+    """Attributes of a deconvolution, one number per spatial axis.
+
+    Parameters
+    ----------
+    strides : tuple of int
+        Step of the window over dst, at least 1.
+    dilates : tuple of int
+        Positions skipped between two taps; 0 is dense.
+    pad_l, pad_r : tuple of int
+        What is cut off dst before and after. ``pad_r`` may be negative, down to ``1 - stride``: PyTorch's
+        ``output_padding`` is subtracted from it.
+    groups : int
+        Number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
+
+    Raises
+    ------
+    ShapeError
+        A value is out of range, or lengths differ.
+
+    References
+    ----------
+    oneDNN developer guide, "Convolution", section "Deconvolution".
+    """
+
+    strides: tuple[int, ...]
+    dilates: tuple[int, ...]
+    pad_l: tuple[int, ...]
+    pad_r: tuple[int, ...]
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        magnitudes = tuple(abs(pad) for pad in self.pad_r)
+        check_window("deconvolution", self.strides, dilates=self.dilates, pad_l=self.pad_l, pad_r=magnitudes)
+        for axis, (pad, stride) in enumerate(zip(self.pad_r, self.strides, strict=True)):
+            if pad + stride < 1:
+                raise ShapeError(
+                    f"deconvolution pad_r[{axis}] is {pad}, but must be at least {1 - stride} (1 - stride)"
+                )
+        if self.groups < 1:
+            raise ShapeError(f"deconvolution groups is {self.groups}, but must be at least 1")
+
+    @classmethod
+    def make(
+        cls, ndim: int, strides: int = 1, dilates: int = 0, pad_l: int = 0, pad_r: int | None = None, groups: int = 1
+    ) -> Deconv:
+        """Return attributes that are the same on all `ndim` spatial axes; symmetric unless `pad_r` is given."""
+        right = pad_l if pad_r is None else pad_r
+        return cls((strides,) * ndim, (dilates,) * ndim, (pad_l,) * ndim, (right,) * ndim, groups)
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Deconv, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [N, O, …]."""
+    spatial = len(attrs.strides)
+    channels = check_channels(types, spatial, attrs.groups)
+    src, kernel = types["src"], types["weights"].dims[-spatial:]
+    sizes = []
+    for axis, size in enumerate(src.dims[2:]):
+        covered = (size - 1) * attrs.strides[axis] + extent(kernel[axis], attrs.dilates[axis])
+        cut = attrs.pad_l[axis] + attrs.pad_r[axis]
+        if covered - cut < 1:
+            raise ShapeError(f"dst axis {axis + 2} would be empty: {covered} positions less padding {cut}")
+        sizes.append(covered - cut)
+    return (src.with_dims((src.dims[0], channels, *sizes)),)
+
+
+def reference(attrs: Deconv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src."""
+    src = tensors["src"]
+    spatial = len(attrs.strides)
+    weights = tensors["weights"].to(src.dtype)
+    # PyTorch keeps the weights as [I, O/G, k…]
+    weights = weights.transpose(1, 2).flatten(0, 1) if attrs.groups > 1 else weights.transpose(0, 1)
+    convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
+    dilation = tuple(dilate + 1 for dilate in attrs.dilates)
+    dst = convolve(src, weights, None, attrs.strides, 0, 0, attrs.groups, dilation)
+    cut = torch_padding(attrs.pad_l, attrs.pad_r)
+    if any(cut):
+        dst = F.pad(dst, [-pad for pad in cut])
+    if "bias" in tensors:
+        dst = dst + tensors["bias"].to(src.dtype).reshape(-1, *(1,) * spatial)
+    return (dst,)
+
+
+def primitive(attrs: Deconv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the direct deconvolution's primitive descriptor."""
+    from fmtprop import dnnl
+
+    pd = dnnl.deconvolution_forward(
+        prop_kind,
+        "deconvolution_direct",
+        descs["src"],
+        descs["weights"],
+        descs.get("bias"),
+        descs["dst"],
+        attrs.strides,
+        attrs.dilates,
+        attrs.pad_l,
+        attrs.pad_r,
+        attr=attr,
+    )
+    return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _import(call: Call) -> Value | None:
+    src, weights, bias = call["input"], call["weight"], call["bias"]
+    if not computable(call, src, weights, bias):
+        return None
+    dims, groups = call.type(weights).dims, call["groups"]
+    spatial = len(dims) - 2
+    if not 1 <= spatial <= 3:
+        return None
+    strides, padding = ints(call["stride"], spatial), ints(call["padding"], spatial)
+    extra = ints(call["output_padding"], spatial)
+    pad_r = tuple(pad - more for pad, more in zip(padding, extra, strict=True))
+    if any(pad + stride < 1 for pad, stride in zip(pad_r, strides, strict=True)):
+        # PyTorch allows an output_padding beyond the stride where the dilation is larger; oneDNN does not
+        return None
+    dilates = tuple(dilation - 1 for dilation in ints(call["dilation"], spatial))
+    split = reshaped(call, weights, grouped_dims(dims, groups))
+    order = list(range(call.type(split).ndim))
+    first = len(order) - spatial - 2
+    order[first], order[first + 1] = first + 1, first
+    inputs = {"src": batched(call, src, len(dims)), "weights": permuted(call, split, order), "bias": bias}
+    dst = call.emit("deconvolution", inputs, Deconv(strides, dilates, padding, pad_r, groups))
+    return unbatched(call, dst, like=src)
+
+
+def _import_either(call: Call) -> Value | None:
+    return _import(call) if call["transposed"] else import_padded(call)
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield 1-D to 3-D problems with strides, output padding, groups and dilation."""
+    yield Sample("up2", Deconv.make(2, 2), problem((2, 16, 5, 6), 8, (2, 2)))
+    yield Sample("up2_3x3", Deconv.make(2, 2, pad_l=1, pad_r=0), problem((1, 16, 6, 6), 32, (3, 3)))
+    yield Sample("output_padding", Deconv.make(2, 3, pad_l=0, pad_r=-2), problem((1, 8, 5, 5), 16, (3, 3)))
+    yield Sample("s1_no_bias", Deconv.make(2, pad_l=1), problem((2, 32, 7, 7), 16, (3, 3), bias=False))
+    yield Sample("odd_channels", Deconv.make(2, 2, pad_l=1), problem((1, 17, 5, 5), 19, (4, 4)))
+    yield Sample("groups", Deconv.make(2, 2, pad_l=1, groups=2), problem((1, 16, 5, 5), 32, (4, 4), 2))
+    yield Sample("depthwise", Deconv.make(2, 2, pad_l=1, groups=16), problem((1, 16, 5, 5), 16, (4, 4), 16))
+    yield Sample("dilated", Deconv.make(2, dilates=1, pad_l=1), problem((1, 8, 6, 6), 8, (3, 3)))
+    yield Sample("asymmetric", Deconv((2, 1), (0, 0), (1, 0), (0, 2)), problem((1, 8, 5, 6), 16, (3, 4)))
+    yield Sample("1d", Deconv.make(1, 2, pad_l=1), problem((2, 16, 9), 8, (4,)))
+    yield Sample("3d", Deconv.make(3, 2), problem((1, 8, 3, 4, 5), 8, (2, 2, 2)))
+
+
+DECONVOLUTION = OpDef(
+    name="deconvolution",
+    attrs=Deconv,
+    operands=(
+        Operand("src", "SRC"),
+        Operand("weights", "WEIGHTS", parameter=True),
+        Operand("bias", "BIAS", optional=True, parameter=True),
+    ),
+    category=Category.COMPUTE,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    short="deconv",
+    samples=samples,
+    torch={
+        "aten.conv_transpose1d.default": _import,
+        "aten.conv_transpose2d.input": _import,
+        "aten.conv_transpose3d.input": _import,
+        "aten.convolution.default": _import_either,
+    },
+)

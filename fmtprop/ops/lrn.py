@@ -1,0 +1,119 @@
+"""Local response normalization, across channels or within one.
+
+No importer: PyTorch's exporter decomposes ``local_response_norm`` into elementary calls, which run as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.node import Attrs
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import lowering
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+ALGORITHMS = ("across_channels", "within_channel")
+
+
+@dataclass(frozen=True)
+class Lrn(Attrs):
+    """Attributes of local response normalization: ``dst = src · (k + alpha · mean(src²))^-beta``.
+
+    Parameters
+    ----------
+    alg : str
+        ``"across_channels"``: the mean is over `size` neighbouring channels; ``"within_channel"``: over a window of
+        `size` positions along every spatial axis. Positions outside count as zeros.
+    size : int
+        Extent of the neighbourhood; odd, so that it has a middle.
+    alpha, beta, k : float
+        As in the formula; PyTorch's ``LocalResponseNorm`` uses the same convention.
+
+    Raises
+    ------
+    ShapeError
+        Unknown algorithm, or a size that is even or less than 1.
+
+    References
+    ----------
+    oneDNN developer guide, "Local Response Normalization (LRN)".
+    """
+
+    alg: str = "across_channels"
+    size: int = 5
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.alg not in ALGORITHMS:
+            raise ShapeError(f"lrn has no algorithm {self.alg!r}; it has {', '.join(ALGORITHMS)}")
+        if self.size < 1 or self.size % 2 == 0:
+            raise ShapeError(f"lrn size is {self.size}, but must be odd and at least 1")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Lrn, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src, [N, C, …]."""
+    src = types["src"]
+    if not 3 <= src.ndim <= 5:
+        raise ShapeError(f"src has {src.ndim} axes but lrn takes 3 to 5: [N, C, …]")
+    return (src,)
+
+
+def reference(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    src = tensors["src"]
+    mean = src * src
+    axes = (1,) if attrs.alg == "across_channels" else range(2, src.ndim)
+    reach = attrs.size // 2
+    for axis in axes:
+        last = mean.movedim(axis, -1)
+        mean = F.pad(last, (reach, reach)).unfold(-1, attrs.size, 1).mean(-1).movedim(-1, axis)
+    return (src * (attrs.k + attrs.alpha * mean) ** -attrs.beta,)
+
+
+def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the primitive descriptor of the local response normalization."""
+    from fmtprop import dnnl
+
+    numbers = (attrs.size, attrs.alpha, attrs.beta, attrs.k)
+    pd = dnnl.lrn_forward(prop_kind, f"lrn_{attrs.alg}", descs["src"], descs["dst"], *numbers, attr=attr)
+    return lowering(pd, {"src": "src", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield both algorithms, with tails, with parameters that make the neighbours matter."""
+    yield Sample("across", Lrn(alpha=1.0), {"src": TensorType((2, 16, 5, 6))})
+    yield Sample("across_alexnet", Lrn(k=2.0), {"src": TensorType((1, 32, 7, 7))})
+    yield Sample("across_odd", Lrn(size=3, alpha=0.5, beta=0.5), {"src": TensorType((2, 17, 4, 4))})
+    yield Sample("within", Lrn("within_channel", 3, 1.0), {"src": TensorType((2, 16, 6, 7))})
+    yield Sample("within_odd", Lrn("within_channel", 5, 1.0, 0.5, 2.0), {"src": TensorType((1, 17, 8, 8))})
+
+
+LRN = OpDef(
+    name="lrn",
+    attrs=Lrn,
+    operands=(Operand("src", "SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    samples=samples,
+)

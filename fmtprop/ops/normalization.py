@@ -1,0 +1,403 @@
+"""Batch, layer and group normalization, in inference.
+
+Owns the three primitives and the importers of every ATen form, instance normalization included (it is group
+normalization with one channel per group). Training statistics are not computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.arguments import computable, reshaped
+from fmtprop.ops.building import lowering
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc
+
+#: operands that hold one f32 number per channel
+_VECTORS = ("mean", "variance", "scale", "shift")
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class BatchNorm(Attrs):
+    """Attributes of batch normalization with given statistics.
+
+    Parameters
+    ----------
+    epsilon : float
+        Added to the variance.
+
+    References
+    ----------
+    oneDNN developer guide, "Batch Normalization".
+    """
+
+    epsilon: float = 1e-5
+
+
+@dataclass(frozen=True)
+class LayerNorm(Attrs):
+    """Attributes of layer normalization over the last axis.
+
+    Parameters
+    ----------
+    epsilon : float
+        Added to the variance.
+
+    References
+    ----------
+    oneDNN developer guide, "Layer Normalization".
+    """
+
+    epsilon: float = 1e-5
+
+
+@dataclass(frozen=True)
+class GroupNorm(Attrs):
+    """Attributes of group normalization.
+
+    Parameters
+    ----------
+    groups : int
+        Number of channel groups; divides the channels.
+    epsilon : float
+        Added to the variance.
+
+    References
+    ----------
+    oneDNN developer guide, "Group Normalization"; oneDNN 3.3 and later.
+    """
+
+    groups: int
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ShapeError(f"group_normalization groups is {self.groups}, but must be at least 1")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def _check_vectors(types: Mapping[str, TensorType], axis: int) -> None:
+    """Check that every vector operand has as many elements as src has along `axis`."""
+    size = types["src"].dims[axis]
+    for name in _VECTORS:
+        if name in types and types[name].dims != (size,):
+            raise ShapeError(
+                f"{name} has dims {types[name].dims} but src axis {axis} with {size} elements needs ({size},)"
+            )
+
+
+def infer_batch(attrs: BatchNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src, [N, C, …]."""
+    src = types["src"]
+    if not 2 <= src.ndim <= 5:
+        raise ShapeError(f"src has {src.ndim} axes but batch normalization takes 2 to 5: [N, C, …]")
+    _check_vectors(types, 1)
+    return (src,)
+
+
+def infer_layer(attrs: LayerNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src, [..., C]."""
+    src = types["src"]
+    if not 2 <= src.ndim <= 5:
+        raise ShapeError(f"src has {src.ndim} axes but layer normalization takes 2 to 5: [..., C]")
+    _check_vectors(types, src.ndim - 1)
+    return (src,)
+
+
+def infer_group(attrs: GroupNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src, [N, C, …]."""
+    src = types["src"]
+    if not 2 <= src.ndim <= 5:
+        raise ShapeError(f"src has {src.ndim} axes but group normalization takes 2 to 5: [N, C, …]")
+    if src.dims[1] % attrs.groups:
+        raise ShapeError(f"src axis 1 has {src.dims[1]} channels, which groups={attrs.groups} does not divide")
+    _check_vectors(types, 1)
+    return (src,)
+
+
+def reference_batch(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
+    src = tensors["src"]
+    wide, vectors = _widened(tensors)
+    mean, variance = vectors["mean"], vectors["variance"]
+    dst = F.batch_norm(
+        wide, mean, variance, vectors.get("scale"), vectors.get("shift"), training=False, eps=attrs.epsilon
+    )
+    return (dst.to(src.dtype),)
+
+
+def reference_layer(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
+    wide, vectors = _widened(tensors)
+    dst = F.layer_norm(wide, wide.shape[-1:], vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
+    return (dst.to(tensors["src"].dtype),)
+
+
+def reference_group(attrs: GroupNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
+    wide, vectors = _widened(tensors)
+    dst = F.group_norm(wide, attrs.groups, vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
+    return (dst.to(tensors["src"].dtype),)
+
+
+def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    src = tensors["src"]
+    dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
+    return src.to(dtype), {name: tensors[name].to(dtype) for name in _VECTORS if name in tensors}
+
+
+# ---------------------------------------------------------------- primitives
+
+
+def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
+    """Return the flags for the operands that are there; refuse vectors that are not f32."""
+    from fmtprop import dnnl
+
+    for name in _VECTORS:
+        if name in descs and descs[name].data_type != "f32":
+            raise UnsupportedOpError(
+                f"{op}: {name} is {descs[name].data_type} but oneDNN takes f32 here: keep it in f32, whatever src is"
+            )
+    flags = dnnl.NormFlags.NONE
+    if "mean" in descs:
+        flags |= dnnl.NormFlags.USE_GLOBAL_STATS
+    if "scale" in descs:
+        flags |= dnnl.NormFlags.USE_SCALE
+    if "shift" in descs:
+        flags |= dnnl.NormFlags.USE_SHIFT
+    return flags
+
+
+def _lowered(pd: PrimitiveDesc, descs: Mapping[str, NativeDesc]) -> Lowering:
+    """Return the lowering: src and dst as the primitive says, every vector plain."""
+    images = lowering(pd, {"src": "src", "dst": "dst"})
+    vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
+
+    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
+        return {**images.resolve(candidate), **vectors}
+
+    return Lowering(pd, resolve)
+
+
+def primitive_batch(
+    attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the batch normalization's primitive descriptor."""
+    from fmtprop import dnnl
+
+    flags = _flags("batch_normalization", descs)
+    pd = dnnl.batch_normalization_forward(prop_kind, descs["src"], descs["dst"], attrs.epsilon, flags, attr=attr)
+    return _lowered(pd, descs)
+
+
+def primitive_layer(
+    attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the layer normalization's primitive descriptor."""
+    from fmtprop import dnnl
+
+    flags = _flags("layer_normalization", descs)
+    pd = dnnl.layer_normalization_forward(prop_kind, descs["src"], descs["dst"], None, attrs.epsilon, flags, attr=attr)
+    return _lowered(pd, descs)
+
+
+def primitive_group(
+    attrs: GroupNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the group normalization's primitive descriptor; oneDNN before 3.3 has none."""
+    from fmtprop import dnnl
+
+    if not dnnl.lib().has("group_normalization_forward_primitive_desc_create"):
+        raise UnsupportedOpError("group_normalization: this oneDNN has none; install oneDNN 3.3 or later")
+    flags = _flags("group_normalization", descs)
+    pd = dnnl.group_normalization_forward(
+        prop_kind, descs["src"], descs["dst"], attrs.groups, attrs.epsilon, flags, attr=attr
+    )
+    return _lowered(pd, descs)
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _vectors_fit(call: Call, *values: Value | None) -> bool:
+    return all(value is None or call.type(value).dtype is DataType.F32 for value in values)
+
+
+def _batch(call: Call) -> Value | None:
+    src, mean, variance = call["input"], call["running_mean"], call["running_var"]
+    scale, shift = call["weight"], call["bias"]
+    if call.args.get("training", False) or mean is None or variance is None:
+        return None
+    if not computable(call, src) or not _vectors_fit(call, mean, variance, scale, shift):
+        return None
+    inputs = {"src": src, "mean": mean, "variance": variance, "scale": scale, "shift": shift}
+    return call.emit("batch_normalization", inputs, BatchNorm(call["eps"]))
+
+
+def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
+    dst = _batch(call)
+    return None if dst is None else (dst, None, None)
+
+
+def _layer(call: Call) -> Value | None:
+    src, scale, shift = call["input"], call["weight"], call["bias"]
+    if not computable(call, src) or not _vectors_fit(call, scale, shift):
+        return None
+    dims, inner = call.type(src).dims, len(call["normalized_shape"])
+    size = prod(dims[len(dims) - inner :])
+    lead = dims[: len(dims) - inner]
+    # oneDNN normalizes the last of 2 to 5 axes
+    work = (*lead, size) if 1 <= len(lead) <= 4 else (prod(lead), size)
+    inputs = {
+        "src": reshaped(call, src, work),
+        "scale": None if scale is None else reshaped(call, scale, (size,)),
+        "shift": None if shift is None else reshaped(call, shift, (size,)),
+    }
+    return reshaped(call, call.emit("layer_normalization", inputs, LayerNorm(call["eps"])), dims)
+
+
+def _layer_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
+    dst = _layer(call)
+    return None if dst is None else (dst, None, None)
+
+
+def _emit_group(call: Call, src: Value, groups: int) -> Value | None:
+    scale, shift = call["weight"], call["bias"]
+    fits = computable(call, src) and _vectors_fit(call, scale, shift) and 2 <= call.type(src).ndim <= 5
+    if not fits:
+        return None
+    return call.emit(
+        "group_normalization", {"src": src, "scale": scale, "shift": shift}, GroupNorm(groups, call["eps"])
+    )
+
+
+def _group(call: Call) -> Value | None:
+    return _emit_group(call, call["input"], call["num_groups"])
+
+
+def _group_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
+    dst = _emit_group(call, call["input"], call["group"])
+    return None if dst is None else (dst, None, None)
+
+
+def _instance(call: Call) -> Value | None:
+    if not call["use_input_stats"] or call["running_mean"] is not None or call["running_var"] is not None:
+        return None
+    return _emit_group(call, call["input"], call.type(call["input"]).dims[1])
+
+
+# ---------------------------------------------------------------- samples and declarations
+
+
+def _problem(src: tuple[int, ...], axis: int, *vectors: str) -> dict[str, TensorType]:
+    return {"src": TensorType(src), **{name: TensorType((src[axis],)) for name in vectors}}
+
+
+def samples_batch() -> Iterable[Sample]:
+    """Yield 1-D to 3-D images with and without scale and shift; a range that suits variances."""
+    everything = ("mean", "variance", "scale", "shift")
+    yield Sample("2d", BatchNorm(), _problem((2, 16, 6, 7), 1, *everything), 0.1, 2.0)
+    yield Sample("2d_odd", BatchNorm(1e-3), _problem((2, 17, 6, 7), 1, *everything), 0.1, 2.0)
+    yield Sample("no_affine", BatchNorm(), _problem((2, 32, 5, 5), 1, "mean", "variance"), 0.1, 2.0)
+    yield Sample("scale_only", BatchNorm(), _problem((2, 8, 5, 5), 1, "mean", "variance", "scale"), 0.1, 2.0)
+    yield Sample("rows", BatchNorm(), _problem((4, 24), 1, *everything), 0.1, 2.0)
+    yield Sample("1d", BatchNorm(), _problem((2, 16, 9), 1, *everything), 0.1, 2.0)
+    yield Sample("3d", BatchNorm(), _problem((1, 16, 3, 4, 5), 1, *everything), 0.1, 2.0)
+
+
+def samples_layer() -> Iterable[Sample]:
+    """Yield matrices to images, with and without scale and shift."""
+    yield Sample("rows", LayerNorm(), _problem((4, 64), 1, "scale", "shift"))
+    yield Sample("tokens", LayerNorm(1e-6), _problem((2, 9, 48), 2, "scale", "shift"))
+    yield Sample("odd", LayerNorm(), _problem((2, 3, 17), 2, "scale", "shift"))
+    yield Sample("no_affine", LayerNorm(), _problem((2, 5, 32), 2))
+    yield Sample("scale_only", LayerNorm(), _problem((2, 5, 32), 2, "scale"))
+    yield Sample("channels_last", LayerNorm(), _problem((1, 6, 7, 24), 3, "scale", "shift"))
+
+
+def samples_group() -> Iterable[Sample]:
+    """Yield several groupings, instance normalization among them."""
+    yield Sample("groups", GroupNorm(4), _problem((2, 16, 6, 5), 1, "scale", "shift"))
+    yield Sample("one_group", GroupNorm(1), _problem((2, 17, 4, 4), 1, "scale", "shift"))
+    yield Sample("instance", GroupNorm(8), _problem((2, 8, 7, 7), 1))
+    yield Sample("1d", GroupNorm(2), _problem((2, 6, 11), 1, "scale", "shift"))
+
+
+_SCALE = Operand("scale", "SCALE", optional=True, parameter=True)
+_SHIFT = Operand("shift", "SHIFT", optional=True, parameter=True)
+
+BATCH_NORMALIZATION = OpDef(
+    name="batch_normalization",
+    attrs=BatchNorm,
+    operands=(
+        Operand("src", "SRC"),
+        Operand("mean", "MEAN", parameter=True),
+        Operand("variance", "VARIANCE", parameter=True),
+        _SCALE,
+        _SHIFT,
+    ),
+    category=Category.BANDWIDTH,
+    infer=infer_batch,
+    reference=reference_batch,
+    primitive=primitive_batch,
+    inplace=frozenset({"src"}),
+    short="bn",
+    samples=samples_batch,
+    torch={
+        "aten.batch_norm.default": _batch,
+        "aten._native_batch_norm_legit_no_training.default": _batch_with_statistics,
+        "aten.native_batch_norm.default": _batch_with_statistics,
+    },
+)
+
+LAYER_NORMALIZATION = OpDef(
+    name="layer_normalization",
+    attrs=LayerNorm,
+    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
+    category=Category.BANDWIDTH,
+    infer=infer_layer,
+    reference=reference_layer,
+    primitive=primitive_layer,
+    inplace=frozenset({"src"}),
+    short="ln",
+    samples=samples_layer,
+    torch={
+        "aten.layer_norm.default": _layer,
+        "aten.native_layer_norm.default": _layer_with_statistics,
+    },
+)
+
+GROUP_NORMALIZATION = OpDef(
+    name="group_normalization",
+    attrs=GroupNorm,
+    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
+    category=Category.BANDWIDTH,
+    infer=infer_group,
+    reference=reference_group,
+    primitive=primitive_group,
+    inplace=frozenset({"src"}),
+    short="gn",
+    samples=samples_group,
+    torch={
+        "aten.group_norm.default": _group,
+        "aten.native_group_norm.default": _group_with_statistics,
+        "aten.instance_norm.default": _instance,
+    },
+)

@@ -1,0 +1,192 @@
+"""Resampling of images: nearest neighbour and (bi-, tri-) linear interpolation between pixel centres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import computable
+from fmtprop.ops.building import lowering
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+ALGORITHMS = ("nearest", "linear")
+
+
+@dataclass(frozen=True)
+class Resampling(Attrs):
+    """Attributes of a resampling.
+
+    Position ``o`` of an axis reads source position ``(o + 0.5) · src / dst - 0.5``: rounded for ``nearest``, mixed from
+    its two neighbours for ``linear``.
+
+    Parameters
+    ----------
+    alg : str
+        ``"nearest"`` or ``"linear"``.
+    size : tuple of int
+        Spatial dimensions of dst, at least 1.
+
+    Raises
+    ------
+    ShapeError
+        Unknown algorithm or a size out of range.
+
+    References
+    ----------
+    oneDNN developer guide, "Resampling".
+    """
+
+    alg: str
+    size: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.alg not in ALGORITHMS:
+            raise ShapeError(f"resampling has no algorithm {self.alg!r}; it has {', '.join(ALGORITHMS)}")
+        if not 1 <= len(self.size) <= 3:
+            raise ShapeError(f"resampling has 1 to 3 spatial axes, but size={self.size} has {len(self.size)}")
+        for axis, size in enumerate(self.size):
+            if size < 1:
+                raise ShapeError(f"resampling size[{axis}] is {size}, but must be at least 1")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Resampling, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [N, C, …]."""
+    src, spatial = types["src"], len(attrs.size)
+    if src.ndim != spatial + 2:
+        raise ShapeError(f"src has {src.ndim} axes but {spatial} spatial axes need {spatial + 2}: [N, C, …]")
+    return (src.with_dims((*src.dims[:2], *attrs.size)),)
+
+
+def nearest_indices(size: int, count: int) -> list[int]:
+    """Return the source position that oneDNN's ``nearest`` reads for each of `count` positions.
+
+    Examples
+    --------
+    >>> nearest_indices(3, 6), nearest_indices(4, 2)
+    ([0, 0, 1, 1, 2, 2], [1, 3])
+    """
+    # (o + 0.5) · size / count - 0.5, halves rounded up, in exact integers
+    return [min((2 * o + 1) * size // (2 * count), size - 1) for o in range(count)]
+
+
+def reference(attrs: Resampling, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    src = tensors["src"]
+    if attrs.alg == "linear":
+        mode = ("linear", "bilinear", "trilinear")[len(attrs.size) - 1]
+        return (F.interpolate(src, attrs.size, mode=mode, align_corners=False),)
+    for axis, count in enumerate(attrs.size, start=2):
+        src = src.index_select(axis, torch.tensor(nearest_indices(src.shape[axis], count)))
+    return (src,)
+
+
+def primitive(
+    attrs: Resampling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the resampling's primitive descriptor; factors follow from the dimensions."""
+    from fmtprop import dnnl
+
+    pd = dnnl.resampling_forward(prop_kind, f"resampling_{attrs.alg}", None, descs["src"], descs["dst"], attr=attr)
+    return lowering(pd, {"src": "src", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _scales(call: Call, spatial: int) -> Sequence[float | None]:
+    """Return the scale factors that the caller gave, None where there is none."""
+    if "scale_factors" in call.args:
+        return call["scale_factors"] or (None,) * spatial
+    if spatial == 1:
+        return (call["scales"],)
+    return tuple(call[name] for name in ("scales_d", "scales_h", "scales_w")[-spatial:])
+
+
+def _samples_alike(alg: str, torch_kernel: str, size: int, count: int, scale: float | None) -> bool:
+    """Tell whether PyTorch samples one axis where oneDNN does, by asking both for the positions they read.
+
+    PyTorch's ``nearest`` has another convention than oneDNN's, and a given scale factor counts before the sizes.
+    """
+    kernel = getattr(torch.ops.aten, torch_kernel).default
+    ramp = torch.arange(size, dtype=torch.float32).reshape(1, 1, size)
+    extra = (False,) if alg == "linear" else ()
+    wanted = kernel(ramp, [count], *extra, scale)
+    (given,) = reference(Resampling(alg, (count,)), {"src": ramp})
+    return torch.allclose(wanted, given, rtol=1e-6, atol=1e-6)
+
+
+def _resample(alg: str, spatial: int, torch_kernel: str) -> Importer:
+    """Return an importer that declines where oneDNN would read other source positions than `torch_kernel`."""
+
+    def importer(call: Call) -> Value | None:
+        src = call["input"] if "input" in call.args else call["self"]
+        if not computable(call, src) or call.args.get("align_corners", False):
+            return None
+        sizes, scales = call.type(src).dims[2:], _scales(call, spatial)
+        counts = call["output_size"]
+        if counts is None:
+            counts = [floor(size * scale) for size, scale in zip(sizes, call["scale_factors"], strict=True)]
+        axes = zip(sizes, counts, scales, strict=True)
+        if not all(_samples_alike(alg, torch_kernel, *axis) for axis in axes):
+            return None
+        return call.emit("resampling", {"src": src}, Resampling(alg, tuple(counts)))
+
+    return importer
+
+
+def _importers() -> Mapping[str, Importer]:
+    found = {}
+    for spatial in (1, 2, 3):
+        linear = ("linear1d", "bilinear2d", "trilinear3d")[spatial - 1]
+        for overload in ("vec", "default"):
+            found[f"aten.upsample_nearest{spatial}d.{overload}"] = _resample("nearest", spatial, "upsample_nearest1d")
+            found[f"aten._upsample_nearest_exact{spatial}d.{overload}"] = _resample(
+                "nearest", spatial, "_upsample_nearest_exact1d"
+            )
+            found[f"aten.upsample_{linear}.{overload}"] = _resample("linear", spatial, "upsample_linear1d")
+    return found
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield enlarging and shrinking, whole and broken factors, in 1-D to 3-D."""
+    for alg in ALGORITHMS:
+        yield Sample(f"{alg}_double", Resampling(alg, (10, 12)), {"src": TensorType((2, 16, 5, 6))})
+        yield Sample(f"{alg}_broken", Resampling(alg, (7, 9)), {"src": TensorType((2, 17, 5, 4))})
+        yield Sample(f"{alg}_shrink", Resampling(alg, (4, 3)), {"src": TensorType((1, 8, 9, 9))})
+        yield Sample(f"{alg}_1d", Resampling(alg, (14,)), {"src": TensorType((2, 16, 7))})
+        yield Sample(f"{alg}_3d", Resampling(alg, (4, 6, 8)), {"src": TensorType((1, 8, 2, 3, 4))})
+
+
+RESAMPLING = OpDef(
+    name="resampling",
+    attrs=Resampling,
+    operands=(Operand("src", "SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    # sum and binary go wrong on blocked formats in oneDNN 3.2
+    post_ops=frozenset({"eltwise"}),
+    samples=samples,
+    torch=_importers(),
+)
