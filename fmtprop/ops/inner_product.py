@@ -1,0 +1,133 @@
+"""Inner product: every output is a dot product of one batch item with one row of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import computable, transposed
+from fmtprop.ops.building import lowering
+from fmtprop.ops.matmul import MatMul, import_product, with_rank
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class InnerProduct(Attrs):
+    """Attributes of an inner product: none.
+
+    References
+    ----------
+    oneDNN developer guide, "Inner Product".
+    """
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: InnerProduct, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [N, O]."""
+    src, weights = types["src"], types["weights"].dims
+    if not 2 <= src.ndim <= 5:
+        raise ShapeError(f"src has {src.ndim} axes but an inner product takes 2 to 5: [N, C, …]")
+    if len(weights) != src.ndim:
+        raise ShapeError(f"weights has {len(weights)} axes but src has {src.ndim}; they must have the same number")
+    for axis in range(1, src.ndim):
+        if src.dims[axis] != weights[axis]:
+            raise ShapeError(
+                f"src axis {axis} has {src.dims[axis]} elements but weights axis {axis} has {weights[axis]}"
+            )
+    bias = types.get("bias")
+    if bias is not None and bias.dims != weights[:1]:
+        raise ShapeError(f"bias has dims {bias.dims} but the {weights[0]} outputs need ({weights[0]},)")
+    return (src.with_dims((src.dims[0], weights[0])),)
+
+
+def reference(attrs: InnerProduct, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src."""
+    src, bias = tensors["src"], tensors.get("bias")
+    weights = tensors["weights"].to(src.dtype)
+    return (F.linear(src.flatten(1), weights.flatten(1), None if bias is None else bias.to(src.dtype)),)
+
+
+def primitive(
+    attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the inner product's primitive descriptor."""
+    from fmtprop import dnnl
+
+    operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
+    pd = dnnl.inner_product_forward(prop_kind, *operands, attr=attr)
+    return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _linear(call: Call) -> Value | None:
+    src, weights, bias = call["input"], call["weight"], call["bias"]
+    if not computable(call, src, weights, bias) or call.type(weights).ndim != 2:
+        return None
+    if call.type(src).ndim == 2:
+        return call.emit("inner_product", {"src": src, "weights": weights, "bias": bias}, InnerProduct())
+    return import_product(call, src, transposed(call, weights), bias)
+
+
+def _addmm(call: Call) -> Value | None:
+    bias, src, weights = call["self"], call["mat1"], call["mat2"]
+    if not computable(call, src, weights, bias) or call["alpha"] != 1 or call["beta"] != 1:
+        return None
+    if call.tensor(bias) is not None and call.type(bias).dims == call.type(weights).dims[1:]:
+        inputs = {"src": src, "weights": transposed(call, weights), "bias": bias}
+        return call.emit("inner_product", inputs, InnerProduct())
+    return call.emit("matmul", {"src": src, "weights": weights, "bias": with_rank(call, bias, 2)}, MatMul())
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def _problem(src: tuple[int, ...], outputs: int, bias: bool = True) -> dict[str, TensorType]:
+    types = {"src": TensorType(src), "weights": TensorType((outputs, *src[1:]))}
+    return {**types, "bias": TensorType((outputs,))} if bias else types
+
+
+def samples() -> Iterable[Sample]:
+    """Yield matrices and images, with tails, with and without bias."""
+    yield Sample("2d", InnerProduct(), _problem((4, 64), 32))
+    yield Sample("2d_odd", InnerProduct(), _problem((3, 17), 19))
+    yield Sample("one_row", InnerProduct(), _problem((1, 128), 10))
+    yield Sample("one_output", InnerProduct(), _problem((5, 40), 1, bias=False))
+    yield Sample("3d", InnerProduct(), _problem((2, 16, 9), 8))
+    yield Sample("4d", InnerProduct(), _problem((2, 17, 3, 5), 16))
+    yield Sample("5d_no_bias", InnerProduct(), _problem((2, 8, 2, 3, 4), 17, bias=False))
+
+
+INNER_PRODUCT = OpDef(
+    name="inner_product",
+    attrs=InnerProduct,
+    operands=(
+        Operand("src", "SRC"),
+        Operand("weights", "WEIGHTS", parameter=True),
+        Operand("bias", "BIAS", optional=True, parameter=True),
+    ),
+    category=Category.COMPUTE,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    short="fc",
+    samples=samples,
+    torch={"aten.linear.default": _linear, "aten.addmm.default": _addmm},
+)

@@ -1,0 +1,335 @@
+"""Matrix product of (batches of) matrices.
+
+Owns the one place where an op's dimensions differ from its primitive's: a matrix that multiplies a whole batch is
+lowered to one product over all the rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.arguments import computable, reshaped, transposed
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.building import lowering
+from fmtprop.ops.eltwise import Eltwise
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class MatMul(Attrs):
+    """Attributes of a matrix product: none; transposition is a `permute` view of the operand.
+
+    References
+    ----------
+    oneDNN developer guide, "Matrix Multiplication".
+    """
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: MatMul, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [..., M, N].
+
+    ``src`` is [..., M, K], ``weights`` [..., K, N]: as many axes, batch sizes equal or 1; or two axes, and then the
+    same matrix multiplies the whole batch. ``bias`` has dst's number of axes, each of dst's size or 1.
+    """
+    src, weights = types["src"], types["weights"].dims
+    if src.ndim < 2 or len(weights) < 2:
+        raise ShapeError(f"src has {src.ndim} and weights {len(weights)} axes; both need 2 or more: reshape vectors")
+    if len(weights) not in (2, src.ndim):
+        raise ShapeError(f"weights has {len(weights)} axes but src has {src.ndim}: expected 2 or {src.ndim}")
+    if src.dims[-1] != weights[-2]:
+        raise ShapeError(
+            f"src axis {src.ndim - 1} has {src.dims[-1]} elements but weights axis {len(weights) - 2} has {weights[-2]}"
+        )
+    batch = src.dims[:-2]
+    if len(weights) > 2:
+        batch = tuple(_broadcast(axis, *sizes) for axis, sizes in enumerate(zip(batch, weights, strict=False)))
+    dst = (*batch, src.dims[-2], weights[-1])
+    bias = types.get("bias")
+    if bias is not None:
+        fits = bias.ndim == len(dst) and all(b in (1, d) for b, d in zip(bias.dims, dst, strict=True))
+        if not fits:
+            raise ShapeError(f"bias has dims {bias.dims} but dst {dst} needs as many axes, each of the same size or 1")
+    return (src.with_dims(dst),)
+
+
+def _broadcast(axis: int, left: int, right: int) -> int:
+    if left != right and 1 not in (left, right):
+        raise ShapeError(
+            f"src axis {axis} has {left} elements but weights axis {axis} has {right}; equal or 1 is needed"
+        )
+    return right if left == 1 else left
+
+
+def reference(attrs: MatMul, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src."""
+    src = tensors["src"]
+    dst = torch.matmul(src, tensors["weights"].to(src.dtype))
+    return (dst + tensors["bias"].to(src.dtype) if "bias" in tensors else dst,)
+
+
+# ---------------------------------------------------------------- primitive
+
+
+def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the matrix product's primitive descriptor.
+
+    Where one matrix multiplies a whole batch, src, bias, dst and the second sources of binary post-ops are seen with
+    all their leading axes as one: src and dst are then row major where `any` was asked for.
+
+    Raises
+    ------
+    FormatError
+        The format of src or dst cannot be seen with its leading axes as one.
+    UnsupportedOpError
+        A bias or post-op operand varies along some, but not all, of the axes that become one.
+    """
+    from fmtprop import dnnl
+
+    if len(descs["weights"].dims) == len(descs["src"].dims):
+        pd = dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
+        return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+
+    dims = {name: desc.dims for name, desc in descs.items()}
+    bias = descs.get("bias")
+    pd = dnnl.matmul(
+        _rows("src", descs["src"], dims["dst"]),
+        descs["weights"],
+        None if bias is None else _rows("bias", bias, dims["dst"]),
+        _rows("dst", descs["dst"], dims["dst"]),
+        attr=None if attr is None else _rows_attr(attr, dims["dst"]),
+    )
+    plain = lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+
+    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
+        return {name: desc.reshape(dims[name]) for name, desc in plain.resolve(candidate).items()}
+
+    return Lowering(pd, resolve)
+
+
+def _rows(what: str, native: NativeDesc, dst: tuple[int, ...]) -> NativeDesc:
+    """Return the descriptor with all axes but the last as one."""
+    from fmtprop import dnnl
+
+    lead = native.dims[:-1]
+    if lead != dst[:-1] and prod(lead) != 1:
+        raise UnsupportedOpError(
+            f"matmul of a rank-{len(dst)} src by one matrix sees {dst[:-1]} as one axis, but {what} has {lead} there: "
+            "give it all of these sizes or only ones"
+        )
+    dims = (prod(lead), native.dims[-1])
+    if native.is_any:
+        return dnnl.NativeDesc.from_desc(MemoryDesc(dims, native.data_type, tag="ab"))
+    try:
+        return native.reshape(dims)
+    except DnnlError as error:
+        raise FormatError(
+            f"matmul: {what} {native.desc} cannot be seen as {dims}: reorder it to plain first"
+        ) from error
+
+
+def _rows_attr(attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
+    """Return the attributes with the second source of each binary post-op seen as rows."""
+    from fmtprop import dnnl
+
+    if not any(op.src1 is not None for op in attr.ops):
+        return attr
+    post_ops = dnnl.PostOps()
+    for index, op in enumerate(attr.ops):
+        if op.kind == "binary" and op.src1 is not None:
+            post_ops.append_binary(op.alg, _rows(f"the operand of post-op {index}", op.src1, dst))
+        elif op.kind == "eltwise":
+            post_ops.append_eltwise(op.alg, *op.values)
+        elif op.kind == "sum":
+            scale, zero_point = op.values
+            post_ops.append_sum(scale, int(zero_point), op.dtype or None)
+        else:
+            raise UnsupportedOpError(
+                f"matmul of a batch by one matrix cannot carry a {op.kind} post-op beside a binary"
+            )
+    return dnnl.PrimitiveAttr(post_ops, fpmath=attr.fpmath, scales=attr.scales, zero_points=attr.zero_points)
+
+
+# ---------------------------------------------------------------- importers
+
+
+def with_rank(call: Call, value: Value, ndim: int) -> Value:
+    """Return the value with ones in front up to `ndim` axes."""
+    dims = call.type(value).dims
+    return reshaped(call, value, (*(1,) * (ndim - len(dims)), *dims))
+
+
+def import_product(call: Call, src: Value, weights: Value, bias: Value | None = None) -> Value | None:
+    """Emit a matrix product with the meaning of ``torch.matmul``: vectors, broadcast of missing batch axes.
+
+    Parameters
+    ----------
+    call : Call
+        The call that is imported.
+    src, weights : Value
+        Left and right factor, of rank 1 or more.
+    bias : Value, optional
+        Added to the result; broadcastable to it.
+
+    Returns
+    -------
+    Value or None
+        None where oneDNN has no such product.
+    """
+    if not computable(call, src, weights, bias):
+        return None
+    left, right = call.type(src).dims, call.type(weights).dims
+    result = (*torch.broadcast_shapes(left[:-2], right[:-2]), *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
+    if len(left) == 1:
+        src = reshaped(call, src, (1, *left))
+    if len(right) == 1:
+        weights = reshaped(call, weights, (*right, 1))
+    ndim = max(call.type(src).ndim, call.type(weights).ndim)
+    src = with_rank(call, src, ndim)
+    if call.type(weights).ndim != 2:
+        weights = with_rank(call, weights, ndim)
+    if bias is not None:
+        bias = with_rank(call, bias, ndim)
+    dst = call.emit("matmul", {"src": src, "weights": weights, "bias": bias}, MatMul())
+    return reshaped(call, dst, result)
+
+
+def _product(left: str, right: str) -> Importer:
+    def importer(call: Call) -> Value | None:
+        return import_product(call, call[left], call[right])
+
+    return importer
+
+
+def _baddbmm(call: Call) -> Value | None:
+    src, weights, bias = call["batch1"], call["batch2"], call["self"]
+    alpha, beta = call["alpha"], call["beta"]
+    if not computable(call, src, weights, bias) or beta not in (0, 1) or (beta and alpha != 1):
+        return None
+    dst = import_product(call, src, weights, bias if beta else None)
+    if dst is None or alpha == 1:
+        return dst
+    return call.emit("eltwise", {"src": dst}, Eltwise("linear", float(alpha)))
+
+
+def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
+    """Return the additive mask of an attention call with `ndim` axes; False where there is none, None to decline."""
+    mask = call["attn_mask"]
+    if call["is_causal"]:
+        if mask is not None:
+            return None
+        rows, columns = call.type(call["query"]).dims[-2], call.type(call["key"]).dims[-2]
+        allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
+        return with_rank(call, call.constant(_additive(allowed).tolist()), ndim)
+    if mask is None:
+        return False
+    if call.type(mask).ndim > ndim:
+        return None
+    if call.type(mask).dtype is DataType.BOOLEAN:
+        allowed = call.tensor(mask)
+        # a row that may look at nothing is 0 in PyTorch, but softmax of nothing is NaN
+        if allowed is None or not bool(allowed.any(-1).all()):
+            return None
+        return with_rank(call, call.constant(_additive(allowed).tolist()), ndim)
+    return with_rank(call, mask, ndim) if computable(call, mask) else None
+
+
+def _additive(allowed: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
+
+
+def _attention(call: Call) -> Value | None:
+    """Decompose scaled dot product attention: softmax(query · keyᵀ · scale + mask) · value.
+
+    A row whose mask is -inf throughout is 0 in PyTorch and NaN here.
+    """
+    from fmtprop.ops.softmax import Softmax
+
+    query, key, value = call["query"], call["key"], call["value"]
+    ndim = call.type(query).ndim
+    if call["dropout_p"] or call.args.get("enable_gqa", False) or not computable(call, query, key, value):
+        return None
+    if ndim < 3 or any(call.type(tensor).ndim != ndim for tensor in (key, value)):
+        return None
+    mask = _attention_mask(call, ndim)
+    if mask is None:
+        return None
+    scale = call["scale"]
+    scores = call.emit("matmul", {"src": query, "weights": transposed(call, key)}, MatMul())
+    factor = call.type(query).dims[-1] ** -0.5 if scale is None else float(scale)
+    scores = call.emit("eltwise", {"src": scores}, Eltwise("linear", factor))
+    if isinstance(mask, Value):
+        scores = call.emit("binary", {"src_0": scores, "src_1": mask}, Binary("add"))
+    weights = call.emit("softmax", {"src": scores}, Softmax("accurate", ndim - 1))
+    return call.emit("matmul", {"src": weights, "weights": value}, MatMul())
+
+
+def _attention_with_statistics(call: Call) -> tuple[Value, ...] | None:
+    dst = _attention(call)
+    return None if dst is None else (dst, None)
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def _problem(src: Sequence[int], weights: Sequence[int], bias: Sequence[int] | None = None) -> dict[str, TensorType]:
+    types = {"src": TensorType(src), "weights": TensorType(weights)}
+    return types if bias is None else {**types, "bias": TensorType(bias)}
+
+
+def samples() -> Iterable[Sample]:
+    """Yield single, batched and broadcast products with tails, and one matrix for a whole batch."""
+    yield Sample("2d", MatMul(), _problem((16, 32), (32, 48), (1, 48)))
+    yield Sample("2d_odd", MatMul(), _problem((3, 17), (17, 19)))
+    yield Sample("column_bias", MatMul(), _problem((5, 16), (16, 8), (5, 1)))
+    yield Sample("vector", MatMul(), _problem((1, 40), (40, 7)))
+    yield Sample("batch", MatMul(), _problem((4, 9, 16), (4, 16, 13)))
+    yield Sample("batch_bias", MatMul(), _problem((3, 8, 16), (3, 16, 24), (1, 1, 24)))
+    yield Sample("heads", MatMul(), _problem((2, 3, 10, 16), (2, 3, 16, 10)))
+    yield Sample("broadcast_weights", MatMul(), _problem((3, 6, 8), (1, 8, 5)))
+    yield Sample("broadcast_src", MatMul(), _problem((1, 6, 8), (3, 8, 5)))
+    yield Sample("one_matrix", MatMul(), _problem((2, 7, 32), (32, 24), (1, 1, 24)))
+    yield Sample("one_matrix_4d", MatMul(), _problem((2, 3, 5, 17), (17, 16)))
+
+
+MATMUL = OpDef(
+    name="matmul",
+    attrs=MatMul,
+    operands=(
+        Operand("src", "SRC"),
+        Operand("weights", "WEIGHTS"),
+        Operand("bias", "BIAS", optional=True, parameter=True),
+    ),
+    category=Category.COMPUTE,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    samples=samples,
+    torch={
+        "aten.mm.default": _product("self", "mat2"),
+        "aten.bmm.default": _product("self", "mat2"),
+        "aten.mv.default": _product("self", "vec"),
+        "aten.matmul.default": _product("self", "other"),
+        "aten.baddbmm.default": _baddbmm,
+        "aten.scaled_dot_product_attention.default": _attention,
+        "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_with_statistics,
+    },
+)

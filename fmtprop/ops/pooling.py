@@ -1,0 +1,307 @@
+"""Pooling over one to three spatial axes: maximum and both kinds of average.
+
+NaN: PyTorch's maximum is NaN where a window holds one; oneDNN's skips it (see :data:`POOLING`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import axes_of, batched, computable, ints, reshaped, unbatched
+from fmtprop.ops.building import lowering
+from fmtprop.ops.window import check_window, extent, torch_padding, window_count
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+ALGORITHMS = ("max", "avg_include_padding", "avg_exclude_padding")
+
+
+@dataclass(frozen=True)
+class Pooling(Attrs):
+    """Attributes of a pooling, one number per spatial axis.
+
+    Parameters
+    ----------
+    alg : str
+        ``"max"``, ``"avg_include_padding"`` (divide by the whole window) or ``"avg_exclude_padding"`` (divide by the
+        window's elements inside the source).
+    kernel : tuple of int
+        Size of the window, at least 1.
+    strides : tuple of int
+        Step of the window, at least 1.
+    dilates : tuple of int
+        Positions skipped between two taps; 0 is dense.
+    pad_l, pad_r : tuple of int
+        Padding before and after the source; smaller than what the window covers.
+
+    Raises
+    ------
+    ShapeError
+        A value is out of range, or lengths differ.
+
+    References
+    ----------
+    oneDNN developer guide, "Pooling".
+    """
+
+    alg: str
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilates: tuple[int, ...]
+    pad_l: tuple[int, ...]
+    pad_r: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.alg not in ALGORITHMS:
+            raise ShapeError(f"pooling has no algorithm {self.alg!r}; it has {', '.join(ALGORITHMS)}")
+        others = {"kernel": self.kernel, "dilates": self.dilates, "pad_l": self.pad_l, "pad_r": self.pad_r}
+        check_window("pooling", self.strides, **others)
+        for axis, kernel in enumerate(self.kernel):
+            covered, pad = extent(kernel, self.dilates[axis]), max(self.pad_l[axis], self.pad_r[axis])
+            if pad >= covered:
+                raise ShapeError(
+                    f"pooling padding {pad} on spatial axis {axis} must be smaller than the window, {covered}"
+                )
+
+    @classmethod
+    def make(
+        cls,
+        alg: str,
+        kernel: Sequence[int],
+        strides: int = 1,
+        dilates: int = 0,
+        pad_l: int = 0,
+        pad_r: int | None = None,
+    ) -> Pooling:
+        """Return attributes with the same step and padding on all axes; symmetric unless `pad_r` is given."""
+        ndim, right = len(kernel), pad_l if pad_r is None else pad_r
+        return cls(alg, tuple(kernel), (strides,) * ndim, (dilates,) * ndim, (pad_l,) * ndim, (right,) * ndim)
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Pooling, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [N, C, …]."""
+    src, spatial = types["src"], len(attrs.kernel)
+    if src.ndim != spatial + 2:
+        raise ShapeError(f"src has {src.ndim} axes but {spatial} spatial axes need {spatial + 2}: [N, C, …]")
+    sizes = window_count(src.dims[2:], attrs.kernel, attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r)
+    return (src.with_dims((*src.dims[:2], *sizes)),)
+
+
+def _windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
+    """Return src padded with `fill` and seen as [N, C, positions…, window…]."""
+    windows = F.pad(src, torch_padding(attrs.pad_l, attrs.pad_r), value=fill)
+    for axis, kernel in enumerate(attrs.kernel):
+        covered = extent(kernel, attrs.dilates[axis])
+        windows = windows.unfold(axis + 2, covered, attrs.strides[axis])[..., :: attrs.dilates[axis] + 1]
+    return windows
+
+
+def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    src = tensors["src"]
+    spatial = len(attrs.kernel)
+    inner = tuple(range(-spatial, 0))
+    if attrs.alg == "max":
+        lowest = -torch.inf if src.is_floating_point() else torch.iinfo(src.dtype).min
+        return (_windows(attrs, src, lowest).amax(inner),)
+    total = _windows(attrs, src, 0).sum(inner, dtype=src.dtype)
+    if attrs.alg == "avg_include_padding":
+        return (total / prod(attrs.kernel),)
+    inside = src.new_ones((1, 1, *src.shape[2:]))
+    return (total / _windows(attrs, inside, 0).sum(inner),)
+
+
+def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the pooling's primitive descriptor."""
+    from fmtprop import dnnl
+
+    pd = dnnl.pooling_forward(
+        prop_kind,
+        f"pooling_{attrs.alg}",
+        descs["src"],
+        descs["dst"],
+        attrs.strides,
+        attrs.kernel,
+        attrs.dilates,
+        attrs.pad_l,
+        attrs.pad_r,
+        attr=attr,
+    )
+    return lowering(pd, {"src": "src", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _ceil_padding(size: int, covered: int, stride: int, pad: int) -> int:
+    """Return the right padding that gives as many positions as PyTorch's ``ceil_mode``; `pad` where it adds none."""
+    count = -(-(size + 2 * pad - covered) // stride) + 1
+    if (count - 1) * stride >= size + pad:
+        # PyTorch: the last window must start inside the source or its left padding
+        count -= 1
+    return max(pad, (count - 1) * stride + covered - size - pad)
+
+
+def _pool(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1) -> Value | None:
+    """Emit a pooling from the arguments ``self, kernel_size, stride, padding, ceil_mode``."""
+    src = call["self"]
+    if not computable(call, src):
+        return None
+    kernel, pad_l = ints(call["kernel_size"], spatial), ints(call["padding"], spatial)
+    strides = ints(call["stride"], spatial) if call["stride"] else kernel
+    dilates = tuple(size - 1 for size in ints(dilation, spatial))
+    pad_r = pad_l
+    if call["ceil_mode"]:
+        covered = map(extent, kernel, dilates)
+        pad_r = tuple(map(_ceil_padding, call.type(src).dims[-spatial:], covered, strides, pad_l))
+    if alg == "avg_include_padding" and pad_r != pad_l:
+        # PyTorch counts the padding but not what ceil_mode adds; oneDNN counts both or neither
+        if any(pad_l):
+            return None
+        alg = "avg_exclude_padding"
+    dst = call.emit(
+        "pooling", {"src": batched(call, src, spatial + 2)}, Pooling(alg, kernel, strides, dilates, pad_l, pad_r)
+    )
+    return unbatched(call, dst, like=src)
+
+
+def _max(spatial: int) -> Importer:
+    return lambda call: _pool(call, "max", spatial, call["dilation"])
+
+
+def _first_of(importer: Importer) -> Importer:
+    """Return the importer for a call that also returns the indices of the maxima, which oneDNN does not give."""
+
+    def both(call: Call) -> tuple[Value | None, ...] | None:
+        value = importer(call)
+        return None if value is None else (value, None)
+
+    return both
+
+
+def _average(spatial: int) -> Importer:
+    def importer(call: Call) -> Value | None:
+        if call.args.get("divisor_override") is not None:
+            return None
+        return _pool(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", spatial)
+
+    return importer
+
+
+def uniform_windows(size: int, count: int) -> tuple[int, int] | None:
+    """Return (kernel, stride) where the windows of adaptive pooling are equal and equidistant, else None.
+
+    Examples
+    --------
+    >>> uniform_windows(14, 7), uniform_windows(7, 1), uniform_windows(7, 3), uniform_windows(1, 7)
+    ((2, 2), (7, 7), (3, 2), None)
+    """
+    starts = [i * size // count for i in range(count)]
+    lengths = {-(-(i + 1) * size // count) - start for i, start in enumerate(starts)}
+    steps = {after - before for before, after in zip(starts, starts[1:], strict=False)} or lengths
+    if len(lengths) > 1 or len(steps) > 1 or steps == {0}:
+        return None
+    return lengths.pop(), steps.pop()
+
+
+def _adaptive(alg: str, spatial: int) -> Importer:
+    def importer(call: Call) -> Value | None:
+        src = call["self"]
+        if not computable(call, src):
+            return None
+        counts = ints(call["output_size"], spatial)
+        windows = list(map(uniform_windows, call.type(src).dims[-spatial:], counts))
+        if None in windows:
+            return None
+        kernel, strides = zip(*(window for window in windows if window), strict=True)
+        zeros = (0,) * spatial
+        attrs = Pooling(alg, kernel, strides, zeros, zeros, zeros)
+        return unbatched(call, call.emit("pooling", {"src": batched(call, src, spatial + 2)}, attrs), like=src)
+
+    return importer
+
+
+def _mean(call: Call) -> Value | None:
+    """Import a mean: global average pooling over exactly the spatial axes, else a reduction."""
+    src = call["self"]
+    if not computable(call, src) or call["dtype"] not in (None, call.type(src).dtype):
+        return None
+    dims = call.type(src).dims
+    axes = axes_of(call["dim"], len(dims))
+    if len(dims) in (4, 5) and axes == tuple(range(2, len(dims))):
+        dst = call.emit("pooling", {"src": src}, Pooling.make("avg_include_padding", dims[2:]))
+    else:
+        from fmtprop.ops.reduction import Reduction
+
+        dst = call.emit("reduction", {"src": src}, Reduction("mean", axes))
+    if call["keepdim"]:
+        return dst
+    return reshaped(call, dst, [size for axis, size in enumerate(dims) if axis not in axes])
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield every algorithm in 1-D to 3-D, with padding, tails and dilation."""
+    image = {"src": TensorType((2, 17, 9, 8))}
+    for alg in ALGORITHMS:
+        yield Sample(f"{alg}_2d", Pooling.make(alg, (3, 3), 2, pad_l=1), {"src": TensorType((2, 16, 9, 8))})
+        yield Sample(f"{alg}_odd", Pooling.make(alg, (2, 3)), image)
+        yield Sample(f"{alg}_asymmetric", Pooling.make(alg, (3, 3), 2, pad_l=0, pad_r=1), image)
+        yield Sample(f"{alg}_global", Pooling.make(alg, (7, 7)), {"src": TensorType((2, 32, 7, 7))})
+        yield Sample(f"{alg}_1d", Pooling.make(alg, (3,), 2, pad_l=1), {"src": TensorType((2, 16, 11))})
+        yield Sample(f"{alg}_3d", Pooling.make(alg, (2, 3, 2), 2, pad_l=1), {"src": TensorType((1, 8, 5, 6, 7))})
+    yield Sample("max_dilated", Pooling.make("max", (3, 3), 1, 1, pad_l=1), image)
+
+
+#: NaN, measured: ``max`` of a window that holds a NaN is the maximum of the rest, where PyTorch gives NaN
+POOLING = OpDef(
+    name="pooling",
+    attrs=Pooling,
+    operands=(Operand("src", "SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    post_ops=frozenset({"eltwise", "binary"}),
+    short="pool",
+    samples=samples,
+    torch={
+        "aten.max_pool1d.default": _max(1),
+        "aten.max_pool2d.default": _max(2),
+        "aten.max_pool3d.default": _max(3),
+        "aten.max_pool1d_with_indices.default": _first_of(_max(1)),
+        "aten.max_pool2d_with_indices.default": _first_of(_max(2)),
+        "aten.max_pool3d_with_indices.default": _first_of(_max(3)),
+        "aten.avg_pool1d.default": _average(1),
+        "aten.avg_pool2d.default": _average(2),
+        "aten.avg_pool3d.default": _average(3),
+        "aten.adaptive_avg_pool1d.default": _adaptive("avg_include_padding", 1),
+        "aten.adaptive_avg_pool2d.default": _adaptive("avg_include_padding", 2),
+        "aten.adaptive_avg_pool3d.default": _adaptive("avg_include_padding", 3),
+        "aten._adaptive_avg_pool2d.default": _adaptive("avg_include_padding", 2),
+        "aten._adaptive_avg_pool3d.default": _adaptive("avg_include_padding", 3),
+        "aten.adaptive_max_pool1d.default": _first_of(_adaptive("max", 1)),
+        "aten.adaptive_max_pool2d.default": _first_of(_adaptive("max", 2)),
+        "aten.adaptive_max_pool3d.default": _first_of(_adaptive("max", 3)),
+        "aten.mean.dim": _mean,
+    },
+)
