@@ -172,13 +172,17 @@ class _Assignment:
         if slow is not None:
             return slow
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
-        request |= {
-            name: _row_major(type_) for name, type_ in zip(_result_names(node), node.results, strict=True)
-        }
+        request |= {name: _row_major(type_) for name, type_ in zip(_result_names(node), node.results, strict=True)}
         for candidate in self.spec.fallback.candidates(node, request):
-            why = "no oneDNN primitive" if declaration.category is Category.HOST else f"{self.spec.target.name} can't run it"
+            why = (
+                "no oneDNN primitive"
+                if declaration.category is Category.HOST
+                else f"{self.spec.target.name} can't run it"
+            )
             return candidate, f"{why}: runs on the {self.spec.fallback.name} target"
-        raise UnsupportedOpError(f"{node.label}: neither {self.spec.target.name} nor {self.spec.fallback.name} can run it")
+        raise UnsupportedOpError(
+            f"{node.label}: neither {self.spec.target.name} nor {self.spec.fallback.name} can run it"
+        )
 
     # ------------------------------------------------------------------ building
 
@@ -201,7 +205,7 @@ class _Assignment:
         known = self.copies.get((root, wanted))
         if known is not None:
             return known
-        # from the root when it has the reader's data type or better: one reorder instead of a chain, and no double rounding
+        # from the root: one reorder instead of a chain, and no double rounding
         source = root if self.out.desc_of(root).kind == "blocked" else value
         copy = self._reorder(source, wanted, reader, operand)
         self.root[copy] = root

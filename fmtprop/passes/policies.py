@@ -117,7 +117,9 @@ def plain_policy(question: Question) -> Iterator[Option]:
     everything = {name: plain(desc) for name, desc in question.given.items()}
     yield Option(question.fill({**everything, **results}), "policy plain: row-major everywhere")
     if len(activations) != len(everything):
-        yield Option(question.fill({**activations, **results}), "policy plain: plain weights have no fast implementation")
+        yield Option(
+            question.fill({**activations, **results}), "policy plain: plain weights have no fast implementation"
+        )
 
 
 def naive_policy(question: Question) -> Iterator[Option]:
@@ -148,7 +150,9 @@ def _compute(question: Question) -> Iterator[Option]:
     for desc in formats:
         chosen = {name: plain(question.given[name]) for name in others}
         result = {name: f for name, r in question.results.items() if (f := like(r, desc)) is not None}
-        yield Option(question.fill({src: desc, **chosen, **result}), "`any` has no implementation: tried the usual formats")
+        yield Option(
+            question.fill({src: desc, **chosen, **result}), "`any` has no implementation: tried the usual formats"
+        )
 
 
 def _from_sources(question: Question, rule: str) -> Iterator[Option]:
@@ -157,7 +161,7 @@ def _from_sources(question: Question, rule: str) -> Iterator[Option]:
     voters = [name for name in sources if question.given[name].dims == full] or sources
     offers = [dense(question.given[name]) for name in voters if question.given[name].kind == "blocked"]
     offers += usual(question.given[voters[0]])
-    options = []
+    options: list[tuple[float, int, int, dict[str, MemoryDesc]]] = []
     for rank, offer in enumerate(dict.fromkeys(offers)):
         for chosen in _agreements(question, sources, offer):
             cost = question.price(chosen)
@@ -179,7 +183,9 @@ def _agreements(question: Question, sources: list[str], offer: MemoryDesc) -> It
         yield {name: desc for name, desc in chosen.items() if desc is not None}
     if any(question.given[name].dims != offer.dims for name in sources):
         yield {
-            name: desc if (desc := chosen[name]) is not None and desc.dims == offer.dims else plain(question.given[name])
+            name: desc
+            if (desc := chosen[name]) is not None and desc.dims == offer.dims
+            else plain(question.given[name])
             for name in sources
         }
 

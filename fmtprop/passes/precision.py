@@ -69,9 +69,13 @@ class _Conversion:
         wanted = self._precision(node, declaration, inputs)
         converted = {name: self._cast(value, wanted[name]) for name, value in inputs.items()}
         narrow = any(
-            self.out.type_of(value).dtype is self.dtype for name, value in converted.items() if not _is_parameter(declaration, name)
+            self.out.type_of(value).dtype is self.dtype
+            for name, value in converted.items()
+            if not _is_parameter(declaration, name)
         )
-        self._keep(node, converted, [self.dtype if narrow and r.dtype is DataType.F32 else r.dtype for r in node.results])
+        self._keep(
+            node, converted, [self.dtype if narrow and r.dtype is DataType.F32 else r.dtype for r in node.results]
+        )
 
     def _precision(self, node: Node, declaration: OpDef, inputs: dict[str, Value]) -> dict[str, DataType]:
         """Return the data type in which each operand is to be read."""

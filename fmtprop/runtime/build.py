@@ -13,7 +13,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import materialise
-from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
@@ -149,7 +148,9 @@ class _Builder:
             return None
         residual = _sum_operand(node)
         for name, access in inputs.items():
-            if name != residual and (residual is not None or opdef_operand(name) not in allowed and name not in allowed):
+            if name != residual and (
+                residual is not None or (opdef_operand(name) not in allowed and name not in allowed)
+            ):
                 continue
             root = self.roots[access.buffer]
             same = access.desc == node.descs[0] and access.desc.offset0 == 0 and root.nbytes == access.desc.nbytes

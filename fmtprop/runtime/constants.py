@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from fmtprop import dnnl
+from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference
@@ -62,14 +63,14 @@ class ConstantStore:
 
 
 def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
-    return all(
-        size == 1 or a == b for size, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)
-    )
+    return all(size == 1 or a == b for size, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
 
 
 def _execute(node: Node, operands: Mapping[str, torch.Tensor], results: list[torch.Tensor]) -> None:
     engine = dnnl.Engine.cpu()
-    pd: dnnl.PrimitiveDesc = node.choice.handle if node.choice is not None else None
+    if node.choice is None:
+        raise PlanError(f"{node.label} has no choice: assign formats before planning")
+    pd: dnnl.PrimitiveDesc = node.choice.handle
     flat = {**operands, "dst": results[0]}
     memories = {
         arg: dnnl.Memory(engine, md, flat[name].data_ptr(), flat[name]) for name, arg, md in arguments(node, pd)

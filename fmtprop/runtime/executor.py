@@ -91,9 +91,7 @@ class Executor:
         if len(inputs) != len(expected):
             names = ", ".join(name for name, _, _ in expected)
             raise InputError(f"model {self.plan.name} takes {len(expected)} inputs ({names}), got {len(inputs)}")
-        return [
-            _lay_out(name, tensor, desc) for (name, desc, _), tensor in zip(expected, inputs, strict=True)
-        ]
+        return [_lay_out(name, tensor, desc) for (name, desc, _), tensor in zip(expected, inputs, strict=True)]
 
 
 def _lay_out(name: str, tensor: object, desc: MemoryDesc) -> torch.Tensor:

@@ -167,7 +167,7 @@ def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
     """Return quarters between -2 and 2, seeded by the operand: their sums are exact in f32 at these sizes."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()))
     algorithms = {getattr(p.attrs, "alg", "") for p in node.post_ops} | {getattr(node.attrs, "alg", "")}
-    positive = name == "variance" or node.op == "eltwise" and algorithms & _POSITIVE or "div" in algorithms
+    positive = name == "variance" or (node.op == "eltwise" and algorithms & _POSITIVE) or "div" in algorithms
     low, high = (1, 9) if positive else (-8, 9)
     quarters = torch.randint(low, high, desc.dims, generator=generator, dtype=torch.int8)
     return quarters.to(torch_dtype(desc.dtype)) / 4 if desc.dtype.is_floating else quarters.to(torch_dtype(desc.dtype))

@@ -163,7 +163,7 @@ def _computable(declaration: OpDef, request: Request) -> bool:
     """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows."""
     types = {desc.dtype for desc in request.values()}
     if declaration.name == "reorder":
-        return types <= _FLOATING or len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8}
+        return types <= _FLOATING or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
     return types <= _FLOATING
 
 
@@ -171,9 +171,7 @@ def _tail(node: Node) -> object:
     return tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
 
 
-def _identity(
-    node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]
-) -> object:
+def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:
     return (node.op, node.attrs, _tail(node), impl, tuple(sorted(operands.items(), key=lambda kv: kv[0])), results)
 
 

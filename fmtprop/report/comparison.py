@@ -1,0 +1,46 @@
+"""Policies side by side: the same model, planned in several ways, measured in turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+
+from fmtprop.report.model import SCHEMA, Report
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Reports of one model under several policies.
+
+    Parameters
+    ----------
+    reports : tuple of Report
+        One for each policy; the first is the baseline of the ratios.
+    errors : tuple of float
+        Largest relative error of each against PyTorch.
+    """
+
+    reports: tuple[Report, ...]
+    errors: tuple[float, ...]
+
+    @classmethod
+    def of(cls, reports: Sequence[Report], errors: Sequence[float]) -> Comparison:
+        """Put reports side by side."""
+        return cls(tuple(reports), tuple(errors))
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """Return the comparison as JSON; also write it when a path is given."""
+        rows = [{**asdict(report), "error": error} for report, error in zip(self.reports, self.errors, strict=True)]
+        text = json.dumps({"schema": SCHEMA, "policies": rows}, indent=1)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def to_text(self) -> str:
+        """Return the comparison as text for a terminal."""
+        from fmtprop.report.text import comparison_text
+
+        return comparison_text(self)

@@ -1,0 +1,240 @@
+"""The report of one compiled model: every step with its formats, every reorder with its reason and its cost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fmtprop.ir.node import Node
+from fmtprop.passes.formats import describe
+from fmtprop.report.machine import machine
+from fmtprop.runtime.plan import Plan, Step
+
+if TYPE_CHECKING:
+    import torch
+
+#: version of the JSON form
+SCHEMA = 1
+
+
+class Compiled(Protocol):
+    """What a report needs of a compiled model."""
+
+    plan: Plan
+    precision: str
+    compile_seconds: dict[str, float]
+    options: Any
+
+    def profile(self, *, repeats: int) -> list[float]:
+        """Return the median seconds of each step."""
+
+    def random_inputs(self) -> list[torch.Tensor]:
+        """Return inputs that fit."""
+
+    def run_flat(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on flat inputs."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One executed step.
+
+    Parameters
+    ----------
+    name, op, impl, target : str
+        Node, op, implementation and who executes.
+    formats : str
+        ``src -> dst``.
+    seconds : float
+        Median time in the plan.
+    reason : str
+        The rule that chose its formats.
+    origin : str
+        Where it comes from in the model.
+    """
+
+    name: str
+    op: str
+    impl: str
+    target: str
+    formats: str
+    seconds: float
+    reason: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class ReorderRow:
+    """One reorder that every run executes.
+
+    Parameters
+    ----------
+    name : str
+        Node name.
+    src, dst : str
+        Formats.
+    dims : tuple of int
+        Logical dimensions.
+    nbytes : int
+        Bytes read plus bytes written.
+    seconds : float
+        Median time in the plan.
+    share : float
+        Part of the run, 0 to 1.
+    reason : str
+        Who wants what, and who gives what.
+    origin : str
+        Where its reader comes from in the model.
+    """
+
+    name: str
+    src: str
+    dst: str
+    dims: tuple[int, ...]
+    nbytes: int
+    seconds: float
+    share: float
+    reason: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a plan does and what it costs.
+
+    Parameters
+    ----------
+    model, policy, precision : str
+        What was compiled, and how.
+    machine : mapping of str to str
+        Where it was measured.
+    seconds : float
+        Median time of a whole run.
+    compile_seconds : mapping of str to float
+        Time of each stage of the compilation.
+    steps : tuple of StepRow
+        In the order of execution, reorders among them.
+    reorders : tuple of ReorderRow
+        The reorders of every run.
+    packed : tuple of (str, str, int)
+        Constants packed once: node, format, bytes.
+    memory : mapping of str to int
+        Bytes: ``constants``, ``arena``, ``peak`` (the arena's lower bound).
+    """
+
+    model: str
+    policy: str
+    precision: str
+    machine: Mapping[str, str]
+    seconds: float
+    compile_seconds: Mapping[str, float]
+    steps: tuple[StepRow, ...]
+    reorders: tuple[ReorderRow, ...]
+    packed: tuple[tuple[str, str, int], ...]
+    memory: Mapping[str, int]
+
+    @classmethod
+    def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
+        """Measure a compiled model.
+
+        Parameters
+        ----------
+        net : CompiledModel
+            What to measure, on seeded random inputs.
+        repeats : int
+            Runs over which medians are taken.
+        """
+        times = net.profile(repeats=repeats)
+        seconds = _whole_run(net, repeats)
+        plan = net.plan
+        steps = tuple(_step_row(step, t) for step, t in zip(plan.steps, times, strict=True))
+        reorders = tuple(
+            _reorder_row(step, t, sum(times))
+            for step, t in zip(plan.steps, times, strict=True)
+            if step.node.op == "reorder"
+        )
+        packed = tuple((node.name, describe(node.descs[0]), node.descs[0].nbytes) for node in plan.packed)
+        memory = {"constants": plan.constant_nbytes, "arena": plan.arena_nbytes, "peak": plan.peak_nbytes}
+        return cls(
+            plan.name, net.options.policy, net.precision, machine(), seconds, dict(net.compile_seconds), steps, reorders,
+            packed, memory,
+        )  # fmt: skip
+
+    @property
+    def primitives(self) -> Counter[str]:
+        """How many steps run each implementation, most first."""
+        return Counter(f"{row.op} {row.impl}" for row in self.steps)
+
+    @property
+    def formats(self) -> Counter[str]:
+        """How many steps write each format."""
+        return Counter(row.formats.rpartition(" -> ")[2] for row in self.steps)
+
+    @property
+    def fallbacks(self) -> tuple[StepRow, ...]:
+        """The steps that oneDNN does not run."""
+        return tuple(row for row in self.steps if row.target != "onednn")
+
+    @property
+    def reorder_seconds(self) -> float:
+        """Seconds of all reorders of a run."""
+        return sum(row.seconds for row in self.reorders)
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """Return the report as JSON; also write it when a path is given."""
+        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def to_text(self) -> str:
+        """Return the report as text for a terminal."""
+        from fmtprop.report.text import report_text
+
+        return report_text(self)
+
+
+def _whole_run(net: Compiled, repeats: int) -> float:
+    inputs = net.random_inputs()
+    times = []
+    for _ in range(repeats + 2):
+        start = perf_counter()
+        net.run_flat(inputs)
+        times.append(perf_counter() - start)
+    return sorted(times[2:])[len(times[2:]) // 2]
+
+
+def _step_row(step: Step, seconds: float) -> StepRow:
+    choice = step.node.choice
+    impl, reason = (choice.impl, choice.reason) if choice is not None else ("", "")
+    return StepRow(step.node.name, _op(step.node), impl, step.target, _formats(step), seconds, reason, step.node.origin)
+
+
+def _op(node: Node) -> str:
+    """Return the op and its fused tail: ``convolution+sum+relu``."""
+    names = [node.op if node.op != "eltwise" else getattr(node.attrs, "alg", node.op)]
+    names += [getattr(p.attrs, "alg", p.op) if p.op != "sum" else "sum" for p in node.post_ops]
+    return "+".join(names)
+
+
+def _formats(step: Step) -> str:
+    src = next((describe(access.desc) for access in step.operands.values()), "")
+    dst = describe(step.results[0].desc) if step.results else ""
+    return f"{src} -> {dst}"
+
+
+def _reorder_row(step: Step, seconds: float, total: float) -> ReorderRow:
+    (src,), dst = step.operands.values(), step.results[0]
+    nbytes = src.desc.nbytes + dst.desc.nbytes
+    share = seconds / total if total else 0.0
+    reason = step.node.choice.reason if step.node.choice is not None else ""
+    return ReorderRow(
+        step.node.name, describe(src.desc), describe(dst.desc), dst.desc.dims, nbytes, seconds, share, reason,
+        step.node.origin,
+    )  # fmt: skip

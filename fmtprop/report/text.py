@@ -1,0 +1,150 @@
+"""Reports as text: tables for a terminal or a log."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fmtprop.report.comparison import Comparison
+    from fmtprop.report.model import Report
+
+_WIDTH = 132
+_SLOWEST = 10
+
+
+def report_text(report: Report) -> str:
+    """Return one report: summary, reorders, formats, implementations, slowest steps, fallbacks."""
+    parts: list[RenderableType] = [_headline(report), _reorders(report), _counts(report), _slowest(report)]
+    if report.fallbacks:
+        parts.append(_fallbacks(report))
+    return _render(Group(*parts))
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return several policies side by side, then the reorders of each."""
+    table = Table(title=f"{comparison.reports[0].model}: policies of format assignment")
+    for column in (
+        "policy",
+        "run",
+        "ratio",
+        "reorders",
+        "in reorders",
+        "moved",
+        "packed once",
+        "arena",
+        "fallbacks",
+        "error",
+    ):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    base = comparison.reports[0].seconds
+    for report, error in zip(comparison.reports, comparison.errors, strict=True):
+        table.add_row(
+            report.policy,
+            _time(report.seconds),
+            f"{report.seconds / base:.2f}",
+            str(len(report.reorders)),
+            f"{_time(report.reorder_seconds)} ({_share(report):.0%})",
+            _bytes(sum(row.nbytes for row in report.reorders)),
+            f"{len(report.packed)} ({_bytes(sum(n for _, _, n in report.packed))})",
+            _bytes(report.memory["arena"]),
+            str(len(report.fallbacks)),
+            f"{error:.1e}",
+        )
+    parts: list[RenderableType] = [_machine(comparison.reports[0]), table]
+    parts += [_counts(report) for report in comparison.reports]
+    parts += [_reorders(report) for report in comparison.reports if report.reorders]
+    return _render(Group(*parts))
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _machine(report: Report) -> str:
+    m = report.machine
+    return f"{m['cpu']}, {m['isa']}, {m['threads']} threads; oneDNN {m['onednn']}, torch {m['torch']}"
+
+
+def _headline(report: Report) -> str:
+    memory = ", ".join(f"{name} {_bytes(size)}" for name, size in report.memory.items())
+    stages = ", ".join(f"{name} {_time(seconds)}" for name, seconds in report.compile_seconds.items())
+    return (
+        f"{report.model}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, {len(report.steps)} steps, "
+        f"{len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})\n"
+        f"memory: {memory}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
+    )
+
+
+def _reorders(report: Report) -> Table:
+    table = Table(title=f"policy {report.policy}: reorders of every run")
+    for column in ("reorder", "from", "to", "dims", "moved", "time", "share", "why"):
+        table.add_column(column, justify="right" if column in ("moved", "time", "share") else "left", overflow="fold")
+    for row in sorted(report.reorders, key=lambda row: -row.seconds):
+        dims = "x".join(map(str, row.dims))
+        table.add_row(
+            row.name, row.src, row.dst, dims, _bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}", row.reason
+        )
+    return table
+
+
+def _counts(report: Report) -> Table:
+    table = Table(title=f"policy {report.policy}: primitives and formats")
+    table.add_column("steps", justify="right")
+    table.add_column("implementation", overflow="fold")
+    table.add_column("steps", justify="right")
+    table.add_column("writes format", overflow="fold")
+    left, right = report.primitives.most_common(), report.formats.most_common()
+    for i in range(max(len(left), len(right))):
+        a = (str(left[i][1]), left[i][0]) if i < len(left) else ("", "")
+        b = (str(right[i][1]), right[i][0]) if i < len(right) else ("", "")
+        table.add_row(*a, *b)
+    return table
+
+
+def _slowest(report: Report) -> Table:
+    table = Table(title=f"the {_SLOWEST} slowest steps")
+    for column in ("step", "op", "implementation", "formats", "time", "from"):
+        table.add_column(column, justify="right" if column == "time" else "left", overflow="fold")
+    for row in sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST]:
+        table.add_row(row.name, row.op, row.impl, row.formats, _time(row.seconds), row.origin)
+    return table
+
+
+def _fallbacks(report: Report) -> Table:
+    table = Table(title="steps that oneDNN does not run")
+    for column in ("step", "op", "time", "why", "from"):
+        table.add_column(column, overflow="fold")
+    for row in report.fallbacks:
+        table.add_row(row.name, row.op, _time(row.seconds), row.reason, row.origin)
+    return table
+
+
+# ---------------------------------------------------------------- words
+
+
+def _render(content: RenderableType) -> str:
+    out = StringIO()
+    Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(content)
+    return out.getvalue()
+
+
+def _share(report: Report) -> float:
+    total = sum(row.seconds for row in report.steps)
+    return report.reorder_seconds / total if total else 0.0
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
