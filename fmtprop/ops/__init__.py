@@ -7,7 +7,10 @@ from fmtprop.ops.concat import CONCAT, Concat
 from fmtprop.ops.convolution import CONVOLUTION, Conv
 from fmtprop.ops.deconvolution import DECONVOLUTION, Deconv
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
+from fmtprop.ops.host import ATEN, HostCall
+from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.lrn import LRN, Lrn
+from fmtprop.ops.matmul import MATMUL, MatMul
 from fmtprop.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -16,6 +19,8 @@ from fmtprop.ops.normalization import (
     GroupNorm,
     LayerNorm,
 )
+from fmtprop.ops.pooling import POOLING, Pooling
+from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
 from fmtprop.ops.sum import SUM, Sum
 from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, Reshape, Slice
@@ -24,6 +29,9 @@ from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, 
 OPS = (
     CONVOLUTION,
     DECONVOLUTION,
+    INNER_PRODUCT,
+    MATMUL,
+    POOLING,
     BATCH_NORMALIZATION,
     LAYER_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -33,10 +41,12 @@ OPS = (
     BINARY,
     SUM,
     CONCAT,
+    REORDER,
     RESHAPE,
     PERMUTE,
     SLICE,
     EXPAND,
+    ATEN,
 )
 
 OPSET.update({declaration.name: declaration for declaration in OPS})
@@ -51,9 +61,14 @@ __all__ = [
     "Eltwise",
     "Expand",
     "GroupNorm",
+    "HostCall",
+    "InnerProduct",
     "LayerNorm",
     "Lrn",
+    "MatMul",
     "Permute",
+    "Pooling",
+    "Reorder",
     "Resampling",
     "Reshape",
     "Slice",

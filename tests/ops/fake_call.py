@@ -12,14 +12,15 @@ import fmtprop.ops  # noqa: F401  # fills the registry
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET, opdef
+from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
 
-TORCH_DTYPES = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64, "s8": torch.int8,
-    "u8": torch.uint8, "s32": torch.int32, "s64": torch.int64, "boolean": torch.bool,
-}  # fmt: skip
+
+def _function(target: str) -> Any:
+    namespace, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 class FakeCall:
@@ -29,8 +30,7 @@ class FakeCall:
         self.target = target
         self.graph = Graph("test")
         self._inputs: list[Value] = []
-        _, name, overload = target.split(".")
-        function = getattr(getattr(torch.ops.aten, name), overload)
+        function = _function(target)
         self.results = self._results(function, args, kwargs)
         given = {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)} | kwargs
         self.args = {}
@@ -42,20 +42,21 @@ class FakeCall:
         with FakeTensorMode() as mode:
             args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
             args, kwargs = tree_map_only(
-                TensorType, lambda t: torch.empty(t.dims, dtype=TORCH_DTYPES[t.dtype.value]), (args, kwargs)
+                TensorType, lambda t: torch.empty(t.dims, dtype=torch_dtype(t.dtype)), (args, kwargs)
             )
             results, _ = tree_flatten(function(*args, **kwargs))
-        return tuple(TensorType(tuple(r.shape), DataType.from_any(r.dtype)) for r in results)
+        return tuple(map(tensor_type, results))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, TensorType):
             value = self.graph.input(f"x{len(self._inputs)}", value)
             self._inputs.append(value)
         elif isinstance(value, torch.Tensor):
-            type_ = TensorType(tuple(value.shape), DataType.from_any(value.dtype))
-            value = self.graph.constant(self.graph.fresh_name("constant"), type_, value)
+            value = self.graph.constant(self.graph.fresh_name("constant"), tensor_type(value), value)
         elif isinstance(value, torch.dtype):
             value = DataType.from_any(value)
+        elif isinstance(value, (torch.device, torch.layout, torch.memory_format)):
+            value = str(value).removeprefix("torch.")
         elif isinstance(value, (list, tuple)):
             value = [self._argument(item) for item in value]
         return value
@@ -74,7 +75,7 @@ class FakeCall:
         return data.item() if data is not None and data.numel() == 1 else None
 
     def constant(self, data: Any, dtype: str = "f32") -> Value:
-        tensor = torch.tensor(data, dtype=TORCH_DTYPES[dtype])
+        tensor = torch.tensor(data, dtype=torch_dtype(DataType(dtype)))
         type_ = TensorType(tuple(tensor.shape), dtype)
         return self.graph.constant(self.graph.fresh_name("constant"), type_, tensor)
 
@@ -108,7 +109,7 @@ def random_tensor(type_: TensorType, low: float = -1.0, high: float = 1.0) -> to
     """Return a seeded tensor of a type."""
     generator = torch.Generator().manual_seed(7)
     data = torch.rand(type_.dims, generator=generator) * (high - low) + low
-    return data.to(TORCH_DTYPES[type_.dtype.value])
+    return data.to(torch_dtype(type_.dtype))
 
 
 def check_import(target: str, *args: Any, low: float = -1.0, high: float = 1.0, **kwargs: Any) -> FakeCall:
@@ -119,8 +120,7 @@ def check_import(target: str, *args: Any, low: float = -1.0, high: float = 1.0, 
     tensors = [random_tensor(call.type(v), low, high) for v in call._inputs]
     feed = iter(tensors)
     args, kwargs = tree_map_only(TensorType, lambda _: next(feed), (args, kwargs))
-    _, name, overload = target.split(".")
-    expected, _ = tree_flatten(getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs))
+    expected, _ = tree_flatten(_function(target)(*args, **kwargs))
     answers = [answer] if isinstance(answer, Value) else list(answer)
     assert len(answers) == len(expected)
     for mine, theirs, type_ in zip(answers, expected, call.results, strict=True):

@@ -1,0 +1,403 @@
+"""Calls that have no oneDNN op: any functional ATen overload, run by PyTorch on plain tensors.
+
+Owns the op ``aten``: how a call is written down as attributes, which calls are refused, and how one is made. It is the
+path by which any exportable model runs. A graph file may come from anywhere, so a call is checked again whenever it is
+about to be made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.tensors import tensor_type, torch_dtype
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+
+#: where overloads may come from; each holds functions of tensors, none reads or writes files…
+NAMESPACES = ("aten", "prims", "torchvision")
+#: …but this one, which maps a file of any name
+_REFUSED = frozenset({"aten.from_file"})
+#: their offsets count from the start of the storage, so the tensor must be alone in it
+_STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
+_TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class HostCall(Attrs):
+    """One call of an ATen overload.
+
+    Parameters
+    ----------
+    target : str
+        Overload name, such as ``"aten.cumsum.default"``.
+    arguments : str
+        JSON object: arguments by schema name, those at their default left out. A tensor is ``{"tensor": "src_0"}``,
+        a float that JSON lacks ``{"float": "inf"}``; data types, devices, layouts and memory formats are their names.
+
+    Raises
+    ------
+    UnsupportedOpError
+        The target is not in one of the namespaces that hold functions of tensors.
+    GraphError
+        The arguments are not a JSON object.
+
+    Examples
+    --------
+    >>> HostCall("aten.cumsum.default", '{"self": {"tensor": "src_0"}, "dim": 1}').target
+    'aten.cumsum.default'
+    """
+
+    target: str
+    arguments: str
+
+    def __post_init__(self) -> None:
+        match = _TARGET.fullmatch(self.target)
+        if match is None or match[1] not in NAMESPACES or f"{match[1]}.{match[2]}" in _REFUSED:
+            raise UnsupportedOpError(
+                f"{self.target} cannot be called from a graph: only functions of tensors in the namespaces "
+                f"{', '.join(NAMESPACES)} can"
+            )
+        try:
+            parsed = json.loads(self.arguments)
+        except json.JSONDecodeError as error:
+            raise GraphError(f"{self.target}: arguments are not JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise GraphError(f"{self.target}: arguments must be a JSON object, got {self.arguments!r}")
+
+
+class _Prepared(NamedTuple):
+    """A resolved call: what to call and with what, tensors still being operand names."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    owns_storage: bool
+
+
+class _Operand(NamedTuple):
+    name: str
+
+
+# ---------------------------------------------------------------- resolving
+
+
+@lru_cache(maxsize=4096)
+def _prepare(call: HostCall) -> _Prepared:
+    function = _resolve(call.target)
+    given = json.loads(call.arguments)
+    schema = function._schema.arguments
+    unknown = sorted(set(given) - {argument.name for argument in schema})
+    if unknown:
+        raise GraphError(f"{call.target} has no argument {unknown[0]!r}; it has {[a.name for a in schema]}")
+    values = {}
+    for argument in schema:
+        if argument.name in given:
+            values[argument.name] = _decode(call.target, given[argument.name], str(argument.real_type))
+        elif not argument.has_default_value():
+            raise GraphError(f"{call.target}: argument {argument.name!r} is missing")
+    _check_deterministic(function, values)
+    _check_pure(function, values)
+    args = []
+    for argument in schema:
+        if argument.kwarg_only or argument.name not in values:
+            break
+        args.append(values[argument.name])
+    kwargs = {argument.name: values[argument.name] for argument in schema[len(args) :] if argument.name in values}
+    return _Prepared(function, tuple(args), kwargs, call.target.split(".")[1] in _STORAGE_OPS)
+
+
+def _resolve(target: str) -> Any:
+    namespace, name, overload = target.split(".")
+    try:
+        function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError:
+        hint = "; import torchvision first" if namespace == "torchvision" else ""
+        raise UnsupportedOpError(f"PyTorch {torch.__version__} has no overload {target}{hint}") from None
+    returns = [str(result.real_type) for result in function._schema.returns]
+    # What only TorchScript knows (save, print, …) has no kernel with the dispatcher.
+    if not torch._C._dispatch_has_kernel(function.name()) or not returns or any("Tensor" not in r for r in returns):
+        raise UnsupportedOpError(f"{target} cannot be called from a graph: it is not a function that returns tensors")
+    if function._schema.is_mutable:
+        raise UnsupportedOpError(
+            f"{target} changes its arguments in place; export the model with torch.export and run_decompositions, "
+            "which leave functional calls only"
+        )
+    return function
+
+
+def _check_deterministic(function: Any, values: Mapping[str, Any]) -> None:
+    if draws_random_numbers(function, values):
+        raise UnsupportedOpError(
+            f"{function} draws random numbers; a graph is a function of its inputs. Export the model in eval mode, "
+            "or pass the random tensor as an input"
+        )
+
+
+def draws_random_numbers(function: Any, arguments: Mapping[str, Any]) -> bool:
+    """Tell whether a call of an overload with these arguments is random.
+
+    Parameters
+    ----------
+    function : torch._ops.OpOverload
+        What is called.
+    arguments : mapping
+        Arguments by schema name; a missing one has its default.
+
+    Returns
+    -------
+    bool
+        False too for random functions that are switched off: dropout outside of training, attention with a dropout
+        probability of 0.
+
+    Examples
+    --------
+    >>> aten = torch.ops.aten
+    >>> draws_random_numbers(aten.dropout.default, {"p": 0.5, "train": False})
+    False
+    >>> draws_random_numbers(aten.dropout.default, {"p": 0.5, "train": True})
+    True
+    """
+    if torch.Tag.nondeterministic_seeded not in function.tags:
+        return False
+    values = {a.name: a.default_value for a in function._schema.arguments if a.has_default_value()} | dict(arguments)
+    untrained = any(values.get(name) is False for name in ("train", "training"))
+    return not untrained and not any(values.get(name, 1) == 0 for name in ("dropout_p", "dropout", "p"))
+
+
+def _check_pure(function: Any, values: Mapping[str, Any]) -> None:
+    # Batch normalization updates its running statistics in training, which its schema does not say.
+    learning = any(values.get(name) is True for name in ("training", "train", "use_input_stats"))
+    if learning and isinstance(values.get("running_mean"), _Operand):
+        raise UnsupportedOpError(f"{function} updates running statistics; export the model in eval mode")
+
+
+def _decode(target: str, value: Any, kind: str) -> Any:
+    """Turn JSON into what an argument of that schema type takes."""
+    if isinstance(value, list):
+        return [_decode(target, item, kind) for item in value]
+    if isinstance(value, dict):
+        ((tag, content),) = value.items() if len(value) == 1 else (("", None),)
+        if tag == "tensor" and re.fullmatch(r"src_\d+", str(content)):
+            return _Operand(str(content))
+        if tag == "float" and content in ("inf", "-inf", "nan"):
+            return float(content)
+        raise GraphError(f"{target}: {value} is neither a tensor nor a float")
+    if isinstance(value, str):
+        for name, decode in _NAMED.items():
+            if name in kind:
+                return decode(target, value)
+    return value
+
+
+def _dtype(target: str, name: str) -> torch.dtype:
+    return torch_dtype(DataType.from_any(name))
+
+
+def _device(target: str, name: str) -> torch.device:
+    if name != "cpu":
+        raise UnsupportedOpError(f"{target} asks for device {name!r}; export the model on the CPU")
+    return torch.device(name)
+
+
+def _member(kind: type) -> Callable[[str, str], Any]:
+    def decode(target: str, name: str) -> Any:
+        found = getattr(torch, name, None)
+        if not isinstance(found, kind):
+            raise GraphError(f"{target}: {name!r} is not a {kind.__name__}")
+        return found
+
+    return decode
+
+
+#: schema type -> from its name to the object
+_NAMED: dict[str, Callable[[str, str], Any]] = {
+    "ScalarType": _dtype,
+    "Device": _device,
+    "Layout": _member(torch.layout),
+    "MemoryFormat": _member(torch.memory_format),
+}
+
+
+# ---------------------------------------------------------------- meaning
+
+_DATA_DEPENDENT = "the shape of a result depends on the data; shapes must be known before the graph runs"
+
+
+def infer(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of all results, found by running the call on tensors without data."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+    with FakeTensorMode():
+        tensors = {name: torch.empty(t.dims, dtype=torch_dtype(t.dtype)) for name, t in types.items()}
+        try:
+            results = _call(attrs, tensors)
+        except FmtpropError:
+            raise
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise UnsupportedOpError(f"{attrs.target}: {_DATA_DEPENDENT}") from error
+        # Whatever a kernel's checks or its shape function may raise about the operands.
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            given = ", ".join(f"{name} {t}" for name, t in types.items())
+            raise UnsupportedOpError(f"{attrs.target} does not take {given}: {_first_line(error)}") from error
+    return tuple(_result_type(attrs.target, index, result) for index, result in enumerate(results))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _result_type(target: str, index: int, result: torch.Tensor) -> TensorType:
+    if not all(isinstance(size, int) for size in result.shape):
+        raise UnsupportedOpError(f"{target}: {_DATA_DEPENDENT}")
+    try:
+        return tensor_type(result)
+    except GraphError as error:
+        raise UnsupportedOpError(f"{target}: result {index}: {error}") from error
+
+
+def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Make the call; results may be views of the operands."""
+    return _call(attrs, tensors)
+
+
+def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    function, args, kwargs, owns_storage = _prepare(attrs)
+    if owns_storage:
+        tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, _Operand):
+            if value.name not in tensors:
+                raise GraphError(f"{attrs.target} reads operand {value.name}, which is not connected")
+            return tensors[value.name]
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    found = function(*map(filled, args), **{name: filled(value) for name, value in kwargs.items()})
+    results: tuple[Any, ...] = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    for index, result in enumerate(results):
+        if not isinstance(result, torch.Tensor):
+            raise UnsupportedOpError(f"{attrs.target}: result {index} is {result!r}, not a tensor")
+    return results
+
+
+# ---------------------------------------------------------------- writing a call down
+
+
+def make_host_call(call: Call) -> tuple[Value, ...]:
+    """Add the node that makes a call as it stands.
+
+    Parameters
+    ----------
+    call : Call
+        A call of the source program, normalised.
+
+    Returns
+    -------
+    tuple of Value
+        One per result of the call.
+
+    Raises
+    ------
+    UnsupportedOpError
+        The call changes its arguments, is random, or has an argument or a result that a graph cannot hold.
+    """
+    attrs, inputs = host_call(call.target, call.args)
+    first = call.emit("aten", inputs, attrs)
+    return tuple(Value(first.node, index) for index in range(len(call.results)))
+
+
+def host_call(target: str, arguments: Mapping[str, Any]) -> tuple[HostCall, dict[str, Value]]:
+    """Return the attributes and the operands of a call.
+
+    Parameters
+    ----------
+    target : str
+        Overload name.
+    arguments : mapping
+        Every argument by its schema name, as :class:`~fmtprop.ir.importing.Call` has them.
+
+    Examples
+    --------
+    >>> attrs, inputs = host_call("aten.cat.default", {"tensors": [Value("x"), Value("y"), Value("x")], "dim": 1})
+    >>> attrs.arguments
+    '{"tensors": [{"tensor": "src_0"}, {"tensor": "src_1"}, {"tensor": "src_0"}], "dim": 1}'
+    >>> inputs["src_1"]
+    Value(node='y', index=0)
+    """
+    # The namespace is checked before anything is looked up in it.
+    function = _resolve(HostCall(target, "{}").target)
+    defaults = {a.name: a.default_value for a in function._schema.arguments if a.has_default_value()}
+    operands: dict[Value, str] = {}
+    written = {
+        name: _encode(f"{target}: argument {name}", value, operands)
+        for name, value in arguments.items()
+        if isinstance(value, Value) or name not in defaults or not _same(value, defaults[name])
+    }
+    attrs = HostCall(target, json.dumps(written, allow_nan=False))
+    return attrs, {name: value for value, name in operands.items()}
+
+
+def _same(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
+
+
+def _encode(what: str, value: Any, operands: dict[Value, str]) -> Any:
+    # Value is a tuple and DataType a str: they come first.
+    if isinstance(value, Value):
+        return {"tensor": operands.setdefault(value, f"src_{len(operands)}")}
+    if isinstance(value, DataType):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [_encode(what, item, operands) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnsupportedOpError(f"{what} is {value!r} ({type(value).__name__}), which a graph cannot hold")
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield calls with one operand, a list of operands, several results and an infinite argument."""
+
+    def sample(target: str, arguments: Mapping[str, Any], types: Mapping[str, TensorType]) -> Sample:
+        attrs, _ = host_call(target, arguments)
+        return Sample(target.split(".")[1], attrs, types)
+
+    x, y = Value("x"), Value("y")
+    image = TensorType((2, 17, 5, 7))
+    yield sample("aten.cumsum.default", {"self": x, "dim": 1}, {"src_0": image})
+    yield sample("aten.flip.default", {"self": x, "dims": [2, 3]}, {"src_0": image})
+    yield sample("aten.where.self", {"condition": x, "self": y, "other": y}, {
+        "src_0": TensorType((3, 40), "boolean"), "src_1": TensorType((3, 40)),
+    })  # fmt: skip
+    yield sample("aten.topk.default", {"self": x, "k": 3}, {"src_0": TensorType((3, 40))})
+    yield sample("aten.nan_to_num.default", {"self": x, "posinf": math.inf}, {"src_0": TensorType((3, 40))})
+
+
+ATEN = OpDef(
+    name="aten",
+    attrs=HostCall,
+    operands=(Operand("src", "MULTIPLE_SRC", optional=True, variadic=True),),
+    category=Category.HOST,
+    infer=infer,
+    reference=reference,
+    samples=samples,
+)

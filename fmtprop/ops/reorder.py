@@ -1,0 +1,124 @@
+"""Copying a tensor into another format or floating-point type: oneDNN's reorder primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+from fmtprop.ops.building import is_native, lowering
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Reorder(Attrs):
+    """Attributes of a reorder; the formats are those of its operands, not attributes.
+
+    Parameters
+    ----------
+    dtype : str
+        Data type of the result; empty keeps the source's.
+
+    References
+    ----------
+    oneDNN developer guide, "Reorder"; SPEC M7, M9.
+    """
+
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype:
+            DataType.from_any(self.dtype)
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Reorder, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return src's dimensions in the wanted data type."""
+    src = types["src"]
+    return (src.with_dtype(DataType.from_any(attrs.dtype)) if attrs.dtype else src,)
+
+
+def reference(attrs: Reorder, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch: a dense copy."""
+    src = tensors["src"]
+    dtype = torch_dtype(DataType.from_any(attrs.dtype)) if attrs.dtype else src.dtype
+    return (src.to(dtype, copy=True, memory_format=torch.contiguous_format),)
+
+
+def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the reorder primitive descriptor; neither operand may be `any`."""
+    from fmtprop import dnnl
+
+    return lowering(dnnl.reorder(descs["src"], descs["dst"], attr=attr), {"src": "src", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def converted(call: Call, value: Value, dtype: DataType) -> Value | None:
+    """Return the value in another floating-point type, or None where the conversion is not oneDNN's to make.
+
+    Float to integer truncates in PyTorch and rounds in oneDNN, so integers are left to the reference target.
+    """
+    type_ = call.type(value)
+    if type_.dtype is dtype:
+        return value
+    if not is_native(type_, type_.with_dtype(dtype)):
+        return None
+    return call.emit("reorder", {"src": value}, Reorder(dtype.value))
+
+
+def _to(operand: str = "self") -> Importer:
+    def importer(call: Call) -> Value | None:
+        return converted(call, call[operand], call.results[0].dtype)
+
+    return importer
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield a copy and the conversions between f32 and bf16."""
+    for dims in ((2, 17, 5, 7), (3, 40)):
+        name = f"{len(dims)}d"
+        yield Sample(f"copy_{name}", Reorder(), {"src": TensorType(dims)})
+        yield Sample(f"to_bf16_{name}", Reorder("bf16"), {"src": TensorType(dims)})
+        yield Sample(f"from_bf16_{name}", Reorder("f32"), {"src": TensorType(dims, "bf16")})
+
+
+REORDER = OpDef(
+    name="reorder",
+    attrs=Reorder,
+    operands=(Operand("src", "FROM"),),
+    category=Category.MULTI_SRC,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    result_args=("TO",),
+    post_ops=frozenset({"sum"}),
+    samples=samples,
+    torch={
+        "aten._to_copy.default": _to(),
+        "aten.to.dtype": _to(),
+        "aten.to.dtype_layout": _to(),
+        "aten.to.device": _to(),
+        "aten.to.other": _to(),
+        "aten.type_as.default": _to(),
+        "prims.convert_element_type.default": _to("a"),
+    },
+)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+
+from fmtprop.errors import GraphError, UnsupportedOpError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+from fmtprop.ops import HostCall, emit
+from fmtprop.ops.host import ATEN, host_call, make_host_call
+from tests.ops.fake_call import FakeCall, random_tensor
+
+X = TensorType((2, 6, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs"),
+    [
+        ("aten.cumsum.default", (X, -1), {}),
+        ("aten.sort.default", (X, 1, True), {}),
+        ("aten.argmax.default", (X, 1), {}),
+        ("aten.bitwise_not.default", (TensorType((3,), "boolean"),), {}),
+        ("aten._to_copy.default", (X,), {"dtype": torch.int64, "memory_format": torch.channels_last}),
+        ("aten.full_like.default", (X, math.inf), {"device": "cpu", "layout": torch.strided}),
+        ("aten.masked_fill.Scalar", (X, TensorType((5,), "boolean"), -math.inf), {}),
+        ("aten.clamp.default", (X,), {"max": 0.25}),
+        ("aten.einsum.default", ("nchw,nchw->nc", [X, X]), {}),
+        ("aten.index.Tensor", (X, [None, TensorType((3,), "s64")]), {}),
+        ("aten.var_mean.correction", (X, [1]), {"correction": 0}),
+        ("aten.unbind.int", (X,), {}),
+        ("aten.dropout.default", (X, 0.5, False), {}),
+        ("aten.scaled_dot_product_attention.default", (X, X, X), {}),
+        ("prims.convert_element_type.default", (X, torch.float64), {}),
+    ],
+)
+def test_a_call_gives_what_torch_gives(target, args, kwargs):
+    call = FakeCall(target, *args, **kwargs)
+    values = make_host_call(call)
+    node = call.graph.node(values[0].node)
+    assert node.results == call.results
+    operands = {name: random_tensor(call.type(v)) for name, v in call.graph.inputs(node.name).items()}
+    results = ATEN.reference(node.attrs, operands)
+    assert len(values) == len(results)
+
+    feed = iter(operands.values())
+    args = tree_map_only(TensorType, lambda _: next(feed), args)
+    namespace, name, overload = target.split(".")
+    expected = getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+    for mine, theirs in zip(results, expected if isinstance(expected, (list, tuple)) else [expected], strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+def test_results_of_one_node_are_numbered():
+    call = FakeCall("aten.topk.default", X, 2)
+    values, indices = make_host_call(call)
+    assert (values.index, indices.index) == (0, 1)
+    assert call.type(indices) == TensorType((2, 6, 4, 2), "s64")
+
+
+def test_arguments_at_their_default_are_left_out_and_json_is_strict():
+    attrs, inputs = host_call(
+        "aten.full_like.default",
+        {"self": Value("x"), "fill_value": -math.inf, "dtype": DataType.BF16, "layout": None, "device": "cpu"},
+    )
+    text = attrs.arguments
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "self": {"tensor": "src_0"},
+        "fill_value": {"float": "-inf"},
+        "dtype": "bf16",
+        "device": "cpu",
+    }
+    assert inputs == {"src_0": Value("x")}
+    assert HostCall.from_json(attrs.to_json()) == attrs
+
+
+def test_true_is_not_one():
+    # sum's keepdim defaults to False; 0 would compare equal to it, and 1 to True
+    attrs, _ = host_call("aten.sum.dim_IntList", {"self": Value("x"), "dim": [1], "keepdim": True})
+    assert json.loads(attrs.arguments)["keepdim"] is True
+
+
+def test_a_call_without_tensors():
+    graph = Graph()
+    attrs, inputs = host_call("aten.arange.default", {"end": 5, "dtype": DataType.F32})
+    value = emit(graph, "aten", inputs, attrs)
+    assert graph.type_of(value) == TensorType((5,))
+    assert ATEN.reference(attrs, {})[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_as_strided_counts_from_the_tensor_and_not_from_the_arena():
+    attrs, _ = host_call(
+        "aten.as_strided.default", {"self": Value("x"), "size": [2], "stride": [2], "storage_offset": 1}
+    )
+    arena = torch.arange(10.0)
+    (result,) = ATEN.reference(attrs, {"src_0": arena[4:8]})
+    assert result.tolist() == [5, 7]
+
+
+REFUSED = [
+    ("aten.from_file.default", {"filename": "/etc/passwd", "size": 1}, "only functions of tensors in the namespaces"),
+    ("image.read_file.default", {}, "only functions of tensors in the namespaces aten, prims, torchvision"),
+    ("aten.save.default", {"item": 1, "filename": "x"}, "it is not a function that returns tensors"),
+    ("aten.item.default", {"self": Value("x")}, "it is not a function that returns tensors"),
+    ("aten.add_.Tensor", {"self": Value("x"), "other": 1}, "changes its arguments in place"),
+    ("aten.no_such_thing.default", {}, "has no overload aten.no_such_thing.default"),
+    ("aten.rand_like.default", {"self": Value("x")}, "draws random numbers"),
+    ("aten.dropout.default", {"input": Value("x"), "p": 0.5, "train": True}, "draws random numbers.*eval mode"),
+    ("aten.native_dropout.default", {"input": Value("x"), "p": 0.5, "train": None}, "draws random numbers"),
+    ("aten.nonzero.default", {"self": Value("x")}, "nonzero.default: the shape of a result depends on the data"),
+    ("aten.full_like.default", {"self": Value("x"), "fill_value": 0, "device": "cuda"}, "asks for device 'cuda'"),
+    ("aten.fft_fft.default", {"self": Value("x")}, "result 0: torch.complex64 has no data type"),
+    ("aten.view.default", {"self": Value("x"), "size": [7]}, "aten.view.default does not take src_0 f32"),
+    ("aten.mul.Tensor", {"self": Value("x"), "other": 1j}, "argument other is 1j .complex., which a graph cannot hold"),
+    (
+        "aten.batch_norm.default",
+        {
+            "input": Value("x"), "weight": None, "bias": None, "running_mean": Value("m"), "running_var": Value("m"),
+            "training": True, "momentum": 0.1, "eps": 1e-5, "cudnn_enabled": False,
+        },
+        "updates running statistics; export the model in eval mode",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "arguments", "message"), REFUSED, ids=[case[0] for case in REFUSED])
+def test_refused_calls_say_why(target, arguments, message):
+    graph = Graph()
+    graph.input("x", X)
+    graph.input("m", TensorType((6,)))
+    with pytest.raises(UnsupportedOpError, match=message):
+        attrs, inputs = host_call(target, arguments)
+        emit(graph, "aten", inputs, attrs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("{", "arguments are not JSON"),
+        ("[]", "arguments must be a JSON object"),
+        ('{"self": {"tensor": "src_0"}}', "argument 'dim' is missing"),
+        ('{"self": {"tensor": "src_0"}, "dim": 0, "axis": 1}', "has no argument 'axis'"),
+        ('{"self": {"tensor": "src_1"}, "dim": 0}', "reads operand src_1, which is not connected"),
+        ('{"self": {"file": "x"}, "dim": 0}', "is neither a tensor nor a float"),
+    ],
+)
+def test_a_damaged_graph_file_is_named(arguments, message):
+    graph = Graph()
+    x = graph.input("x", X)
+    with pytest.raises(GraphError, match=message):
+        emit(graph, "aten", {"src_0": x}, HostCall("aten.cumsum.default", arguments))
+
+
+def test_unknown_memory_format():
+    graph = Graph()
+    attrs = HostCall("aten.clone.default", '{"self": {"tensor": "src_0"}, "memory_format": "strided"}')
+    with pytest.raises(GraphError, match="'strided' is not a memory_format"):
+        emit(graph, "aten", {"src_0": graph.input("x", X)}, attrs)
+
+
+def test_hostile_reference_is_checked_without_inference():
+    attrs = HostCall("aten.save.default", '{"item": 1, "filename": "x"}')
+    with pytest.raises(UnsupportedOpError, match="not a function that returns tensors"):
+        ATEN.reference(attrs, {})
+
+
+def test_samples_infer_what_their_reference_gives():
+    for sample in ATEN.samples():
+        results = ATEN.infer(sample.attrs, sample.types)
+        tensors = ATEN.reference(sample.attrs, {name: random_tensor(t) for name, t in sample.types.items()})
+        assert [r.dims for r in results] == [tuple(t.shape) for t in tensors]
