@@ -79,11 +79,11 @@ def _encode(tree: Any) -> Any:
         return {"slot": tree.index}
     if isinstance(tree, _SCALARS):
         return {"value": tree}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        fields_of = zip(tree._fields, tree, strict=True)
-        return {"namedtuple": type(tree).__name__, "items": [[name, _encode(item)] for name, item in fields_of]}
+    if isinstance(tree, tuple) and (names := _field_names(tree)):
+        items = [[name, _encode(item)] for name, item in zip(names, tree, strict=True)]
+        return {"namedtuple": type(tree).__name__, "items": items}
     if isinstance(tree, tuple | list):
-        return {type(tree).__name__: [_encode(item) for item in tree]}
+        return {"tuple" if isinstance(tree, tuple) else "list": [_encode(item) for item in tree]}
     if type(tree) in (dict, OrderedDict):
         return {"dict": [[key, _encode(item)] for key, item in tree.items()]}
     if isinstance(tree, Mapping):
@@ -93,6 +93,14 @@ def _encode(tree: Any) -> Any:
         return {"object": _class_name(tree), "items": [[name, _encode(item)] for name, item in present]}
     # torch.dtype, torch.device, an enum…: only ever compared, never rebuilt
     return {"opaque": repr(tree)}
+
+
+def _field_names(tree: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the field names of a named tuple, or of a C struct sequence such as ``torch.return_types.sort``."""
+    names: tuple[str, ...] = getattr(tree, "_fields", ())
+    if not names and hasattr(type(tree), "n_sequence_fields"):
+        names = getattr(type(tree), "__match_args__", ())
+    return names
 
 
 def _class_name(tree: Any) -> str:

@@ -1,0 +1,136 @@
+"""Models from files and by name: built-in graphs, graph files, exported programs.
+
+This module owns how a name or a path is told apart and what is said when it cannot be read. How each kind of file
+is read is its own module's affair.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fmtprop.errors import GraphError, ImportModelError
+from fmtprop.ir import file as graph_file
+from fmtprop.ir.builtin import builtin_names, builtin_path
+from fmtprop.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["load", "save"]
+
+_KINDS = ".json (graph file), .pt2 (torch.export.save), or the name of a built-in graph"
+
+
+def load(path: str | Path) -> Graph:
+    """Load a graph by name or from a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        Name of a built-in graph (``"resnet50"``), a graph file (``.json``) or an exported program (``.pt2``). A
+        path with a separator or an extension is never taken for a name.
+
+    Returns
+    -------
+    Graph
+
+    Raises
+    ------
+    ImportModelError
+        There is no such file or name, it is of another kind, or it is damaged; for a ``.pt2``, also when it would
+        execute code (see :func:`fmtprop.frontends.pt2_safety.check_archive`) or cannot be imported.
+    GraphError
+        The graph file is malformed.
+
+    Examples
+    --------
+    >>> load("chain").input_nodes[0].results
+    (f32[1,3,32,32],)
+    """
+    file = Path(path)
+    bare = file.name == str(path) and not file.suffix
+    if bare and (file.name in builtin_names() or not file.exists()):
+        return graph_file.load(_builtin(file.name))
+    _check_file(file)
+    kind = file.suffix.lower()
+    if kind == ".json":
+        return graph_file.load(file)
+    if kind == ".pt2":
+        return _load_exported(file)
+    if kind == ".onnx":
+        raise ImportModelError(
+            f"{file}: ONNX files cannot be imported yet. Export the PyTorch model itself: "
+            "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+        )
+    if kind in (".pt", ".pth", ".bin", ".safetensors", ".ckpt"):
+        raise ImportModelError(
+            f"{file}: holds weights (or a pickle), not a program. Build the module, load the weights into it and call "
+            "fmtprop.from_torch(module, example_inputs)"
+        )
+    raise ImportModelError(f"{file}: unknown kind of file {kind!r}; known: {_KINDS}")
+
+
+def save(graph: Graph, path: str | Path) -> None:
+    """Write a graph to a graph file; large weights go to a safetensors file beside it.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph.
+    path : str or Path
+        Where to; must end in ``.json``.
+
+    Raises
+    ------
+    ImportModelError
+        Another extension, or a directory that does not exist.
+    GraphError
+        The graph cannot be written, such as one whose constants were released after compilation.
+    """
+    file = Path(path)
+    if file.suffix.lower() != ".json":
+        raise ImportModelError(f"{file}: graphs are saved as .json, not {file.suffix or 'without extension'!r}")
+    if not file.parent.is_dir():
+        raise ImportModelError(f"{file}: the directory {file.parent} does not exist; create it first")
+    graph_file.save(graph, file)
+
+
+def _builtin(name: str) -> Path:
+    try:
+        return builtin_path(name)
+    except GraphError as error:
+        raise ImportModelError(f"{error}. A file has an extension: {_KINDS}") from error
+
+
+def _check_file(file: Path) -> None:
+    if file.is_dir():
+        raise ImportModelError(f"{file} is a directory; give a file: {_KINDS}")
+    if not file.exists():
+        raise ImportModelError(f"{file} does not exist; give a file that does: {_KINDS}")
+    if file.stat().st_size == 0:
+        raise ImportModelError(f"{file} is empty; it was probably not written to the end")
+
+
+def _load_exported(file: Path) -> Graph:
+    from fmtprop.frontends.pt2_safety import check_archive
+    from fmtprop.frontends.torch_export import from_torch
+
+    if not zipfile.is_zipfile(file):
+        raise ImportModelError(f"{file} is not a .pt2 archive (not a zip file); write it with torch.export.save")
+    check_archive(file)
+    return from_torch(_open_exported(file))
+
+
+def _open_exported(file: Path) -> ExportedProgram:
+    import torch
+
+    try:
+        return torch.export.load(file)
+    except (RuntimeError, ValueError, KeyError, TypeError, AssertionError, AttributeError, OSError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ImportModelError(
+            f"{file}: torch {torch.__version__} cannot load this archive: {first}. It may be damaged or written by "
+            "another version of torch: export the model again with this one"
+        ) from error

@@ -1,0 +1,381 @@
+"""From the calls of an exported program to nodes of a graph.
+
+This module owns the walk over the fx graph: it normalises each call by its schema, hands it to the importer that an
+op declares for that overload, and falls back to an ``aten`` node where there is none. What the overloads mean is in
+:mod:`fmtprop.ops`; where programs come from is :mod:`fmtprop.frontends.torch_export`'s affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
+from fmtprop.ir import tensors
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.importing import Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import OPSET
+from fmtprop.ir.tensors import data_type, materialise, torch_dtype
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+from fmtprop.ops import emit
+from fmtprop.ops.host import draws_random_numbers, make_host_call
+
+__all__ = ["TorchCall", "import_calls", "importers", "tensor_type"]
+
+_LOG = logging.getLogger(__name__)
+
+#: numbers that importers may read off a constant
+_SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
+
+
+def importers() -> dict[str, tuple[str, Importer]]:
+    """Collect every op's importers.
+
+    Returns
+    -------
+    dict
+        ATen overload name to the name of the op and its importer.
+
+    Raises
+    ------
+    GraphError
+        Two ops claim one overload.
+
+    Examples
+    --------
+    >>> importers()["aten.relu.default"][0]
+    'eltwise'
+    """
+    table: dict[str, tuple[str, Importer]] = {}
+    for declaration in OPSET.values():
+        for overload, importer in declaration.torch.items():
+            if overload in table:
+                raise GraphError(f"ops {table[overload][0]} and {declaration.name} both import {overload}")
+            table[overload] = (declaration.name, importer)
+    return table
+
+
+def tensor_type(value: Any, what: str) -> TensorType:
+    """Return the logical type of a torch tensor, real or fake.
+
+    Parameters
+    ----------
+    value : object
+        What the exporter recorded.
+    what : str
+        What it is, for messages: ``"input x"``.
+
+    Raises
+    ------
+    ImportModelError
+        Not a tensor, a dynamic dimension, or a data type that graphs do not have.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise ImportModelError(f"{what}: its value is a {type(value).__name__}, only tensors can be in a graph")
+    for axis, size in enumerate(value.shape):
+        if not isinstance(size, int):
+            raise ImportModelError(
+                f"{what}: the size of axis {axis} is not a number ({size}); shapes must be static: export without "
+                "dynamic_shapes, and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
+            )
+    try:
+        return tensors.tensor_type(value)
+    except GraphError as error:
+        raise ImportModelError(f"{what}: {error}") from error
+
+
+# ---------------------------------------------------------------- one call
+
+
+@dataclass
+class TorchCall:
+    """A normalised call; what importers see (:class:`fmtprop.ir.importing.Call`).
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph that grows.
+    target : str
+        Overload name.
+    args : mapping
+        Every argument by its schema name.
+    results : tuple of TensorType
+        What the exporter says the call returns.
+    origin : str
+        Path of the module that makes the call.
+    """
+
+    graph: Graph
+    target: str
+    args: Mapping[str, Any]
+    results: tuple[TensorType, ...]
+    origin: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument by its schema name."""
+        return self.args[name]
+
+    def type(self, value: Value) -> TensorType:
+        """Return the logical type of a value."""
+        return self.graph.type_of(value)
+
+    def emit(self, op: str, inputs: Mapping[str, Value | None], attrs: Attrs) -> Value:
+        """Add a node, infer its type and return its first result."""
+        return emit(self.graph, op, inputs, attrs, origin=self.origin)
+
+    def scalar(self, value: Value) -> float | None:
+        """Return the number behind a value that is a one-element constant, else None."""
+        type_ = self.type(value)
+        if type_.size != 1 or type_.dtype not in _SCALAR_DTYPES:
+            return None
+        tensor = self.tensor(value)
+        return None if tensor is None else float(tensor.item())
+
+    def constant(self, data: Any, dtype: str = "f32") -> Value:
+        """Add a small constant from nested lists or a number."""
+        tensor = torch.tensor(data, dtype=torch_dtype(DataType(dtype)))
+        return _add_constant(self.graph, tensor, self.origin)
+
+    def tensor(self, value: Value) -> torch.Tensor | None:
+        """Return the torch tensor behind a constant value, or None where the value is computed."""
+        data = self.graph.constants.get(value.node)
+        return None if data is None else materialise(data, self.type(value))
+
+
+def _add_constant(graph: Graph, tensor: torch.Tensor, origin: str) -> Value:
+    type_ = tensor_type(tensor, "constant")
+    return graph.constant(graph.fresh_name("constant"), type_, tensor.detach().contiguous(), origin=origin)
+
+
+# ---------------------------------------------------------------- the walk
+
+
+def import_calls(graph: Graph, module: fx.GraphModule, values: Mapping[str, Any]) -> list[Any]:
+    """Add a node for every call of an fx graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph that grows.
+    module : torch.fx.GraphModule
+        A functional program: no mutation, no aliasing.
+    values : mapping of str to object
+        What each placeholder stands for: a :class:`Value`, or a plain number that is fixed.
+
+    Returns
+    -------
+    list
+        What the program returns: Values and plain numbers.
+
+    Raises
+    ------
+    ImportModelError
+        A call cannot be expressed; the message names it and the module it comes from.
+    """
+    walk = _Walk(graph, values)
+    for node in module.graph.nodes:
+        if node.op == "output":
+            return [walk.plain(argument) for argument in node.args[0]]
+        walk.visit(node)
+    raise ImportModelError("the exported program has no output")
+
+
+class _Walk:
+    def __init__(self, graph: Graph, values: Mapping[str, Any]) -> None:
+        self.graph = graph
+        self.table = importers()
+        self.values: dict[str, Any] = dict(values)
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder" or node.op == "get_attr":
+            return  # placeholders are known; attributes are the branches of control flow, refused where they are used
+        if node.op != "call_function":
+            raise ImportModelError(f"{_where(node)}: {node.op} is not part of an exported program")
+        target = node.target
+        if target is operator.getitem:
+            source, index = (self.plain(argument) for argument in node.args)
+            self.values[node.name] = source[index]
+        elif isinstance(target, OpOverload):
+            self.values[node.name] = self.call(node, target)
+        elif isinstance(target, HigherOrderOperator):
+            raise ImportModelError(
+                f"{_where(node)}: control flow ({target}) cannot be in a graph, which runs every op once; "
+                "take the branch or unroll the loop in Python before exporting"
+            )
+        else:
+            name = getattr(target, "__name__", str(target))
+            raise ImportModelError(
+                f"{_where(node)}: {name} computes with sizes at run time; shapes must be static: export without "
+                "dynamic_shapes"
+            )
+
+    def plain(self, argument: Any) -> Any:
+        """Replace fx nodes by what they stand for, torch's own containers and types by plain ones."""
+        if isinstance(argument, fx.Node):
+            if argument.name not in self.values:
+                raise ImportModelError(f"{_where(argument)}: its value is not part of the graph")
+            return self.values[argument.name]
+        if isinstance(argument, list | tuple):
+            return [self.plain(item) for item in argument]
+        return argument
+
+    # ------------------------------------------------------------------ calls
+
+    def call(self, node: fx.Node, target: OpOverload) -> Any:
+        name = str(target)
+        args = {key: self.plain(value) for key, value in _by_schema(node, target).items()}
+        recorded = node.meta.get("val")
+        if recorded is None:
+            return self._check_only(node, name)
+        if draws_random_numbers(target, args):
+            raise ImportModelError(
+                f"{_where(node)}: {name} draws random numbers; a graph is a function of its inputs. Export the model "
+                "in eval mode, or pass the random tensor as an input"
+            )
+        several = isinstance(recorded, list | tuple)
+        results = recorded if several else [recorded]
+        types = tuple(self._result_type(node, name, value, i) for i, value in enumerate(results))
+        made: Sequence[Value | None]
+        if not any(_values_in(args)):
+            made = self._evaluate(node, target, args)
+        else:
+            made = self._convert(node, target, args, types)
+        return made if several else made[0]
+
+    def _check_only(self, node: fx.Node, name: str) -> None:
+        # A static check has been made by the exporter; one on values would need a node without a result.
+        if "tensor_metadata" not in name:
+            warnings.warn(f"{_where(node)}: run-time check {name} is left out of the graph", UserWarning, stacklevel=2)
+
+    def _result_type(self, node: fx.Node, name: str, value: Any, index: int) -> TensorType:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise ImportModelError(
+                f"{_where(node)}: {name} turns a tensor into a Python number; keep it a tensor (no .item(), no branch "
+                "or size that depends on values)"
+            )
+        return tensor_type(value, f"{_where(node)}: result {index} of {name}")
+
+    def _evaluate(self, node: fx.Node, target: OpOverload, args: Mapping[str, Any]) -> tuple[Value, ...]:
+        """Run a call that reads no tensor (arange, zeros, full): its result is a constant."""
+        _check_device(node, args)
+        with torch.no_grad():
+            made = target(*node.args, **node.kwargs)
+        tensors = made if isinstance(made, list | tuple) else [made]
+        return tuple(_add_constant(self.graph, tensor, _origin(node)) for tensor in tensors)
+
+    def _convert(
+        self, node: fx.Node, target: OpOverload, args: Mapping[str, Any], types: tuple[TensorType, ...]
+    ) -> tuple[Value | None, ...]:
+        _check_device(node, args)
+        call = TorchCall(self.graph, str(target), _spelled(args), types, _origin(node))
+        found = self._by_importer(call, _used_results(node, len(types)))
+        if found is not None:
+            return found
+        try:
+            return make_host_call(call)
+        except UnsupportedOpError as error:
+            raise ImportModelError(f"{_where(node)}: {error}") from error
+
+    def _by_importer(self, call: TorchCall, used: set[int]) -> tuple[Value | None, ...] | None:
+        """Let the op that claims the overload make its nodes; None where it declines or means something else."""
+        if call.target not in self.table:
+            return None
+        made = self.table[call.target][1](call)
+        if made is None:
+            return None
+        found = made if isinstance(made, list | tuple) and not isinstance(made, Value) else (made,)
+        for index, expected in enumerate(call.results):
+            value = found[index] if index < len(found) else None
+            if value is None and index not in used:
+                continue
+            if value is None or call.type(value) != expected:
+                shown = None if value is None else call.type(value)
+                _LOG.warning(
+                    "%s from %s: importer of op %s made result %d as %s, the exporter says %s; runs as aten instead",
+                    call.target, call.origin, self.table[call.target][0], index, shown, expected,
+                )  # fmt: skip
+                return None
+        return tuple(found)
+
+
+# ---------------------------------------------------------------- reading fx nodes
+
+
+def _by_schema(node: fx.Node, target: OpOverload) -> dict[str, Any]:
+    """Return every argument of a call by its schema name, defaults filled in."""
+    args: dict[str, Any] = {}
+    for position, argument in enumerate(target._schema.arguments):
+        if position < len(node.args) and not argument.kwarg_only:
+            args[argument.name] = node.args[position]
+        elif argument.name in node.kwargs:
+            args[argument.name] = node.kwargs[argument.name]
+        else:
+            args[argument.name] = argument.default_value
+    return args
+
+
+def _spelled(value: Any) -> Any:
+    """Replace torch's own types by their names: data types by ours, devices, layouts and memory formats by strings."""
+    if isinstance(value, Mapping):
+        return {key: _spelled(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_spelled(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return data_type(value)
+    if isinstance(value, torch.device | torch.layout | torch.memory_format):
+        return str(value).removeprefix("torch.")
+    return value
+
+
+def _values_in(argument: Any) -> Iterator[Value]:
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, Mapping):
+        for item in argument.values():
+            yield from _values_in(item)
+    elif isinstance(argument, list):
+        for item in argument:
+            yield from _values_in(item)
+
+
+def _used_results(node: fx.Node, count: int) -> set[int]:
+    """Return which results of a call anyone reads."""
+    used: set[int] = set()
+    for user in node.users:
+        index: Any = user.args[1] if user.target is operator.getitem else None
+        used |= set(range(count)) if index is None else {index % count}
+    return used
+
+
+def _check_device(node: fx.Node, args: Mapping[str, Any]) -> None:
+    device = args.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        raise ImportModelError(
+            f"{_where(node)}: {node.target} makes a tensor on device {device}; fmtprop runs on the CPU: export the "
+            "model there"
+        )
+
+
+def _origin(node: fx.Node) -> str:
+    """Return the path of the module that makes the call, such as ``layer1.0.conv1``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    # strict export may spell it as Python: L['self'].layer1[0].conv1
+    path = re.sub(r"^L\['self'\]\.?", "", path)
+    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")
+
+
+def _where(node: fx.Node) -> str:
+    origin = _origin(node)
+    return f"{node.name} in {origin}" if origin else str(node.name)

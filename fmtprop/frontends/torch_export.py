@@ -1,0 +1,342 @@
+"""From a PyTorch module to a graph, by way of ``torch.export``.
+
+This module owns the road to an ``ExportedProgram`` and from its signature to the graph's inputs, constants and
+outputs; how its calls become nodes is :mod:`fmtprop.frontends.fx_import`'s affair. It must know nothing of formats,
+targets or plans.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.fx_import import import_calls, tensor_type
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.structure import Slot, describe
+
+__all__ = ["from_torch"]
+
+
+def from_torch(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Graph:
+    """Import a PyTorch model as an op graph.
+
+    The model is exported for inference with the shapes of the example inputs; its composite ops (convolution,
+    linear, normalization, attention) stay whole. What no op of ours expresses becomes an ``aten`` node that runs on
+    the reference target, so that every exportable model with static shapes can be imported.
+
+    Parameters
+    ----------
+    module : torch.nn.Module or torch.export.ExportedProgram
+        The model, on the CPU. A module is exported in eval mode and left as it was.
+    example_inputs : tensor or tuple, optional
+        Positional arguments of ``forward``: they give shapes and data types, and arguments that are not tensors
+        are fixed in the graph. Not needed for an exported program.
+    kwargs : mapping of str to object, optional
+        Keyword arguments of ``forward``.
+    name : str, optional
+        Name of the graph; the class of the module by default.
+
+    Returns
+    -------
+    Graph
+        Inputs are named as ``forward`` names its arguments, constants by their qualified name in the module, nodes
+        carry the module they come from as ``origin``. Constants share memory with the module where it is contiguous.
+        ``graph.structure`` tells how results are nested: :func:`fmtprop.ir.structure.restructure`.
+
+    Raises
+    ------
+    ImportModelError
+        The model cannot be exported, has dynamic shapes, control flow that depends on data, state that it changes,
+        random numbers, or tensors that are not plain CPU tensors.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    >>> graph = from_torch(net, torch.zeros(2, 8), name="net")
+    >>> [node.name for node in graph.input_nodes], sorted(graph.constants)
+    (['input'], ['0.bias', '0.weight'])
+    """
+    if isinstance(module, ExportedProgram):
+        program = module
+        _check_tensors({**program.state_dict, **program.constants})
+    elif isinstance(module, nn.Module):
+        program = _export(module, example_inputs, dict(kwargs or {}))
+    else:
+        raise ImportModelError(
+            f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
+            "wrap a function in a module"
+        )
+    program = _functionalised(program)
+    if isinstance(module, ExportedProgram) and example_inputs is not None:
+        _check_examples(program, example_inputs, dict(kwargs or {}))
+    signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
+    return _Importer(program, name or _name_of(program, module), signature).graph
+
+
+# ---------------------------------------------------------------- export
+
+
+def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any]) -> ExportedProgram:
+    args = _positional(module, example_inputs, kwargs)
+    _check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
+    _check_tensors(_named_leaves(args, kwargs))
+    args, kwargs = _separated(args), _separated(kwargs)
+    with _eval_mode(module), torch.no_grad():
+        try:
+            return torch.export.export(module, args, kwargs, strict=False)
+        except Exception as first:  # the exporter runs the user's code: it raises anything
+            try:
+                # what tracing by execution cannot follow, the bytecode analysis sometimes can
+                return torch.export.export(module, args, kwargs, strict=True)
+            except Exception:  # likewise
+                raise ImportModelError(_export_failure(module, first)) from first
+
+
+def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    if example_inputs is None:
+        args: tuple[Any, ...] = ()
+    elif isinstance(example_inputs, tuple | list):
+        args = tuple(example_inputs)
+    else:
+        args = (example_inputs,)
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ImportModelError(
+            f"{type(module).__name__}.forward{signature} cannot be called with the example inputs: {error}. "
+            "example_inputs is a tensor or a tuple of the positional arguments, kwargs the keyword arguments"
+        ) from error
+    return args
+
+
+def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    leaves = pytree.tree_leaves_with_path((tuple(args), dict(kwargs)))
+    return {f"example input {pytree.keystr(path[1:])}": leaf for path, leaf in leaves}
+
+
+def _separated(tree: Any) -> Any:
+    # The exporter takes two arguments that are one tensor object for one input, and so would the graph.
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def _export_failure(module: nn.Module, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()][:6] or [type(error).__name__]
+    text = "\n  ".join(lines)
+    return (
+        f"torch.export cannot export {type(module).__name__}: {type(error).__name__}\n  {text}\n"
+        "Check that module(*example_inputs, **kwargs) runs and that no branch depends on tensor values "
+        "(torch.export.draft_export lists every obstacle)"
+    )
+
+
+def _functionalised(program: ExportedProgram) -> ExportedProgram:
+    # An empty table decomposes nothing but what would alias or mutate: in-place ops become functional, dropout in
+    # eval mode becomes a copy, linear, convolution, normalizations and attention stay whole.
+    with warnings.catch_warnings():
+        # torch copying its own classes: nothing that a user could change
+        warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
+        functional: ExportedProgram = program.run_decompositions({})
+        return functional
+
+
+def _name_of(program: ExportedProgram, module: nn.Module | ExportedProgram) -> str:
+    if isinstance(module, nn.Module):
+        return type(module).__name__
+    for node in program.graph.nodes:
+        for _, owner in (node.meta.get("nn_module_stack") or {}).values():
+            return str(owner if isinstance(owner, str) else owner.__name__).rpartition(".")[2]
+    return "model"
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_tensors(tensors: Mapping[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.device.type != "cpu":
+            raise ImportModelError(f"{name} is on device {tensor.device}; fmtprop runs on the CPU: use .to('cpu')")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise ImportModelError(
+                f"{name} is a {tensor.layout} tensor{' (quantized)' if tensor.is_quantized else ''}; "
+                "only dense, unquantized tensors can be imported: use .to_dense() or .dequantize()"
+            )
+
+
+def _check_examples(program: ExportedProgram, example_inputs: Any, kwargs: dict[str, Any]) -> None:
+    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    given = pytree.tree_leaves((args, kwargs))
+    specs = _user_inputs(program)
+    if len(given) != len(specs):
+        raise ImportModelError(
+            f"the exported program takes {len(specs)} inputs, example_inputs has {len(given)}; leave it out, "
+            "an exported program already has its shapes"
+        )
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    for spec, example in zip(specs, given, strict=True):
+        value = values.get(spec.arg.name)
+        if not isinstance(value, torch.Tensor) or not isinstance(example, torch.Tensor):
+            continue
+        if tuple(value.shape) != tuple(example.shape) or value.dtype != example.dtype:
+            raise ImportModelError(
+                f"input {spec.arg.name}: the program was exported for {value.dtype} {tuple(value.shape)}, the example "
+                f"is {example.dtype} {tuple(example.shape)}; export it again with this shape"
+            )
+
+
+def _user_inputs(program: ExportedProgram) -> list[InputSpec]:
+    return [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+
+
+# ---------------------------------------------------------------- signature to graph
+
+
+class _Importer:
+    """One import: the exported program, the graph that grows, and what each placeholder became."""
+
+    def __init__(self, program: ExportedProgram, name: str, signature: inspect.Signature | None) -> None:
+        self.program = program
+        self.signature = signature
+        self.graph = Graph(name)
+        self.values: dict[str, Any] = {}
+        self.placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        self._seen: dict[tuple[Any, ...], Value] = {}
+        self._check_state()
+        self._add_inputs()
+        self._add_constants()
+        results = import_calls(self.graph, program.graph_module, self.values)
+        slots = self._add_outputs(results)
+        self.graph.remove_dead()
+        positional, keyword = self._arguments()
+        self.graph.structure = describe(positional, keyword, pytree.tree_unflatten(slots, program.call_spec.out_spec))
+
+    def _check_state(self) -> None:
+        """Refuse programs that change something that outlives the call."""
+        for spec in self.program.graph_signature.output_specs:
+            if spec.kind is OutputKind.BUFFER_MUTATION:
+                raise ImportModelError(
+                    f"the model changes its buffer {spec.target!r} at every call; a graph has no state. Export it in "
+                    "eval mode (batch normalization), or pass the state as an input and return it"
+                )
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                raise ImportModelError(
+                    f"the model modifies its input {spec.target!r} in place; compute a new tensor instead"
+                )
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise ImportModelError(
+                    f"output {spec.target!r} of kind {spec.kind.name} is not part of inference; export the forward pass"
+                )
+
+    # inputs first, so that they get their own names even where a parameter is called the same
+    def _add_inputs(self) -> None:
+        for spec in _user_inputs(self.program):
+            argument = spec.arg
+            if isinstance(argument, ConstantArgument):
+                self.values[argument.name] = argument.value
+            elif isinstance(argument, TensorArgument):
+                type_ = tensor_type(self.placeholders[argument.name].meta.get("val"), f"input {argument.name}")
+                self.values[argument.name] = self.graph.input(argument.name, type_)
+            else:
+                raise ImportModelError(
+                    f"input {argument.name}: {type(argument).__name__} is neither a tensor nor a fixed number; shapes "
+                    "must be static: export without dynamic_shapes"
+                )
+
+    def _add_constants(self) -> None:
+        for spec in self.program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                continue
+            if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                raise ImportModelError(
+                    f"{spec.target or spec.arg.name}: inputs of kind {spec.kind.name} are not supported"
+                )
+            self.values[spec.arg.name] = self._constant(str(spec.target))
+
+    def _constant(self, target: str) -> Value:
+        program = self.program
+        tensor = program.state_dict.get(target, program.constants.get(target))
+        if not isinstance(tensor, torch.Tensor):
+            raise ImportModelError(f"constant {target!r} is missing from the exported program, which is incomplete")
+        if isinstance(tensor, torch._subclasses.FakeTensor):
+            raise ImportModelError(f"constant {target!r} has no data: the model was exported under FakeTensorMode")
+        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in self._seen:
+            name = self.graph.fresh_name(target) if target in self.graph else target
+            type_ = tensor_type(tensor, f"constant {target}")
+            self._seen[key] = self.graph.constant(name, type_, tensor.detach().contiguous())
+        return self._seen[key]
+
+    def _add_outputs(self, results: Sequence[Any]) -> list[Any]:
+        """Add an output for every tensor; return the flat results with slots for the tensors."""
+        flat: list[Any] = []
+        for result in results:
+            if isinstance(result, Value):
+                flat.append(Slot(len(self.graph.output_nodes)))
+                self.graph.output(result)
+            else:
+                flat.append(result)
+        return flat
+
+    def _arguments(self) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+        """Return name and structure of the positional and of the keyword-only arguments."""
+        slots: list[Any] = []
+        for spec in _user_inputs(self.program):
+            place = Slot(sum(isinstance(slot, Slot) for slot in slots))
+            slots.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else place)
+        args, kwargs = pytree.tree_unflatten(slots, self.program.call_spec.in_spec)
+        if self.signature is not None:
+            return _by_signature(self.signature, args, kwargs)
+        recorded = self.program.module_call_graph[0].signature
+        names = list(getattr(recorded, "forward_arg_names", None) or [])[: len(args)]
+        if len(names) != len(args):
+            names = [f"arg_{i}" for i in range(len(args))]
+        return list(zip(names, args, strict=True)), list(kwargs.items())
+
+
+def _by_signature(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    # Arguments that were left out are recorded with their defaults: they are as fixed as the numbers that were given.
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    positional: list[tuple[str, Any]] = []
+    keyword: list[tuple[str, Any]] = []
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            positional += [(f"{name}_{i}", item) for i, item in enumerate(value)]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            keyword += value.items()
+        else:
+            (keyword if kind is inspect.Parameter.KEYWORD_ONLY else positional).append((name, value))
+    return positional, keyword

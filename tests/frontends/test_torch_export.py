@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fmtprop.errors import GraphError, ImportModelError, InputError
+from fmtprop.frontends import from_torch
+from fmtprop.frontends.fx_import import importers
+from fmtprop.ir import OPSET
+from tests.frontends.checking import check, compare, run
+
+torch.manual_seed(0)
+IMAGE = torch.randn(2, 3, 16, 16)
+TOKENS = torch.randn(2, 5, 16)
+
+
+class Call(nn.Module):
+    """Any function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.5)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(8, 4))
+
+    def forward(self, x):
+        x = self.act(self.drop(self.norm(self.conv(x))))
+        x += 1
+        return self.head(F.adaptive_avg_pool2d(x, 1))
+
+
+# ---------------------------------------------------------------- modules of every kind
+
+NATIVE = {
+    "conv1d": (nn.Conv1d(3, 4, 3), torch.randn(2, 3, 9)),
+    "conv2d": (nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dilation=2), torch.randn(2, 4, 11, 11)),
+    "conv3d": (nn.Conv3d(3, 4, 3, bias=False), torch.randn(1, 3, 6, 6, 6)),
+    "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 2, stride=2), torch.randn(1, 4, 5, 5)),
+    "linear": (nn.Linear(16, 8), TOKENS),
+    "batch_norm": (nn.BatchNorm2d(3), IMAGE),
+    "layer_norm": (nn.LayerNorm(16), TOKENS),
+    "softmax": (nn.Softmax(-1), TOKENS),
+    "log_softmax": (nn.LogSoftmax(1), TOKENS),
+    "max_pool": (nn.MaxPool2d(3, 2, 1), IMAGE),
+    "avg_pool": (nn.AvgPool2d(2), IMAGE),
+    "global_pool": (nn.AdaptiveAvgPool2d(1), IMAGE),
+    "relu": (nn.ReLU(), IMAGE),
+    "hardswish": (nn.Hardswish(), IMAGE),
+    "silu": (nn.SiLU(), IMAGE),
+    "gelu": (nn.GELU(), IMAGE),
+    "prelu": (nn.PReLU(3), IMAGE),
+    "dropout": (nn.Dropout(0.9), IMAGE),
+    "identity": (nn.Identity(), IMAGE),
+    "flatten": (nn.Flatten(), IMAGE),
+    "concat": (Call(lambda x: torch.cat([x, x + 1, 2 * x], 1)), IMAGE),
+    "residual": (Call(lambda x: x + F.relu(x)), IMAGE),
+    "chunk": (Call(lambda x: torch.chunk(x, 2, 1)[1] * torch.chunk(x, 2, 1)[0]), torch.randn(1, 6, 4)),
+    "transpose": (Call(lambda x: x.transpose(1, 2).permute(2, 0, 1)), TOKENS),
+    "matmul": (Call(lambda x: x @ x.transpose(1, 2)), TOKENS),
+    "mean": (Call(lambda x: x.mean((2, 3))), IMAGE),
+    "in-place": (Call(lambda x: (x * 1).add_(2).relu_()), IMAGE),
+    "block": (Block(), IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_modules_become_ops(name):
+    module, example = NATIVE[name]
+    check(module, example)
+
+
+FALLBACK = {
+    "cumsum": (Call(lambda x: x.cumsum(1)), IMAGE),
+    "sort": (Call(lambda x: torch.sort(x, dim=1)), TOKENS),
+    "topk": (Call(lambda x: torch.topk(x, 3)[1]), TOKENS),
+    "complex product": (Call(lambda x: torch.einsum("bij,bkj->bik", x, x).tril()), TOKENS),
+    "roll": (Call(lambda x: torch.roll(x, (1, 2), (2, 3))), IMAGE),
+    "embedding": (nn.Embedding(10, 4), torch.tensor([[1, 2], [3, 9]])),
+    "one result of two": (Call(lambda x: torch.max(x, 1).indices), TOKENS),
+    "list of tensors": (Call(lambda x: torch.stack([x, x.cumsum(0)])), TOKENS),
+    "index by tensors": (Call(lambda x: x[torch.tensor([0, 1]), :, torch.tensor([2, 3])]), IMAGE),
+    "where": (Call(lambda x: torch.where(x > 0, x, torch.tensor(-1.0))), IMAGE),
+    "f64": (nn.Conv2d(3, 4, 3).double(), IMAGE.double()),
+    "integers": (Call(lambda x: (x * 3 + 1) // 2), torch.arange(10)),
+    "booleans": (Call(lambda x: ~(x > 0) & (x < 1)), IMAGE),
+    "cast": (Call(lambda x: x.to(torch.float64).to(torch.int64)), IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACK)
+def test_what_has_no_op_runs_on_the_reference(name):
+    module, example = FALLBACK[name]
+    graph = check(module, example, aten=None)
+    assert graph.count("aten") >= 1
+
+
+def test_half_precision_modules_give_the_module_result():
+    check(nn.Sequential(nn.Linear(16, 8), nn.ReLU()).half(), TOKENS.half(), aten=None, rtol=1e-3, atol=1e-3)
+    check(nn.Sequential(nn.Linear(16, 8), nn.ReLU()).bfloat16(), TOKENS.bfloat16(), aten=None, rtol=2e-2, atol=2e-2)
+
+
+def test_tensors_made_inside_become_constants():
+    graph = check(Call(lambda x: x + torch.arange(16) + torch.zeros(16, 16)), IMAGE, aten=None)
+    assert not [node for node in graph if not node.is_boundary and not graph.inputs(node.name)]
+
+
+def test_scalar_result_and_scalar_input():
+    graph = check(Call(lambda x, s: x.sum() * s), (IMAGE, torch.tensor(2.0)), aten=None)
+    assert graph.output_nodes and graph.type_of(graph.inputs(graph.output_nodes[0].name)["src"]).dims == ()
+
+
+# ---------------------------------------------------------------- names and origins
+
+
+def test_names_and_origins_come_from_the_model():
+    graph = from_torch(nn.Sequential(Block()), IMAGE)
+    assert graph.name == "Sequential"
+    assert [node.name for node in graph.input_nodes] == ["input"]
+    assert {"0.conv.weight", "0.conv.bias", "0.head.1.weight"} <= set(graph.constants)
+    origins = {node.op: node.origin for node in graph if not node.is_boundary}
+    assert origins["convolution"] == "0.conv" and origins["eltwise"] in ("0.act", "0")
+    assert "relu_1" in graph and "conv_1" in graph
+    assert from_torch(Block(), IMAGE, name="mine").name == "mine"
+
+
+def test_unused_parameters_leave_no_constant():
+    module = nn.Sequential(nn.Linear(16, 4))
+    module.register_buffer("unused", torch.zeros(7))
+    assert set(from_torch(module, TOKENS).constants) == {"0.weight", "0.bias"}
+
+
+def test_tied_weights_are_one_constant():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    graph = check(Tied(), TOKENS)
+    assert sum(name.endswith("weight") for name in graph.constants) == 1
+
+
+def test_a_parameter_may_be_called_as_an_input():
+    class Clash(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(16))
+
+        def forward(self, x):
+            return x * self.x
+
+    graph = check(Clash(), TOKENS)
+    assert graph.input_nodes[0].name == "x" and set(graph.constants) == {"x_1"}
+
+
+def test_constants_are_dense_and_share_memory_where_they_can():
+    module = nn.Linear(16, 4)
+    module.bias = nn.Parameter(torch.ones(1).expand(4))
+    graph = check(module, TOKENS)
+    assert graph.constants["weight"].data_ptr() == module.weight.data_ptr()
+    assert graph.constants["bias"].is_contiguous() and not graph.constants["bias"].requires_grad
+
+
+def test_the_module_is_left_as_it_was():
+    module = Block().train()
+    module.norm.eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    graph = from_torch(module, IMAGE)
+    assert module.training and module.drop.training and not module.norm.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert not [node for node in graph if "dropout" in str(node.attrs)]
+
+
+# ---------------------------------------------------------------- arguments and results
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Structured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16))
+        self.register_buffer("table", torch.ones(3))
+
+    def forward(self, x, masks, *rest, scale=2.0, mode=None):
+        y = x * scale + masks["a"][0]
+        return {"y": y, "pair": Pair(y, x), "list": [rest[1], None, 5], "w": (self.weight, self.table)}
+
+
+def test_nested_arguments_and_results():
+    masks = {"a": [torch.randn(16), 3]}
+    args = (TOKENS, masks, torch.zeros(1), torch.ones(1))
+    graph = check(Structured(), args, {"scale": 3.0})
+    assert [node.name for node in graph.input_nodes] == ["x", "masks_a_0", "rest_0", "rest_1"]
+    result = run(graph, TOKENS, masks, torch.zeros(1), torch.ones(1), scale=3.0)
+    assert result["pair"]._fields == ("left", "right") and result["list"][1:] == [None, 5]
+    with pytest.raises(InputError, match=r"scale: got 2.0, but the model was imported with 3.0"):
+        run(graph, *args, scale=2.0)
+
+
+class Keywords(nn.Module):
+    def forward(self, x, first=None, second=None):
+        return x + 2 * (0 if first is None else first) + 3 * (0 if second is None else second)
+
+
+def test_positional_arguments_keep_the_order_of_forward():
+    x, a, b = torch.randn(3, 4).unbind()
+    graph = from_torch(Keywords(), x, kwargs={"second": b, "first": a})
+    expected = Keywords()(x, a, b)
+    for found in (run(graph, x, a, b), run(graph, x, second=b, first=a), run(graph, first=a, x=x, second=b)):
+        compare(found, expected)
+
+
+def test_an_argument_that_was_left_out_stays_out():
+    x, b = torch.randn(2, 4).unbind()
+    graph = from_torch(Keywords(), x, kwargs={"second": b})
+    with pytest.raises(InputError, match="argument first: got a Tensor, but the model was imported with None"):
+        run(graph, x, b, b)
+
+
+def test_one_tensor_for_two_arguments_stays_two_inputs():
+    x = torch.randn(4)
+    graph = from_torch(Keywords(), (x, x, x))
+    a, b, c = torch.randn(3, 4).unbind()
+    compare(run(graph, a, b, c), Keywords()(a, b, c))
+
+
+def test_outputs_may_be_inputs_constants_and_the_same_twice():
+    module = Call(lambda x: (x, x, x * 2))
+    graph = check(module, TOKENS)
+    assert len(graph.output_nodes) == 3
+
+
+def test_integer_and_boolean_inputs():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, ids, mask):
+            return self.table(ids).masked_fill(mask[..., None], 0.0)
+
+    ids = torch.tensor([[1, 2, 3]])
+    graph = check(Masked(), (ids, ids > 1), aten=None)
+    assert [str(node.results[0]) for node in graph.input_nodes] == ["s64[1,3]", "boolean[1,3]"]
+
+
+def test_module_without_parameters_and_module_without_inputs():
+    assert not check(nn.Identity(), TOKENS).constants
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self):
+            return self.weight * 2
+
+    graph = check(Table(), ())
+    assert graph.input_nodes == []
+
+
+# ---------------------------------------------------------------- exported programs
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_of_every_kind_import_the_same(strict):
+    module = Block().eval()
+    expected = module(IMAGE).detach()
+    program = torch.export.export(module, (IMAGE,), strict=strict)
+    for form in (program, program.run_decompositions({}), program.run_decompositions()):
+        graph = from_torch(form)
+        assert graph.name == "Block"
+        compare(run(graph, IMAGE), expected)
+        assert [node.origin for node in graph if node.op == "convolution"] == ["conv"]
+
+
+def test_example_inputs_of_an_exported_program_are_checked():
+    program = torch.export.export(Keywords(), (torch.zeros(4),), {"second": torch.zeros(4)})
+    graph = from_torch(program, torch.zeros(4), kwargs={"second": torch.zeros(4)})
+    a, b = torch.randn(2, 4).unbind()
+    compare(run(graph, a, second=b), Keywords()(a, second=b))
+    with pytest.raises(ImportModelError, match="takes 2 inputs, example_inputs has 1; leave it out"):
+        from_torch(program, torch.zeros(4))
+    with pytest.raises(ImportModelError, match=r"input x: the program was exported for torch.float32 \(4,\)"):
+        from_torch(program, torch.zeros(5), kwargs={"second": torch.zeros(4)})
+
+
+# ---------------------------------------------------------------- errors
+
+
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x + self.count
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+class Controlled(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+def _mutate(x):
+    x.add_(1)
+    return x * 2
+
+
+REFUSED = {
+    "state": (Stateful(), "changes its buffer 'count' at every call"),
+    "input mutation": (Call(_mutate), "modifies its input .*args_0.* in place"),
+    "control flow": (nn.Sequential(Controlled()), r"in 0: control flow \(cond\) cannot be in a graph"),
+    "data-dependent branch": (Branching(), r"torch.export cannot export Branching: [\s\S]*draft_export"),
+    "random": (Call(lambda x: x + torch.rand_like(x)), "aten.rand_like.default draws random numbers"),
+    "item": (Call(lambda x: x * x.sum().item()), "turns a tensor into a Python number"),
+    "nonzero": (Call(lambda x: x[x > 0]), "shapes must be static"),
+    "complex": (Call(lambda x: torch.fft.fft(x).abs()), "torch.complex64 has no data type here"),
+    "raises": (nn.Linear(3, 4), r"torch.export cannot export Linear: [\s\S]*Check that module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_graph_is_refused(name):
+    module, message = REFUSED[name]
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(module, TOKENS)
+
+
+def test_programs_exported_for_training_are_refused():
+    program = torch.export.export(Block().train(), (IMAGE,))
+    with pytest.raises(ImportModelError, match=r"changes its buffer 'norm.*Export it in eval mode"):
+        from_torch(program)
+
+
+def test_dynamic_shapes_are_refused_by_name():
+    program = torch.export.export(nn.ReLU(), (IMAGE,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},))
+    with pytest.raises(ImportModelError, match=r"input input: the size of axis 0 is not a number .* without dynamic"):
+        from_torch(program)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (None, None, r"forward\(x, first=None, second=None\) cannot be called .*missing a required argument: 'x'"),
+        ((TOKENS, TOKENS, TOKENS, TOKENS), None, "too many positional arguments"),
+        (TOKENS, {"third": TOKENS}, "unexpected keyword argument 'third'"),
+        (TOKENS.to("meta"), None, r"example input \[0\] is on device meta; fmtprop runs on the CPU"),
+        (TOKENS.to_sparse(), None, "torch.sparse_coo tensor; only dense"),
+    ],
+)
+def test_wrong_example_inputs_are_named(args, kwargs, message):
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Keywords(), args, kwargs=kwargs)
+
+
+def test_parameters_elsewhere_are_refused_by_name():
+    with pytest.raises(ImportModelError, match=r"0.weight is on device meta; .*use .to\('cpu'\)"):
+        from_torch(nn.Sequential(nn.Linear(16, 4, device="meta")), TOKENS)
+
+
+def test_tensors_made_on_another_device_are_refused():
+    with pytest.raises(ImportModelError, match=r"aten\.arange.*makes a tensor on device meta"):
+        from_torch(Call(lambda x: (x * 1, torch.arange(3, device="meta"))), TOKENS)
+
+
+def test_only_modules_are_imported():
+    with pytest.raises(ImportModelError, match="got function; wrap a function in a module"):
+        from_torch(lambda x: x, TOKENS)
+
+
+# ---------------------------------------------------------------- importers
+
+
+def test_no_overload_is_claimed_twice():
+    table = importers()
+    assert len(table) == sum(len(declaration.torch) for declaration in OPSET.values())
+
+
+def test_a_second_claim_is_an_error(monkeypatch):
+    monkeypatch.setitem(OPSET, "again", dataclasses.replace(OPSET["eltwise"], name="again"))
+    with pytest.raises(GraphError, match=r"ops eltwise and again both import aten\."):
+        importers()
+
+
+def test_every_claimed_overload_exists():
+    for overload in importers():
+        namespace, name, variant = overload.split(".")
+        assert hasattr(getattr(getattr(torch.ops, namespace), name), variant), overload
+
+
+def test_an_importer_that_means_something_else_is_not_used(monkeypatch, caplog):
+    def wrong(call):
+        return call.emit("eltwise", {"src": call["input"]}, OPSET["eltwise"].attrs("relu"))
+
+    op = OPSET["inner_product"]
+    monkeypatch.setitem(op.torch, "aten.linear.default", wrong)
+    module = nn.Linear(16, 4)
+    graph = from_torch(module, TOKENS)
+    assert graph.count("aten") == 1 and "importer of op inner_product made result 0 as f32[2,5,16]" in caplog.text
+    compare(run(graph, TOKENS), module(TOKENS).detach())
+
+
+def test_importing_raises_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_torch(Block(), IMAGE)
