@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from fmtprop.errors import FormatError, GraphError, ShapeError, VerifyError
+from fmtprop.errors import FmtpropError, FormatError, GraphError, ShapeError, VerifyError
 from fmtprop.ir import verify_formats as formats
 from fmtprop.ir.aliasing import is_view, overwrite_hazard
 from fmtprop.ir.graph import Graph
@@ -210,7 +210,7 @@ def types_agree(graph: Graph) -> Iterator[str]:
         types = {key: graph.type_of(value) for key, value in graph.inputs(node.name).items() if key not in tails}
         try:
             inferred = opdef(node.op).infer(node.attrs, types)
-        except ShapeError as error:
+        except FmtpropError as error:
             yield f"{node.label}: {error}"
         else:
             if inferred != node.results:
@@ -296,7 +296,6 @@ RULES: tuple[Rule, ...] = tuple(
             (Stage.FORMATTED, formats.views_follow),
             (Stage.FORMATTED, formats.boundary_plain),
             (Stage.FORMATTED, formats.reorders_needed),
-            (Stage.FORMATTED, formats.constants_packed),
             (Stage.FORMATTED, formats.sums_share_format),
         ),
         start=1,

@@ -92,15 +92,6 @@ def reorders_needed(graph: Graph) -> Iterator[str]:
             yield f"{node.label} changes nothing: source and destination are {source}"
 
 
-def constants_packed(graph: Graph) -> Iterator[str]:
-    """No constant is reordered at run time: it is stored in the format in which it is read."""
-    for node in graph.nodes():
-        if node.op == "reorder":
-            value = graph.inputs(node.name)["src"]
-            if graph.node(value.node).op == "constant":
-                yield f"{node.label} reorders {graph.node(value.node).label} on every run; pack it at compile time"
-
-
 def sums_share_format(graph: Graph) -> Iterator[str]:
     """Every sum post-op's operand has the descriptor of dst: both are one buffer."""
     for node in graph.nodes():

@@ -1,0 +1,131 @@
+"""Running nodes and whole graphs by the ops' references: what a graph means, in plain PyTorch.
+
+Owns the meaning of a fused node: its op, then its post-ops in order. Formats play no part: every tensor is a torch
+tensor of the logical dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fmtprop.errors import GraphError, InputError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, PostOp, Value
+from fmtprop.ir.op import opdef
+from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
+
+__all__ = ["evaluate", "evaluate_node"]
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Run a graph at any stage.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph; its constants must have their data.
+    inputs : mapping of str to torch.Tensor
+        A tensor of the declared type for every graph input, by node name.
+
+    Returns
+    -------
+    list of torch.Tensor
+        The outputs, in order.
+
+    Raises
+    ------
+    InputError
+        An input is missing, unknown or of another type.
+    GraphError
+        The graph is malformed.
+
+    Examples
+    --------
+    >>> from fmtprop.ir import TensorType
+    >>> from fmtprop.ops import Eltwise, emit
+    >>> g = Graph("tiny")
+    >>> g.output(emit(g, "eltwise", {"src": g.input("x", TensorType((3,)))}, Eltwise("relu")))
+    >>> evaluate(g, {"x": torch.tensor([-1.0, 0.0, 2.0])})
+    [tensor([0., 0., 2.])]
+    """
+    _check_inputs(graph, inputs)
+    tensors: dict[Value, torch.Tensor] = {}
+    waiting: dict[Value, int] = {}
+    with torch.no_grad():
+        for node in graph.nodes():
+            if node.op == "output":
+                continue
+            operands = graph.inputs(node.name)
+            if node.op == "input":
+                results: tuple[torch.Tensor, ...] = (inputs[node.name],)
+            elif node.op == "constant":
+                results = (_constant(graph, node),)
+            else:
+                results = evaluate_node(node, {name: tensors[value] for name, value in operands.items()})
+            for index, tensor in enumerate(results):
+                value = Value(node.name, index)
+                tensors[value], waiting[value] = tensor, len(graph.readers(value))
+            for value in operands.values():  # what nobody will read any more need not stay in memory
+                waiting[value] -= 1
+                if not waiting[value]:
+                    del tensors[value]
+    return [tensors[graph.inputs(node.name)["src"]] for node in graph.output_nodes]
+
+
+def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run one node: its op's reference, then its post-ops.
+
+    Parameters
+    ----------
+    node : Node
+        Any node but inputs, constants and outputs.
+    tensors : mapping of str to torch.Tensor
+        Its operands by name, those of post-ops included.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Its results; they may share memory with the operands.
+    """
+    tails = {post_op.operand for post_op in node.post_ops}
+    results = opdef(node.op).reference(node.attrs, {name: t for name, t in tensors.items() if name not in tails})
+    if not node.post_ops:
+        return tuple(results)
+    # As a primitive does: the tail works on the accumulator in f32, and what is stored is rounded once.
+    dst = results[0].to(torch.promote_types(results[0].dtype, torch.float32))
+    for post_op in node.post_ops:
+        dst = _apply(post_op, dst, tensors)
+    return (dst.to(torch_dtype(node.results[0].dtype)), *results[1:])
+
+
+def _apply(post_op: PostOp, dst: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    operands = [dst]
+    if post_op.operand is not None:
+        operands.append(tensors[post_op.operand].to(dst.dtype))
+    if post_op.op == "sum":
+        scales: tuple[float, ...] = getattr(post_op.attrs, "scales", (1.0,))
+        return dst + scales[0] * operands[1]
+    declaration = opdef(post_op.op)
+    names = [operand.name for operand in declaration.operands]
+    if len(names) != len(operands):
+        raise GraphError(f"post-op {post_op.op} takes {len(names)} operands, not {len(operands)}")
+    (result,) = declaration.reference(post_op.attrs, dict(zip(names, operands, strict=True)))
+    tensor: torch.Tensor = result
+    return tensor
+
+
+def _constant(graph: Graph, node: Node) -> torch.Tensor:
+    if node.name not in graph.constants:
+        raise GraphError(f"{node.label} has no data any more: it was released after packing; evaluate the normal graph")
+    return materialise(graph.constants[node.name], node.results[0])
+
+
+def _check_inputs(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> None:
+    declared = {node.name: node.results[0] for node in graph.input_nodes}
+    if set(inputs) != set(declared):
+        raise InputError(f"graph {graph.name} has the inputs {sorted(declared)}, got {sorted(inputs)}")
+    for name, type_ in declared.items():
+        if tensor_type(inputs[name]) != type_:
+            raise InputError(f"input {name} is {tensor_type(inputs[name])}, must be {type_}")

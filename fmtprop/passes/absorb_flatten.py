@@ -1,0 +1,50 @@
+"""Absorption of a flattening into the inner product after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.passes.editing import constant, new_constant
+
+
+@dataclass(frozen=True)
+class AbsorbFlatten:
+    """Let an inner product read [N, C, H, W] itself instead of its flattened form [N, C·H·W].
+
+    The weights, a constant, become [O, C, H, W] without a copy. The activations can then stay in whatever format
+    their producer gives: a blocked or channels-last tensor cannot be flattened without a reorder, but oneDNN packs the
+    weights to match it.
+
+    Notes
+    -----
+    Requires folded constants. Ensures that no inner product with constant weights reads a reshape that keeps the
+    first axis and merges the rest.
+    """
+
+    name: ClassVar[str] = "absorb-flatten"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.op == "inner_product":
+                _absorb(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _absorb(graph: Graph, node: Node) -> None:
+    inputs = graph.inputs(node.name)
+    flat, weights = graph.node(inputs["src"].node), constant(graph, inputs["weights"])
+    if flat.op != "reshape" or weights is None or weights.ndim != 2:
+        return
+    source = graph.inputs(flat.name)["src"]
+    dims = graph.type_of(source).dims
+    if not 3 <= len(dims) <= 5 or dims[0] != flat.results[0].dims[0]:
+        return
+    origin = graph.node(inputs["weights"].node).origin
+    shaped = weights.reshape(weights.shape[0], *dims[1:])
+    graph.set_inputs(node.name, {**inputs, "src": source, "weights": new_constant(graph, shaped, node, origin)})

@@ -1,0 +1,86 @@
+"""What a pass is, and how passes run one after another.
+
+A pass is a frozen dataclass: its fields are its options, ``run`` takes a graph and returns another one. A pipeline is
+a plain tuple of passes; the graph is verified after each, so that the pass that broke it is the one that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from fmtprop.errors import FmtpropError, PassError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.verify import Stage, verify
+
+__all__ = ["Observer", "Pass", "Pipeline"]
+
+#: called with a pass's name and the graph that it gave
+Observer = Callable[[str, Graph], None]
+
+
+class Pass(Protocol):
+    """A graph rewrite."""
+
+    #: shown by ``fmtprop show`` and in errors
+    name: ClassVar[str]
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the one given stays as it is."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order.
+
+    Parameters
+    ----------
+    passes : tuple of Pass
+        What to run.
+    stage_after : Stage
+        What the last one's graph must be; between passes it must be well-formed (``Stage.IMPORTED``).
+
+    Examples
+    --------
+    >>> from fmtprop.ir import TensorType
+    >>> g = Graph("tiny")
+    >>> g.output(g.input("x", TensorType((1, 8))))
+    >>> Pipeline((), Stage.NORMAL).run(g)
+    <Graph tiny: 2 nodes, 1 edges>
+    """
+
+    passes: tuple[Pass, ...]
+    stage_after: Stage
+
+    def run(self, graph: Graph, observer: Observer | None = None) -> Graph:
+        """Run every pass.
+
+        Parameters
+        ----------
+        graph : Graph
+            A graph at ``Stage.IMPORTED`` at least; it is not changed.
+        observer : callable, optional
+            Called after each pass with its name and its graph, for snapshots.
+
+        Raises
+        ------
+        PassError
+            A pass failed, or gave a graph that breaks a rule; the message names it and those that ran before.
+        """
+        verify(graph, Stage.IMPORTED)
+        done: list[str] = []
+        for index, step in enumerate(self.passes):
+            last = index == len(self.passes) - 1
+            try:
+                graph = step.run(graph)
+                verify(graph, self.stage_after if last else Stage.IMPORTED)
+            except FmtpropError as error:
+                before = f"after {', '.join(done)}" if done else "the first pass"
+                raise PassError(f"pass {step.name} ({before}): {error}") from error
+            done.append(step.name)
+            if observer is not None:
+                observer(step.name, graph)
+        if not self.passes:
+            verify(graph, self.stage_after)
+        return graph

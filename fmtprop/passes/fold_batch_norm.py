@@ -1,0 +1,150 @@
+"""Folding of per-channel scaling and shifting, batch normalization above all, into the weights before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import BatchNorm
+from fmtprop.passes.editing import bypass, constant, new_constant, only_reader
+
+#: producers whose output channels are a row (or a column) of constant weights
+_PRODUCERS = frozenset({"convolution", "deconvolution", "inner_product", "matmul"})
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm:
+    """Fold ``y = x * scale + shift`` per channel into the weights and bias of the op that gives x.
+
+    Batch normalization with constant statistics; a binary add, sub, mul or div with a constant that has one element or
+    one per channel; an eltwise ``linear``. The producer is a convolution, deconvolution, inner product or 2-D matmul
+    with constant weights and bias, and nobody else reads x. New weights are computed in f64 and rounded once; where
+    they would not be finite, nothing is folded.
+
+    Notes
+    -----
+    Requires folded constants: weights behind a view are not seen. Ensures that no foldable node follows a producer.
+    """
+
+    name: ClassVar[str] = "fold-batch-norm"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the folded graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.op in _PRODUCERS:
+                while _fold_reader(graph, graph.node(node.name)):
+                    pass
+        graph.remove_dead()
+        return graph
+
+
+class _Affine(NamedTuple):
+    """Per-channel factor and summand in f64; one element where all channels share it."""
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+
+def _fold_reader(graph: Graph, producer: Node) -> bool:
+    """Fold the only reader of a producer into it; return whether there was something to fold."""
+    value = Value(producer.name)
+    reader = only_reader(graph, value)
+    if reader is None or producer.post_ops or reader.post_ops or reader.results != producer.results:
+        return False
+    affine = _affine(graph, reader, value)
+    if affine is None or not _scale_weights(graph, producer, affine):
+        return False
+    bypass(graph, reader, [value])
+    if not producer.origin:
+        graph.replace(graph.node(producer.name).with_(origin=reader.origin))
+    return True
+
+
+# ---------------------------------------------------------------- what is folded
+
+
+def _affine(graph: Graph, node: Node, src: Value) -> _Affine | None:
+    """Return what a node does to each channel of ``src``, None where it is not an affine function with constants."""
+    inputs = graph.inputs(node.name)
+    if isinstance(node.attrs, Eltwise):
+        if node.attrs.alg != "linear":
+            return None
+        return _Affine(torch.tensor([node.attrs.alpha]).double(), torch.tensor([node.attrs.beta]).double())
+    if isinstance(node.attrs, BatchNorm):
+        return _batch_norm(graph, node.attrs, inputs) if inputs["src"] == src else None
+    if isinstance(node.attrs, Binary):
+        return _binary(graph, node, inputs, src)
+    return None
+
+
+def _batch_norm(graph: Graph, attrs: BatchNorm, inputs: dict[str, Value]) -> _Affine | None:
+    vectors = {name: constant(graph, value) for name, value in inputs.items() if name != "src"}
+    known = {name: tensor.double() for name, tensor in vectors.items() if tensor is not None}
+    if len(known) != len(vectors):
+        return None
+    scale = torch.rsqrt(known["variance"] + attrs.epsilon)
+    if "scale" in known:
+        scale = scale * known["scale"]
+    shift = -known["mean"] * scale
+    return _Affine(scale, shift + known["shift"] if "shift" in known else shift)
+
+
+def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value) -> _Affine | None:
+    first = inputs["src_0"] == src
+    tensor = constant(graph, inputs["src_1" if first else "src_0"])
+    channels = node.results[0].dims[1]
+    if tensor is None or tensor.ndim < 2 or tensor.numel() not in (1, channels) or tensor.shape[1] != tensor.numel():
+        return None
+    vector = tensor.double().reshape(-1)
+    one, zero = torch.ones_like(vector), torch.zeros_like(vector)
+    functions = {"add": _Affine(one, vector), "mul": _Affine(vector, zero)}
+    if first:
+        functions |= {"sub": _Affine(one, -vector), "div": _Affine(1 / vector, zero)}
+    else:
+        functions |= {"sub": _Affine(-one, vector)}
+    attrs = node.attrs
+    return functions.get(attrs.alg) if isinstance(attrs, Binary) else None
+
+
+# ---------------------------------------------------------------- where it goes
+
+
+def _scale_weights(graph: Graph, producer: Node, affine: _Affine) -> bool:
+    """Give a producer new weights and a new bias; return False, nothing changed, where that is not possible."""
+    inputs = graph.inputs(producer.name)
+    weights = constant(graph, inputs["weights"])
+    bias = constant(graph, inputs["bias"]) if "bias" in inputs else None
+    if weights is None or ("bias" in inputs and bias is None) or (producer.op == "matmul" and weights.ndim != 2):
+        return False
+    channels = producer.results[0].dims[1]
+    scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
+    rows = scale.reshape(_rows_shape(producer, weights, channels))
+    new_weights = (weights.double() * rows).to(weights.dtype)
+    old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
+    bias_dtype = weights.dtype if bias is None else bias.dtype
+    new_bias = (old_bias * scale + shift).to(bias_dtype)
+    if not (new_weights.isfinite().all() and new_bias.isfinite().all()):
+        return False
+    if producer.op == "matmul":
+        new_bias = new_bias.reshape(1, channels)
+    origin = graph.node(inputs["weights"].node).origin
+    inputs["weights"] = new_constant(graph, new_weights, producer, origin)
+    inputs["bias"] = new_constant(graph, new_bias, producer, origin)
+    graph.set_inputs(producer.name, inputs)
+    return True
+
+
+def _rows_shape(producer: Node, weights: torch.Tensor, channels: int) -> tuple[int, ...]:
+    """Return the shape in which a vector of output channels multiplies the weights."""
+    if producer.op == "matmul":
+        return (1, channels)
+    grouped = getattr(producer.attrs, "groups", 1) > 1
+    head = (weights.shape[0], weights.shape[1]) if grouped else (channels,)
+    return (*head, *(1,) * (weights.ndim - len(head)))

@@ -1,0 +1,55 @@
+"""Constant folding: what depends on constants alone is computed once, now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.passes.editing import bypass, constant, is_constant, new_constant
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """Replace every node whose operands are all constants by the constants that it gives.
+
+    Views of constants become strided tensors that share the original's memory; nothing is copied for them.
+    Initialisers are drawn only where a folded node reads them.
+
+    Notes
+    -----
+    Requires a well-formed graph. Ensures that every node but inputs and constants depends on an input of the graph, or
+    has no operand at all.
+    """
+
+    name: ClassVar[str] = "fold-constants"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the folded graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if _foldable(graph, node):
+                _fold(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _foldable(graph: Graph, node: Node) -> bool:
+    operands = graph.inputs(node.name).values()
+    return not node.is_boundary and bool(operands) and all(is_constant(graph, value) for value in operands)
+
+
+def _fold(graph: Graph, node: Node) -> None:
+    operands = {name: constant(graph, value) for name, value in graph.inputs(node.name).items()}
+    tensors = {name: tensor for name, tensor in operands.items() if tensor is not None}
+    try:
+        with torch.no_grad():
+            results = evaluate_node(node, tensors)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # PyTorch's refusals, in its own words
+        raise GraphError(f"{node.label} cannot be computed from its constants: {error}") from error
+    bypass(graph, node, [new_constant(graph, tensor, node, node.origin) for tensor in results])

@@ -1,0 +1,100 @@
+"""Folding of explicit padding into the window op after it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.host import HostCall
+from fmtprop.ops.pooling import Pooling
+
+
+@dataclass(frozen=True)
+class FoldPadding:
+    """Let a convolution or pooling pad by itself what a constant padding before it pads.
+
+    Zeros before a convolution; zeros before an average, which then counts them; minus infinity before a maximum.
+    Padding that crops, pads other axes or is wider than a pooling's window stays.
+
+    Notes
+    -----
+    Requires a well-formed graph. Ensures that no such pair is left.
+    """
+
+    name: ClassVar[str] = "fold-padding"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the folded graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if isinstance(node.attrs, Conv | Pooling):
+                _fold(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+class _Padding(NamedTuple):
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: float
+
+
+def _fold(graph: Graph, node: Node) -> None:
+    source = graph.node(graph.inputs(node.name)["src"].node)
+    padding = _padding(source, node.results[0].ndim - 2)
+    attrs = _padded(node.attrs, padding) if padding is not None else None
+    if attrs is not None:
+        graph.replace(node.with_(attrs=attrs))
+        graph.set_input(node.name, "src", graph.inputs(source.name)["src_0"])
+
+
+def _padding(node: Node, spatial: int) -> _Padding | None:
+    """Return what a node adds around the spatial axes, None where it is not a constant padding of them alone."""
+    attrs = node.attrs
+    if not isinstance(attrs, HostCall) or attrs.target not in ("aten.constant_pad_nd.default", "aten.pad.default"):
+        return None
+    arguments = json.loads(attrs.arguments)
+    if arguments.get("mode", "constant") != "constant":
+        return None
+    value = arguments.get("value")
+    number = float(value["float"]) if isinstance(value, dict) else float(value or 0)
+    # PyTorch lists pairs, the last axis first.
+    pairs = [tuple(arguments["pad"][i : i + 2]) for i in range(0, len(arguments["pad"]), 2)][::-1]
+    pairs = [(0, 0)] * (spatial - len(pairs)) + pairs
+    outer, inner = pairs[: len(pairs) - spatial], pairs[len(pairs) - spatial :]
+    if any(map(any, outer)) or any(size < 0 for pair in inner for size in pair):
+        return None
+    return _Padding(tuple(left for left, _ in inner), tuple(right for _, right in inner), number)
+
+
+def _padded(attrs: Attrs, padding: _Padding) -> Attrs | None:
+    """Return the attributes with the padding added, None where that would be another function."""
+    if isinstance(attrs, Conv):
+        return _added(attrs, padding) if padding.value == 0 else None
+    if not isinstance(attrs, Pooling):
+        return None
+    if attrs.alg == "max":
+        return _added(attrs, padding) if padding.value == -math.inf else None
+    if padding.value != 0:
+        return None
+    if attrs.alg == "avg_exclude_padding":
+        if any(attrs.pad_l) or any(attrs.pad_r):
+            return None
+        # The explicit zeros are elements like any other: they count.
+        attrs = replace(attrs, alg="avg_include_padding")
+    return _added(attrs, padding)
+
+
+def _added(attrs: Conv | Pooling, padding: _Padding) -> Attrs | None:
+    left = tuple(a + b for a, b in zip(attrs.pad_l, padding.left, strict=True))
+    right = tuple(a + b for a, b in zip(attrs.pad_r, padding.right, strict=True))
+    try:
+        return replace(attrs, pad_l=left, pad_r=right)
+    except ShapeError:  # wider than the window: oneDNN refuses it
+        return None

@@ -1,0 +1,155 @@
+"""Fusion: element-wise tails become post-ops of the primitive that produces their source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from fmtprop.ir.aliasing import aliases, overwrite_hazard
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, PostOp, Value
+from fmtprop.ir.op import opdef
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.binary import COMMUTATIVE, Binary
+from fmtprop.ops.sum import Sum
+from fmtprop.passes.editing import bypass, only_reader
+
+#: oneDNN takes at most this many post-ops
+_LIMIT = 32
+
+
+@dataclass(frozen=True)
+class FusePostOps:
+    """Absorb eltwise, binary and residual additions into the op before them, in chains.
+
+    A node is absorbed where nobody else reads the producer's result, both results have one type, and the producer's
+    op can absorb it. An addition of a tensor that may be overwritten becomes ``sum``, which reads it from the
+    destination's buffer (one per node); otherwise ``binary``, whose operand has the dims of dst, or is constant along
+    all axes but one (the channels, or the last), or along all. Where both sides of an addition could absorb it, the
+    one that runs later does.
+
+    Parameters
+    ----------
+    absorbers : frozenset of str
+        Ops that may absorb. Others declare post-ops too, but the library then falls back to its reference loops.
+    kinds : frozenset of str
+        What may be absorbed.
+
+    Notes
+    -----
+    Requires a well-formed graph without formats; folded batch normalizations leave more to absorb. Ensures that no
+    absorbable node is left. No cycle can arise: only the absorbed node read the producer.
+
+    References
+    ----------
+    oneDNN developer guide, "Primitive Attributes: Post-ops".
+    """
+
+    name: ClassVar[str] = "fuse-post-ops"
+
+    absorbers: frozenset[str] = frozenset(
+        {"convolution", "deconvolution", "inner_product", "matmul", "binary", "pooling", "resampling", "reduction"}
+    )
+    kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum"})
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the fused graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.is_boundary or not opdef(node.op).as_post_op or node.post_ops:
+                continue
+            for fusion in _fusions(graph, node):
+                if self._fits(graph, node, fusion):
+                    self._absorb(graph, node, fusion)
+                    break
+        return graph
+
+    def _fits(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
+        producer = graph.node(fusion.producer.node)
+        if producer.op not in self.absorbers or len(producer.results) != 1 or producer.results != node.results:
+            return False
+        if only_reader(graph, fusion.producer) is None or len(producer.post_ops) >= _LIMIT:
+            return False
+        allowed = opdef(producer.op).post_ops & self.kinds
+        if self._sum_in_place(graph, node, fusion):
+            return True
+        if fusion.kind not in allowed:
+            return False
+        return fusion.operand is None or _broadcasts(graph, fusion.operand, node.results[0])
+
+    def _sum_in_place(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
+        producer, operand = graph.node(fusion.producer.node), fusion.operand
+        if operand is None or not isinstance(fusion.attrs, Binary) or fusion.attrs.alg != "add":
+            return False
+        if "sum" not in opdef(producer.op).post_ops & self.kinds or any(p.op == "sum" for p in producer.post_ops):
+            return False
+        if graph.type_of(operand) != node.results[0]:
+            return False
+        # What runs before this node runs before the producer too once that reads the operand: the edges say so.
+        operand_name = next(name for name, value in graph.inputs(node.name).items() if value == operand)
+        if overwrite_hazard(graph, operand, node.name, operand_name):
+            return False
+        shared = set(aliases(graph, operand))
+        return not any(value in shared for value in graph.inputs(producer.name).values())
+
+    def _absorb(self, graph: Graph, node: Node, fusion: _Fusion) -> None:
+        producer = graph.node(fusion.producer.node)
+        kind, attrs = fusion.kind, fusion.attrs
+        if self._sum_in_place(graph, node, fusion):
+            kind, attrs = "sum", Sum((1.0,))
+        name = None if fusion.operand is None else f"post_op_{len(producer.post_ops)}"
+        bypass(graph, node, [fusion.producer])
+        if name is not None and fusion.operand is not None:
+            graph.set_inputs(producer.name, {**graph.inputs(producer.name), name: fusion.operand})
+        tail = (*producer.post_ops, PostOp(kind, attrs, name, node.origin))
+        graph.replace(graph.node(producer.name).with_(post_ops=tail))
+
+
+class _Fusion(NamedTuple):
+    """One way to absorb a node: who would, as what, with which other operand."""
+
+    producer: Value
+    kind: str
+    attrs: Attrs
+    operand: Value | None
+
+
+def _fusions(graph: Graph, node: Node) -> list[_Fusion]:
+    """Return the ways to absorb a node, the best first."""
+    inputs = graph.inputs(node.name)
+    if node.op != "binary":
+        source, *others = inputs.values()
+        if node.op == "sum":
+            return _sums(graph, node, inputs)
+        return [_Fusion(source, node.op, node.attrs, others[0] if others else None)]
+    found = [_Fusion(inputs["src_0"], "binary", node.attrs, inputs["src_1"])]
+    if isinstance(node.attrs, Binary) and node.attrs.alg in COMMUTATIVE:
+        found.append(_Fusion(inputs["src_1"], "binary", node.attrs, inputs["src_0"]))
+    return _latest_first(graph, found)
+
+
+def _sums(graph: Graph, node: Node, inputs: dict[str, Value]) -> list[_Fusion]:
+    """Return the ways to absorb an unweighted sum of two tensors: it is an addition."""
+    if not isinstance(node.attrs, Sum) or node.attrs.scales != (1.0, 1.0):
+        return []
+    a, b = inputs["src_0"], inputs["src_1"]
+    add = Binary("add")
+    return _latest_first(graph, [_Fusion(a, "binary", add, b), _Fusion(b, "binary", add, a)])
+
+
+def _latest_first(graph: Graph, found: list[_Fusion]) -> list[_Fusion]:
+    if len(found) == 1:
+        return found
+    rank = {node.name: index for index, node in enumerate(graph.nodes())}
+    return sorted(found, key=lambda fusion: -rank[fusion.producer.node])
+
+
+def _broadcasts(graph: Graph, operand: Value, dst: TensorType) -> bool:
+    """Return whether a binary post-op's operand has a shape that optimized implementations take."""
+    dims = graph.type_of(operand).dims
+    if dims == dst.dims:
+        return True
+    if len(dims) != dst.ndim:
+        return False
+    wide = [axis for axis, size in enumerate(dims) if size != 1]
+    return all(dims[axis] == dst.dims[axis] and axis in (1, dst.ndim - 1) for axis in wide) and len(wide) <= 1

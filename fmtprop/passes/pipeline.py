@@ -1,0 +1,26 @@
+"""The rewrites that bring an imported graph to normal form, in order."""
+
+from __future__ import annotations
+
+from fmtprop.passes.absorb_flatten import AbsorbFlatten
+from fmtprop.passes.base import Pass
+from fmtprop.passes.fold_batch_norm import FoldBatchNorm
+from fmtprop.passes.fold_constants import FoldConstants
+from fmtprop.passes.fold_padding import FoldPadding
+from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.remove_identities import RemoveIdentities
+
+__all__ = ["NORMALISE"]
+
+#: imported graph -> normal graph
+NORMALISE: tuple[Pass, ...] = (
+    # first, so that the patterns of the others are not interrupted
+    RemoveIdentities(),
+    # weights behind views become weights
+    FoldConstants(),
+    FoldPadding(),
+    FoldBatchNorm(),
+    AbsorbFlatten(),
+    # last: a fused op matches no pattern any more
+    FusePostOps(),
+)

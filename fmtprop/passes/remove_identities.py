@@ -1,0 +1,77 @@
+"""Removal of nodes that change nothing, and merging of chains of views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.verify import is_identity_view
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.sum import Sum
+from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.passes.editing import bypass
+
+
+@dataclass(frozen=True)
+class RemoveIdentities:
+    """Remove identities and merge pairs of views.
+
+    Identities are views that leave every element in its place, conversions to the same data type, ``linear`` with
+    factor 1 and summand 0, sums and concatenations of one tensor. (Dropout is one too, but no importer makes a node
+    of it.) A reshape of a reshape, and a permutation of a permutation, are one.
+
+    Notes
+    -----
+    Requires a well-formed graph without formats. Ensures that none of the above is left.
+    """
+
+    name: ClassVar[str] = "remove-identities"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the graph without identities."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            node = _merge(graph, node)
+            if node.post_ops or node.is_boundary:
+                continue
+            source = _source_of_identity(graph, node)
+            if source is not None and graph.type_of(source) == node.results[0]:
+                bypass(graph, node, [source])
+        graph.remove_dead()
+        return graph
+
+
+def _merge(graph: Graph, node: Node) -> Node:
+    """Let a view of a view of the same kind read the source of both, and return it."""
+    if not isinstance(node.attrs, Reshape | Permute):
+        return node
+    first = graph.node(graph.inputs(node.name)["src"].node)
+    if first.op != node.op:
+        return node
+    if isinstance(node.attrs, Permute) and isinstance(first.attrs, Permute):
+        inner = first.attrs.order
+        node = node.with_(attrs=Permute(tuple(inner[axis] for axis in node.attrs.order)))
+        graph.replace(node)
+    graph.set_input(node.name, "src", graph.inputs(first.name)["src"])
+    return node
+
+
+def _source_of_identity(graph: Graph, node: Node) -> Value | None:
+    """Return what a node hands on unchanged, None where it computes something."""
+    inputs = graph.inputs(node.name)
+    match node.attrs:
+        case Eltwise("linear", 1.0, 0.0):
+            return inputs["src"]
+        case Sum((1.0,)):
+            return inputs["src_0"]
+        case Concat() if len(inputs) == 1:
+            return inputs["src_0"]
+    if node.op == "reorder":
+        return inputs["src"]
+    if opdef(node.op).category is Category.VIEW and is_identity_view(graph, node):
+        return inputs["src"]
+    return None
