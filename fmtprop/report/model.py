@@ -162,9 +162,17 @@ class Report:
         packed = tuple((node.name, describe(node.descs[0]), node.descs[0].nbytes) for node in plan.packed)
         memory = {"constants": plan.constant_nbytes, "arena": plan.arena_nbytes, "peak": plan.peak_nbytes}
         return cls(
-            plan.name, net.options.policy, net.precision, machine(), seconds, dict(net.compile_seconds), steps, reorders,
-            packed, memory,
-        )  # fmt: skip
+            model=plan.name,
+            policy=net.options.policy,
+            precision=net.precision,
+            machine=machine(),
+            seconds=seconds,
+            compile_seconds=dict(net.compile_seconds),
+            steps=steps,
+            reorders=reorders,
+            packed=packed,
+            memory=memory,
+        )
 
     @property
     def primitives(self) -> Counter[str]:

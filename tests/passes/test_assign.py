@@ -6,6 +6,7 @@ import pytest
 
 from fmtprop.errors import GraphError
 from fmtprop.ir import Graph, TensorType, Value
+from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Concat, Conv, Eltwise, Permute, Pooling, Reorder, Reshape, Slice, emit
@@ -19,20 +20,10 @@ LAST = "acdb"
 
 def conv(graph: Graph, src: Value, oc: int, name: str | None = None) -> Value:
     ic = graph.type_of(src).dims[1]
-    weights = graph.constant(graph.fresh_name("w"), TensorType((oc, ic, 1, 1)), _Weights((oc, ic, 1, 1)))
+    weights = graph.constant(graph.fresh_name("w"), TensorType((oc, ic, 1, 1)), Initialiser.constant(0.5))
     return emit(
         graph, "convolution", {"src": src, "weights": weights}, Conv((1, 1), (0, 0), (0, 0), (0, 0), 1), name=name
     )
-
-
-class _Weights:
-    """Stands for a tensor: only its strides are looked at."""
-
-    def __init__(self, dims):
-        self._desc = MemoryDesc(dims)
-
-    def stride(self):
-        return self._desc.strides
 
 
 def relu(graph: Graph, src: Value) -> Value:
@@ -122,16 +113,24 @@ def test_a_format_that_exists_is_not_made_again():
     assert formatted.desc_of(formatted.inputs("c")["src"]).tag == BLOCKED
 
 
-@pytest.mark.parametrize("policy", ["propagate"])
-def test_disagreement_at_a_binary_goes_to_the_least_reorder_cost(policy):
+def test_disagreement_of_two_equals_goes_to_the_first_source():
     g = Graph("add")
     x = g.input("x", TensorType((1, 17, 8, 8)))
     a, b = conv(g, x, 17, "a"), conv(g, x, 17, "b")
     g.output(emit(g, "binary", {"src_0": a, "src_1": b}, Binary("add"), name="add"))
-    formatted = assign(g, TableTarget({"a": BLOCKED, "b": LAST}), policy)
-    # 17 channels pad to 24 when blocked, so channels-last moves fewer bytes
-    assert formatted.node("add").descs[0].tag == LAST
+    formatted = assign(g, TableTarget({"a": BLOCKED, "b": LAST}))
+    assert formatted.node("add").descs[0].tag == BLOCKED
     assert "least of" in formatted.node("add").choice.reason
+
+
+def test_disagreement_goes_to_the_least_reorder_cost():
+    g = Graph("concat")
+    x = g.input("x", TensorType((1, 8, 8, 8)))
+    small, large = conv(g, x, 8, "small"), conv(g, x, 64, "large")
+    g.output(emit(g, "concat", {"src_0": small, "src_1": large}, Concat(1), name="cat"))
+    formatted = assign(g, TableTarget({"small": BLOCKED, "large": LAST}))
+    assert formatted.node("cat").descs[0].tag == LAST
+    assert activation_reorders(formatted).count(f"{BLOCKED} -> {LAST}") == 1
 
 
 def test_concat_brings_its_sources_to_one_format():
@@ -201,7 +200,7 @@ def test_a_conversion_of_data_type_and_of_format_is_one_reorder():
     g = Graph("cast")
     x = g.input("x", TensorType((1, 8, 8, 8)))
     low = emit(g, "reorder", {"src": x}, Reorder("bf16"))
-    weights = g.constant("w", TensorType((8, 8, 1, 1), "bf16"), _Weights((8, 8, 1, 1)))
+    weights = g.constant("w", TensorType((8, 8, 1, 1), "bf16"), Initialiser.constant(0.5))
     y = emit(g, "convolution", {"src": low, "weights": weights}, Conv((1, 1), (0, 0), (0, 0), (0, 0), 1))
     g.output(emit(g, "reorder", {"src": y}, Reorder("f32")))
     formatted = assign(g, TableTarget({"convolution": BLOCKED}))
