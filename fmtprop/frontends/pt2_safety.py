@@ -93,6 +93,9 @@ def check_archive(path: str | os.PathLike[str]) -> None:
 def _without_root(members: Mapping[str, memoryview], name: str) -> Mapping[str, memoryview]:
     """Take off the folder that PyTorch puts around everything; the flat form has none."""
     if "serialized_exported_program.json" in members:
+        if "/" in (first := next(iter(members))):
+            # PyTorch would take that folder for the root and read an archive of the other form in it.
+            raise ImportModelError(f"{name} is not a torch.export archive: its first member {first!r} lies in a folder")
         return members
     roots = {member.partition("/")[0] for member in members}
     if len(roots) != 1:

@@ -142,13 +142,13 @@ def _check_name(raw: bytes, where: str) -> str:
 
 def _check_entry(name: str, fields: tuple[int, ...], extra: bytes, where: str) -> _Entry:
     _, _, _, flags, method, _, _, _, packed, size, _, _, _, disk, _, _, offset = fields
-    if flags & ~_KNOWN_FLAGS:
-        raise ImportModelError(f"{where}: member {name!r} is encrypted or of an unknown kind (zip flags {flags:#06x})")
     if method:
         raise ImportModelError(
             f"{where}: member {name!r} is compressed (zip method {method}); PyTorch stores members as they are. "
             "Export the model again with torch.export.save instead of packing the file anew"
         )
+    if flags & ~_KNOWN_FLAGS:
+        raise ImportModelError(f"{where}: member {name!r} is encrypted or of an unknown kind (zip flags {flags:#06x})")
     wide = _zip64_values(extra, name, where)
     values = []
     for value in (size, packed, offset):
