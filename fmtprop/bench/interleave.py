@@ -1,0 +1,373 @@
+"""Interleaved timing of several callables, after their answers have been compared.
+
+Machines drift by 10 to 15 % within an hour, so two figures mean something together only if they were taken
+alternately: every round runs every callable once, in a new random order, and speed-ups are ratios *within* a round.
+A callable whose outputs differ from the oracle's is not timed at all, so there is no figure to quote.
+
+Knows nothing of the callables; they take torch tensors and return them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from fmtprop.bench.environment import Environment
+from fmtprop.errors import FmtpropError
+
+__all__ = ["Agreement", "Benchmark", "Entry", "Quartiles", "compare_outputs", "interleave"]
+
+Runnable = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """Median and quartiles of one quantity over the rounds.
+
+    Examples
+    --------
+    >>> Quartiles.of([4.0, 1.0, 3.0, 2.0, 5.0])
+    Quartiles(low=2.0, median=3.0, high=4.0)
+    """
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quartiles:
+        """Summarise at least one value, interpolating linearly between the two nearest."""
+        ordered = sorted(values)
+
+        def at(share: float) -> float:
+            position = share * (len(ordered) - 1)
+            below = math.floor(position)
+            above = min(below + 1, len(ordered) - 1)
+            return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+        return cls(at(0.25), at(0.5), at(0.75))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a callable's outputs are from the oracle's.
+
+    Parameters
+    ----------
+    passed : bool
+        Whether every output has the oracle's shape and is within the tolerance.
+    error : float
+        Largest absolute difference over largest absolute value, the worst of all outputs; infinite where they
+        cannot be compared.
+    tolerance : float
+        What ``error`` may be.
+    message : str
+        Why the comparison failed; empty if it passed.
+    """
+
+    passed: bool
+    error: float
+    tolerance: float
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One callable's result.
+
+    Parameters
+    ----------
+    name : str
+        Its key.
+    agreement : Agreement
+        The comparison that came first.
+    milliseconds : tuple of float
+        One figure per round; empty if the outputs disagree.
+    latency : Quartiles or None
+        Summary of ``milliseconds``; ``None`` if the outputs disagree.
+    speedup : Quartiles or None
+        The reference's time over this callable's, round by round, so 2.0 is twice as fast as the reference;
+        ``None`` unless both agree with the oracle.
+    """
+
+    name: str
+    agreement: Agreement
+    milliseconds: tuple[float, ...]
+    latency: Quartiles | None
+    speedup: Quartiles | None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The result of :func:`interleave`.
+
+    Parameters
+    ----------
+    reference : str
+        Name of the callable that speed-ups are relative to.
+    rounds, repeats, seed : int
+        How it was measured.
+    entries : tuple of Entry
+        In the order in which the callables were given.
+    environment : Environment
+        Machine and libraries.
+    """
+
+    reference: str
+    rounds: int
+    repeats: int
+    seed: int
+    entries: tuple[Entry, ...]
+    environment: Environment
+
+    def __getitem__(self, name: str) -> Entry:
+        """Return the entry of one callable."""
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested dictionaries and lists; infinite errors become ``None``, which JSON can carry."""
+        data = asdict(self)
+        for entry in data["entries"]:
+            if not math.isfinite(entry["agreement"]["error"]):
+                entry["agreement"]["error"] = None
+        return data
+
+    def to_json(self) -> str:
+        """Return the result as indented JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+
+def interleave(
+    callables: Mapping[str, Runnable],
+    inputs: Sequence[torch.Tensor],
+    *,
+    oracle: Runnable,
+    reference: str,
+    tolerance: float | Mapping[str, float] = 1e-4,
+    rounds: int = 20,
+    repeats: int = 3,
+    warmup: int = 3,
+    rest: float = 0.01,
+    seed: int = 0,
+    environment: Environment | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Benchmark:
+    """Time several callables on the same inputs, alternately, after comparing their outputs.
+
+    Each turn of a callable is a rest, one untimed run that warms the caches again, then ``repeats`` timed runs
+    whose median is the turn's figure.
+
+    Parameters
+    ----------
+    callables : mapping of str to callable
+        What to time; each is called with the inputs.
+    inputs : sequence of torch.Tensor
+        Arguments of every call.
+    oracle : callable
+        Gives the right outputs, normally the module in torch eager; it is run once and not timed.
+    reference : str
+        Key of the callable that speed-ups are relative to.
+    tolerance : float or mapping of str to float, optional
+        Largest relative error, for all callables or by key.
+    rounds : int, optional
+        Turns of every callable.
+    repeats : int, optional
+        Timed runs in a turn.
+    warmup : int, optional
+        Untimed runs of every callable before the first round, beside the one that is compared.
+    rest : float, optional
+        Seconds of sleep before a turn. Thread pools of the previous callable spin for a while after its last run
+        and would otherwise take the cores from the next one.
+    seed : int, optional
+        Seed of the order within the rounds.
+    environment : Environment, optional
+        Recorded with the result; captured if not given.
+    progress : callable, optional
+        Called with (turns done, turns in all) after each turn.
+
+    Returns
+    -------
+    Benchmark
+        Entries in the order of ``callables``. Those that disagree with the oracle have no figures.
+
+    Raises
+    ------
+    FmtpropError
+        If the reference or a tolerance names no callable or is missing, or a count is out of range.
+
+    Examples
+    --------
+    >>> x = torch.ones(4)
+    >>> result = interleave(
+    ...     {"double": lambda x: 2 * x, "wrong": lambda x: 3 * x}, [x],
+    ...     oracle=lambda x: x + x, reference="double", rounds=2, rest=0.0,
+    ... )
+    >>> result["double"].speedup.median, result["wrong"].speedup
+    (1.0, None)
+    >>> result["wrong"].agreement.message
+    'output 0: largest relative error 0.5 exceeds the tolerance 0.0001'
+    """
+    tolerances = _tolerances(callables, tolerance)
+    _check_arguments(callables, reference, rounds, repeats, warmup)
+    expected = [tensor.clone() for tensor in _tensors(oracle(*inputs))]
+    agreements = {
+        name: compare_outputs(_tensors(run(*inputs)), expected, tolerances[name]) for name, run in callables.items()
+    }
+    timed = {name: run for name, run in callables.items() if agreements[name].passed}
+    times = _measure(timed, inputs, rounds, repeats, warmup, rest, seed, progress)
+    return Benchmark(
+        reference=reference,
+        rounds=rounds,
+        repeats=repeats,
+        seed=seed,
+        entries=tuple(_entry(name, agreements[name], times, reference) for name in callables),
+        environment=environment or Environment.capture(),
+    )
+
+
+def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
+    """Compare outputs with the right ones.
+
+    Parameters
+    ----------
+    actual, expected : torch.Tensor or nested tuple, list or mapping of torch.Tensor
+        Outputs of a callable and of the oracle; anything else inside them is ignored.
+    tolerance : float
+        Largest admissible error, relative to the largest absolute value of the expected output.
+
+    Returns
+    -------
+    Agreement
+        NaN and infinity agree only with themselves, at the same place.
+
+    Examples
+    --------
+    >>> compare_outputs(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), tolerance=0.1).error
+    0.2
+    """
+    left, right = _tensors(actual), _tensors(expected)
+    if len(left) != len(right):
+        return Agreement(False, math.inf, tolerance, f"{len(left)} outputs, expected {len(right)}")
+    worst = 0.0
+    for index, (a, b) in enumerate(zip(left, right, strict=True)):
+        if a.shape != b.shape:
+            message = f"output {index}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
+            return Agreement(False, math.inf, tolerance, message)
+        error = _relative_error(a.detach().to(torch.float64), b.detach().to(torch.float64))
+        worst = max(worst, error)
+        if error > tolerance:
+            message = f"output {index}: largest relative error {error:.3g} exceeds the tolerance {tolerance:g}"
+            return Agreement(False, worst, tolerance, message)
+    return Agreement(True, worst, tolerance)
+
+
+def _relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    if expected.numel() == 0:
+        return 0.0
+    finite = torch.isfinite(expected)
+    same = torch.where(finite, torch.isfinite(actual), (actual == expected) | (actual.isnan() & expected.isnan()))
+    if not bool(same.all()):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0
+    difference = float((actual[finite] - expected[finite]).abs().max())
+    scale = float(expected[finite].abs().max())
+    if difference == 0.0:
+        return 0.0
+    return difference / scale if scale else math.inf
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Flatten nested outputs, depth first."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _measure(
+    callables: Mapping[str, Runnable],
+    inputs: Sequence[torch.Tensor],
+    rounds: int,
+    repeats: int,
+    warmup: int,
+    rest: float,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, list[float]]:
+    """Return the milliseconds of every callable, one figure per round."""
+    times: dict[str, list[float]] = {name: [] for name in callables}
+    for run in callables.values():
+        for _ in range(warmup):
+            run(*inputs)
+    shuffler = random.Random(seed)
+    done, total = 0, rounds * len(callables)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection inside a timed run would be charged to whoever allocates next
+    try:
+        for _ in range(rounds):
+            order = list(callables)
+            shuffler.shuffle(order)
+            for name in order:
+                times[name].append(_turn(callables[name], inputs, repeats, rest))
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def _turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: float) -> float:
+    time.sleep(rest)
+    run(*inputs)
+    figures = []
+    for _ in range(repeats):
+        start = time.perf_counter_ns()
+        run(*inputs)
+        figures.append((time.perf_counter_ns() - start) * 1e-6)
+    return median(figures)
+
+
+def _entry(name: str, agreement: Agreement, times: Mapping[str, Sequence[float]], reference: str) -> Entry:
+    if name not in times:
+        return Entry(name, agreement, (), None, None)
+    own = times[name]
+    speedup = None
+    if reference in times:
+        speedup = Quartiles.of([theirs / mine for theirs, mine in zip(times[reference], own, strict=True)])
+    return Entry(name, agreement, tuple(own), Quartiles.of(own), speedup)
+
+
+def _tolerances(callables: Mapping[str, Runnable], tolerance: float | Mapping[str, float]) -> Mapping[str, float]:
+    if not isinstance(tolerance, Mapping):
+        return dict.fromkeys(callables, tolerance)
+    if set(tolerance) != set(callables):
+        odd = sorted(set(tolerance) ^ set(callables))
+        raise FmtpropError(f"interleave: tolerance must have the same keys as callables; they differ in {odd}")
+    return tolerance
+
+
+def _check_arguments(callables: Mapping[str, Runnable], reference: str, rounds: int, repeats: int, warmup: int) -> None:
+    if reference not in callables:
+        raise FmtpropError(f"interleave: reference {reference!r} is not one of the callables: {', '.join(callables)}")
+    for name, value, least in (("rounds", rounds, 1), ("repeats", repeats, 1), ("warmup", warmup, 0)):
+        if value < least:
+            raise FmtpropError(f"interleave: {name} is {value}, must be at least {least}")

@@ -1,0 +1,364 @@
+"""Other runtimes, as peers of a benchmark: each turns a module into a callable on torch tensors.
+
+A peer is prepared with the same weights, inputs and number of threads as everyone else and returns its outputs as
+tensors that stay valid after the next call. Runtimes beside torch come with the extra ``fmtprop[bench]`` and are
+imported when a peer is prepared, never before. Nothing falls back: a precision that the machine cannot run is an
+error, not another precision.
+
+Knows nothing of timing, graphs or plans.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fmtprop.errors import FmtpropError
+
+__all__ = ["PEERS", "Inductor", "OnnxRuntime", "OpenVINO", "Peer", "TorchEager", "export_onnx", "peer"]
+
+Runnable = Callable[..., Any]
+
+
+class Peer(Protocol):
+    """What a benchmark asks of another runtime."""
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+
+    def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
+        """Compile a module in inference mode.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            Not changed.
+        example_inputs : sequence of torch.Tensor
+            Inputs of the shapes that the callable will be given.
+        threads : int
+            Threads of the runtime's own pool; for torch a setting of the process.
+
+        Returns
+        -------
+        callable
+            Takes the module's tensors, returns its outputs.
+
+        Raises
+        ------
+        FmtpropError
+            If a package is missing, or the runtime cannot run the module or the precision on this machine.
+        """
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the packages that the peer uses."""
+
+
+@dataclass(frozen=True)
+class TorchEager:
+    """PyTorch as it is.
+
+    Parameters
+    ----------
+    channels_last : bool, optional
+        Convert the module's weights and the 4-D (5-D) inputs to channels last.
+    """
+
+    channels_last: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return "torch channels_last" if self.channels_last else "torch"
+
+    def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
+        """See :class:`Peer`; sets torch's threads for the whole process."""
+        del example_inputs
+        torch.set_num_threads(threads)
+        if self.channels_last:
+            module = _to_channels_last(copy.deepcopy(module))
+        convert = _channels_last if self.channels_last else _same
+
+        def run(*inputs: torch.Tensor) -> Any:
+            with torch.inference_mode():
+                return module(*map(convert, inputs))
+
+        return run
+
+    def versions(self) -> dict[str, str]:
+        """Return torch's version."""
+        return {"torch": torch.__version__}
+
+
+@dataclass(frozen=True)
+class Inductor:
+    """``torch.compile`` with weights frozen, so that they are packed once."""
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return "inductor"
+
+    def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
+        """See :class:`Peer`; sets torch's threads for the whole process. Needs a C++ compiler."""
+        torch.set_num_threads(threads)
+        compiled = torch.compile(copy.deepcopy(module), backend="inductor", options={"freezing": True})
+
+        def run(*inputs: torch.Tensor) -> Any:
+            with torch.no_grad():
+                return compiled(*inputs)
+
+        from torch._dynamo.exc import BackendCompilerFailed
+
+        try:
+            with _quiet("torch"):
+                run(*example_inputs)  # compiles
+        except BackendCompilerFailed as error:
+            raise FmtpropError(
+                f"peer {self.name}: torch.compile failed; it needs a C++ compiler (install g++ or clang++): {error}"
+            ) from error
+        return run
+
+    def versions(self) -> dict[str, str]:
+        """Return torch's version."""
+        return {"torch": torch.__version__}
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """ONNX Runtime's CPU provider with all graph optimizations.
+
+    Parameters
+    ----------
+    onnx : pathlib.Path, optional
+        An ONNX file of the module; exported if not given.
+    """
+
+    onnx: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return "onnxruntime"
+
+    def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
+        """See :class:`Peer`."""
+        ort = _require("onnxruntime", self.name)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        with _onnx_file(self.onnx, module, example_inputs) as path:
+            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        names = [argument.name for argument in session.get_inputs()]
+
+        def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+            return [torch.from_numpy(array) for array in session.run(None, feed)]
+
+        return run
+
+    def versions(self) -> dict[str, str]:
+        """Return ONNX Runtime's version."""
+        return _versions("onnxruntime", self.name)
+
+
+@dataclass(frozen=True)
+class OpenVINO:
+    """OpenVINO's CPU plugin, tuned for latency, one stream.
+
+    Parameters
+    ----------
+    precision : {"f32", "bf16"}, optional
+        Precision of inference.
+    onnx : pathlib.Path, optional
+        An ONNX file of the module; exported if not given.
+
+    Notes
+    -----
+    The module goes through ONNX rather than ``openvino.convert_model``, which sends usage statistics; latencies of
+    the two ways agree.
+    """
+
+    precision: str = "f32"
+    onnx: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("f32", "bf16"):
+            raise FmtpropError(f"peer openvino: precision is {self.precision!r}, must be one of f32, bf16")
+
+    @property
+    def name(self) -> str:
+        """Short name for tables."""
+        return "openvino" if self.precision == "f32" else f"openvino {self.precision}"
+
+    def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
+        """See :class:`Peer`."""
+        ov = _require("openvino", self.name)
+        core = ov.Core()
+        config = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": self.precision,
+        }
+        with _onnx_file(self.onnx, module, example_inputs) as path:
+            compiled = core.compile_model(core.read_model(str(path)), "CPU", config)
+        actual = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        if actual != self.precision:
+            raise FmtpropError(
+                f"peer {self.name}: OpenVINO runs {actual} on this CPU although {self.precision} was asked for; "
+                "leave this peer out here"
+            )
+        request = compiled.create_infer_request()
+
+        def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            # share_outputs stays off: the caller keeps the outputs, the request's own memory is overwritten next time.
+            results = request.infer([tensor.numpy() for tensor in inputs], share_inputs=True)
+            return [torch.from_numpy(array) for array in results.values()]
+
+        return run
+
+    def versions(self) -> dict[str, str]:
+        """Return OpenVINO's version."""
+        return _versions("openvino", self.name)
+
+
+PEERS: Mapping[str, Callable[[], Peer]] = {
+    "torch": TorchEager,
+    "torch-channels-last": lambda: TorchEager(channels_last=True),
+    "inductor": Inductor,
+    "onnxruntime": OnnxRuntime,
+    "openvino": OpenVINO,
+    "openvino-bf16": lambda: OpenVINO(precision="bf16"),
+}
+
+
+def peer(name: str) -> Peer:
+    """Make the peer of a name, as given on a command line.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``PEERS``.
+
+    Returns
+    -------
+    Peer
+
+    Raises
+    ------
+    FmtpropError
+        If the name is unknown; the message lists those that are known.
+
+    Examples
+    --------
+    >>> peer("torch-channels-last").name
+    'torch channels_last'
+    """
+    if name not in PEERS:
+        raise FmtpropError(f"unknown peer {name!r}; known peers: {', '.join(PEERS)}")
+    return PEERS[name]()
+
+
+def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path: Path) -> None:
+    """Export a module to an ONNX file, its weights in a file beside it.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In inference mode.
+    example_inputs : sequence of torch.Tensor
+        Fix the shapes.
+    path : pathlib.Path
+        File to write; ``<path>.data`` holds the weights.
+
+    Raises
+    ------
+    FmtpropError
+        If ``onnx`` or ``onnxscript`` is not installed, or torch cannot export the module.
+    """
+    _require("onnx", "onnx export")
+    _require("onnxscript", "onnx export")
+    from torch.onnx import OnnxExporterError
+
+    try:
+        # torch's exporter uses its own deprecated functions and reports that torchvision is absent: not news to us.
+        with warnings.catch_warnings(), _quiet("torch.onnx"):
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            program = torch.onnx.export(module, tuple(example_inputs), dynamo=True, verbose=False)
+    except OnnxExporterError as error:
+        raise FmtpropError(f"onnx export: torch cannot export {type(module).__name__}: {error}") from error
+    if program is None:
+        raise FmtpropError(f"onnx export: torch exported nothing for {type(module).__name__}")
+    program.save(path, external_data=True)
+
+
+@contextmanager
+def _onnx_file(given: Path | None, module: nn.Module, example_inputs: Sequence[torch.Tensor]) -> Iterator[Path]:
+    """Yield the given file, or an exported one that lives as long as the block."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="fmtprop-") as folder:
+        path = Path(folder) / "model.onnx"
+        export_onnx(module, example_inputs, path)
+        yield path
+
+
+def _require(package: str, peer_name: str) -> ModuleType:
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:  # installed, but something that it needs is not
+            raise
+        raise FmtpropError(
+            f"peer {peer_name}: package {package!r} is not installed; pip install 'fmtprop[bench]'"
+        ) from error
+
+
+def _versions(package: str, peer_name: str) -> dict[str, str]:
+    _require(package, peer_name)
+    return {package: version(package)}
+
+
+@contextmanager
+def _quiet(logger_name: str) -> Iterator[None]:
+    logger = logging.getLogger(logger_name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _to_channels_last(module: nn.Module) -> nn.Module:
+    """Convert the weights in place; ``Module.to(memory_format=...)`` refuses a mix of 4-D and 5-D weights."""
+    for parameter in module.parameters():
+        parameter.data = _channels_last(parameter.data)
+    return module
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous(memory_format=torch.channels_last_3d) if tensor.ndim == 5 else tensor
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
