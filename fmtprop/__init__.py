@@ -19,6 +19,10 @@ _EXPORTS = {
     "unpack": "fmtprop.layout",
     "directml": "fmtprop.layout.directml",
     "xla": "fmtprop.layout.xla",
+    "Graph": "fmtprop.ir",
+    "from_torch": "fmtprop.frontends",
+    "load": "fmtprop.frontends",
+    "save": "fmtprop.frontends",
     "FmtpropError": "fmtprop.errors",
     "ShapeError": "fmtprop.errors",
     "FormatError": "fmtprop.errors",
@@ -41,6 +45,10 @@ if TYPE_CHECKING:
     from fmtprop.errors import (
         DnnlError as DnnlError,
     )
+    from fmtprop.frontends import from_torch as from_torch
+    from fmtprop.frontends import load as load
+    from fmtprop.frontends import save as save
+    from fmtprop.ir import Graph as Graph
     from fmtprop.layout import DataType as DataType
     from fmtprop.layout import MemoryDesc as MemoryDesc
     from fmtprop.layout import pack as pack

@@ -13,9 +13,9 @@ from torch import nn
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.op import opdef
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.ir.tensors import materialise
+from fmtprop.ops.evaluate import evaluate_node
 
 __all__ = ["GraphModule", "as_module"]
 
@@ -26,12 +26,12 @@ class GraphModule(nn.Module):
     Parameters
     ----------
     graph : Graph
-        As imported: no fused post-ops, constants' data present. Later changes to it are not seen.
+        At any stage, with its constants' data. Later changes to it are not seen.
 
     Raises
     ------
     GraphError
-        A constant's data was released, or a node has post-ops.
+        A constant's data was released.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -45,8 +45,6 @@ class GraphModule(nn.Module):
         for node in graph.nodes():
             if node.op == "constant":
                 self._add_constant(graph, node.name)
-            if node.post_ops:
-                raise GraphError(f"{node.label} has fused post-ops; make the module from the graph as it was imported")
         self.eval()
 
     def _add_constant(self, graph: Graph, name: str) -> None:
@@ -72,7 +70,7 @@ class GraphModule(nn.Module):
             values[name] = (getattr(self, attribute),)
         for node, operands in self._steps:
             tensors = {operand: values[value.node][value.index] for operand, value in operands.items()}
-            values[node.name] = opdef(node.op).reference(node.attrs, tensors)
+            values[node.name] = evaluate_node(node, tensors)
         return restructure(self.structure, [values[value.node][value.index] for value in self._outputs])
 
 
@@ -82,7 +80,7 @@ def as_module(graph: Graph) -> GraphModule:
     Parameters
     ----------
     graph : Graph
-        As imported: no fused post-ops, constants' data present.
+        At any stage, with its constants' data.
 
     Returns
     -------

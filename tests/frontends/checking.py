@@ -10,36 +10,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmtprop.frontends import from_torch
-from fmtprop.ir import Graph, opdef
+from fmtprop.ir import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
-from fmtprop.ir.tensors import materialise, tensor_type
 from fmtprop.ir.verify import Stage, verify
-
-
-def evaluate(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a graph by the ops' references; every result must have the declared type."""
-    values: dict[str, tuple[Any, ...]] = {}
-    for node, tensor in zip(graph.input_nodes, inputs, strict=True):
-        values[node.name] = (tensor,)
-    outputs = {}
-    for node in graph.nodes():
-        operands = {name: values[v.node][v.index] for name, v in graph.inputs(node.name).items()}
-        if node.op == "constant":
-            values[node.name] = (materialise(graph.constants[node.name], node.results[0]),)
-        elif node.op == "output":
-            outputs[node.name] = operands["src"]
-        elif node.op != "input":
-            values[node.name] = opdef(node.op).reference(node.attrs, operands)
-            found = tuple(map(tensor_type, values[node.name]))
-            assert found == node.results, f"{node.label}: declared {node.results}, reference gives {found}"
-    return [outputs[node.name] for node in graph.output_nodes]
+from fmtprop.ops.evaluate import evaluate
 
 
 def run(graph: Graph, *args: Any, **kwargs: Any) -> Any:
     """Call a graph as its model is called."""
-    with torch.no_grad():
-        flat = evaluate(graph, flatten_arguments(graph.structure, args, kwargs))
-    return restructure(graph.structure, flat)
+    names = [node.name for node in graph.input_nodes]
+    tensors = flatten_arguments(graph.structure, args, kwargs)
+    return restructure(graph.structure, evaluate(graph, dict(zip(names, tensors, strict=True))))
 
 
 class _Refuse(logging.Handler):

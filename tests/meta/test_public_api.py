@@ -22,6 +22,11 @@ PUBLIC = {
     "pack",
     "unpack",
     "xla",
+    # models
+    "Graph",
+    "from_torch",
+    "load",
+    "save",
     # errors
     "DnnlError",
     "FmtpropError",

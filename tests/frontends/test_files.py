@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+from fmtprop.errors import GraphError, ImportModelError
+from fmtprop.frontends import from_torch, load, save
+from fmtprop.ir import builtin
+from tests.frontends.checking import compare, run
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+
+
+X = torch.randn(1, 3, 8, 8)
+
+
+def test_graph_file_round_trip(net, tmp_path):
+    path = tmp_path / "net.json"
+    save(from_torch(net, X, name="net"), path)
+    graph = load(path)
+    assert graph.name == "net"
+    compare(run(load(str(path)), X), net(X).detach())
+    compare(run(graph, X), net(X).detach())
+
+
+def test_exported_program_from_a_file(net, tmp_path):
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(net, (X,)), path)
+    compare(run(load(path), X), net(X).detach())
+
+
+def test_builtin_graph_by_name(net, tmp_path, monkeypatch):
+    save(from_torch(net, X, name="tiny"), tmp_path / "tiny.json")
+    monkeypatch.setattr(builtin, "FOLDERS", (tmp_path,))
+    assert load("tiny").name == "tiny"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").write_text("a file of that name does not hide the graph")
+    assert load("tiny").name == "tiny"
+    with pytest.raises(ImportModelError, match=r"no built-in graph is named 'tinny'; did you mean tiny\?.*\.json"):
+        load("tinny")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.json", None, "missing.json does not exist"),
+        ("dir/missing", None, "does not exist"),
+        ("empty.pt2", b"", "empty.pt2 is empty"),
+        ("empty.json", b"", "empty.json is empty"),
+        ("model.onnx", b"x", r"ONNX files cannot be imported yet.*torch.export.save\(torch.export.export"),
+        ("model.pth", b"x", r"holds weights \(or a pickle\), not a program"),
+        ("model.safetensors", b"x", "holds weights"),
+        ("model.txt", b"x", "unknown kind of file '.txt'; known: .json"),
+        ("model", b"x", "unknown kind of file ''"),
+        ("model.pt2", b"not a zip", "is not a .pt2 archive"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ImportModelError, match=message):
+        load(path)
+
+
+def test_a_directory_is_no_model(tmp_path):
+    with pytest.raises(ImportModelError, match=r"is a directory; give a file: \.json"):
+        load(tmp_path)
+
+
+def test_a_malformed_graph_file_is_named(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text("{")
+    with pytest.raises(GraphError, match=r"bad\.json: line 1"):
+        load(path)
+
+
+def test_a_pt2_that_would_run_code_is_not_opened(net, tmp_path, monkeypatch):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("run",))
+
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(net, (X,)), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    import pickle
+
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data if "sample_inputs" not in name else pickle.dumps(Evil()))
+    monkeypatch.setattr(torch.export, "load", lambda *args, **kwargs: pytest.fail("torch opened the archive"))
+    with pytest.raises(ImportModelError):
+        load(path)
+
+
+def test_a_damaged_archive_is_an_import_error(net, tmp_path, monkeypatch):
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(net, (X,)), path)
+
+    def fail(file):
+        raise RuntimeError("schema version 99 is not supported\nmore")
+
+    monkeypatch.setattr(torch.export, "load", fail)
+    with pytest.raises(
+        ImportModelError, match=r"cannot load this archive: schema version 99 is not supported\."
+    ):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("net.pt2", r"graphs are saved as \.json, not '\.pt2'"),
+        ("net", r"saved as \.json, not 'without extension'"),
+        ("no/net.json", "the directory .* does not exist; create it first"),
+    ],
+)
+def test_save_names_what_is_wrong(net, tmp_path, name, message):
+    with pytest.raises(ImportModelError, match=message):
+        save(from_torch(net, X), tmp_path / name)
