@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fmtprop.passes.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.base import Pass
+from fmtprop.passes.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
@@ -18,6 +19,7 @@ NORMALISE: tuple[Pass, ...] = (
     RemoveIdentities(),
     # weights behind views become weights
     FoldConstants(),
+    RecogniseShuffle(),
     FoldPadding(),
     FoldBatchNorm(),
     AbsorbFlatten(),

@@ -1,0 +1,68 @@
+"""Recognition of a channel shuffle written as reshape, permute, reshape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.shuffle import Shuffle
+from fmtprop.ops.view_attrs import Permute
+from fmtprop.passes.editing import bypass, only_reader
+
+
+@dataclass(frozen=True)
+class RecogniseShuffle:
+    """Replace the three views by one ``shuffle``.
+
+    The axis is split into (groups, size / groups), both are exchanged, and the axis is put together again: no blocked
+    format can express the views, while oneDNN's shuffle keeps whatever format its source has.
+
+    Notes
+    -----
+    Requires merged views. Ensures that no such chain is left whose inner values nobody else reads.
+
+    References
+    ----------
+    oneDNN developer guide, "Shuffle".
+    """
+
+    name: ClassVar[str] = "recognise-shuffle"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.op == "reshape":
+                _recognise(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _recognise(graph: Graph, joined: Node) -> None:
+    permuted = _behind(graph, joined, "permute")
+    split = _behind(graph, permuted, "reshape") if permuted is not None else None
+    if permuted is None or split is None or not isinstance(permuted.attrs, Permute):
+        return
+    source = graph.inputs(split.name)["src"]
+    attrs = _shuffle(graph.type_of(source).dims, split.results[0].dims, permuted.attrs.order)
+    if attrs is None or graph.type_of(source) != joined.results[0]:
+        return
+    node = Node(graph.fresh_name("shuffle"), "shuffle", attrs, joined.results, origin=joined.origin)
+    bypass(graph, joined, graph.insert(node, {"src": source}, before=joined.name))
+
+
+def _behind(graph: Graph, node: Node, op: str) -> Node | None:
+    """Return the producer of a view's source where it is that op and has no other reader."""
+    producer = graph.node(graph.inputs(node.name)["src"].node)
+    return producer if producer.op == op and only_reader(graph, Value(producer.name)) is not None else None
+
+
+def _shuffle(dims: tuple[int, ...], split: tuple[int, ...], order: tuple[int, ...]) -> Shuffle | None:
+    """Return the shuffle that a split and an exchange make of a tensor, None where they are something else."""
+    for axis in range(len(dims)):
+        exchanged = (*range(axis), axis + 1, axis, *range(axis + 2, len(dims) + 1))
+        if order == exchanged and split[:axis] == dims[:axis] and split[axis + 2 :] == dims[axis + 1 :]:
+            return Shuffle(axis, split[axis])
+    return None
