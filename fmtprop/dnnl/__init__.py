@@ -24,9 +24,11 @@ from typing import Any
 
 from fmtprop.dnnl._abi import Arg
 from fmtprop.dnnl.attr import PostOp, PostOps, PrimitiveAttr
+from fmtprop.dnnl.capability import supports
 from fmtprop.dnnl.desc import NativeDesc, layout_name
 from fmtprop.dnnl.engine import Engine, Stream
 from fmtprop.dnnl.enums import NormFlags
+from fmtprop.dnnl.fork import after_fork, fork_guard
 from fmtprop.dnnl.handle import live_handles
 from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status
 from fmtprop.dnnl.memory import ExecArgs, Memory, memory_of
@@ -86,6 +88,7 @@ __all__ = [
     "PrimitiveDesc",
     "Problem",
     "Stream",
+    "after_fork",
     "batch_normalization_backward",
     "batch_normalization_forward",
     "benchdnn_line",
@@ -99,6 +102,7 @@ __all__ = [
     "deconvolution_forward",
     "eltwise_backward",
     "eltwise_forward",
+    "fork_guard",
     "group_normalization_backward",
     "group_normalization_forward",
     "hot_execute",
@@ -130,6 +134,7 @@ __all__ = [
     "softmax_backward",
     "softmax_forward",
     "sum",
+    "supports",
 ]
 
 hot_execute: Any

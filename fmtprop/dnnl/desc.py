@@ -28,6 +28,10 @@ _OPAQUE_NATIVE: dict[MemoryDesc, NativeDesc] = {}
 _OPAQUE_DESC: dict[NativeDesc, MemoryDesc] = {}
 _OPAQUE_NUMBERS = count()
 
+# Size in bytes -> descriptors that primitives answered with: comparing is twenty times cheaper than describing.
+_KNOWN: dict[int, list[NativeDesc]] = {}
+_BUCKET_MAX = 64
+
 
 class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     """Owner of a ``dnnl_memory_desc_t``.
@@ -244,13 +248,15 @@ def layout_name(native: NativeDesc) -> str:
         return "any"
     if fields.format_kind != BLOCKED:
         return "opaque"
-    desc = native.desc
-    if desc.tag is not None:
-        return str(desc.tag)
+    blocked = _from_blocked(fields)
+    # Hidden compensation is no part of a tag: say that there is something more.
+    extra = "+extra" if native.desc.kind is FormatKind.OPAQUE else ""
+    if blocked is not None and blocked.tag is not None:
+        return blocked.tag + extra
     if not fields.inner_blocks:
-        return "x".join(map(str, fields.strides))
+        return "x".join(map(str, fields.strides)) + extra
     blocks = "".join(f"{size}{chr(ord('a') + axis)}" for axis, size in fields.inner_blocks)
-    return f"strided[{'x'.join(map(str, fields.strides))}:{blocks}]"
+    return f"strided[{'x'.join(map(str, fields.strides))}:{blocks}]{extra}"
 
 
 def _clone(pointer: _abi.dnnl_memory_desc_t) -> NativeDesc:
@@ -260,7 +266,9 @@ def _clone(pointer: _abi.dnnl_memory_desc_t) -> NativeDesc:
 
 
 def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
-    """Return an owned copy of a ``const_dnnl_memory_desc_t`` that oneDNN keeps; None for the zero descriptor.
+    """Return an owner of a descriptor equal to one that oneDNN keeps; None for the zero descriptor.
+
+    Planning meets the same few descriptors thousands of times, so equal ones share an owner.
 
     Parameters
     ----------
@@ -271,9 +279,20 @@ def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
     -------
     NativeDesc or None
     """
-    if not pointer or query_ndims(pointer) == 0:
+    if not pointer:
         return None
-    return _clone(pointer)
+    library = lib()
+    bucket = _KNOWN.setdefault(library.memory_desc_get_size(pointer), [])
+    for known in bucket:
+        if not known.closed and library.memory_desc_equal(known.handle, pointer):
+            return known
+    if query_ndims(pointer) == 0:
+        return None
+    if len(bucket) >= _BUCKET_MAX:
+        bucket.clear()
+    native = _clone(pointer)
+    bucket.append(native)
+    return native
 
 
 @lru_cache(maxsize=8192)

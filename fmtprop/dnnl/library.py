@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 import threading
 from ctypes import c_int
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ OPENCL_DRIVERS = "OCL_ICD_FILENAMES"
 _STATUS = {number: name for name, number in _abi.ENUMS["dnnl_status_t"].items()}
 _ISA = {number: name.removeprefix("cpu_isa_") for name, number in _abi.ENUMS["dnnl_cpu_isa_t"].items()}
 _RUNTIME = {number: name for name, number in _abi.RUNTIMES.items() if name != "DPCPP"}
+_MISSING = re.compile(r"(\S+): cannot open shared object file")
 _CPU_ENGINE = _abi.ENUMS["dnnl_engine_kind_t"]["cpu"]
 
 
@@ -131,9 +133,25 @@ class Library:
             return int(function())
         return 1 if self.runtime == "SEQ" else len(os.sched_getaffinity(0))
 
+    def set_threads(self, count: int) -> None:
+        """Set the number of threads that the calling thread's parallel regions use.
+
+        A primitive must be executed with as many threads as it was created with, and a new thread does not inherit
+        the number: whoever executes in another thread calls this there first. No effect without OpenMP.
+
+        Parameters
+        ----------
+        count : int
+            At least 1.
+        """
+        function = self.runtime_function("omp_set_num_threads") if self.runtime == "OMP" else None
+        if function is not None:
+            function(ctypes.c_int(max(1, count)))
+
 
 _lock = threading.Lock()
 _loaded: Library | None = None
+_rejections: tuple[Rejection, ...] = ()
 
 
 def load(path: str | os.PathLike[str] | None = None) -> Library:
@@ -197,6 +215,11 @@ def loaded() -> Library | None:
     return _loaded
 
 
+def rejections() -> tuple[Rejection, ...]:
+    """Return the files that the last attempt to load did not take."""
+    return _rejections
+
+
 def status_name(status: int) -> str:
     """Return the name of a ``dnnl_status_t`` value, such as ``"unimplemented"``."""
     return _STATUS.get(status, f"status {status}")
@@ -247,6 +270,7 @@ def _wanted(path: str | os.PathLike[str] | None) -> list[Candidate]:
 
 
 def _load_first(wanted: list[Candidate]) -> Library:
+    global _rejections
     torch = _import_torch()
     rejected: list[Rejection] = []
     for candidate in wanted:
@@ -254,6 +278,7 @@ def _load_first(wanted: list[Candidate]) -> Library:
         if isinstance(outcome, Library):
             return outcome
         rejected.append(Rejection(candidate, outcome))
+        _rejections = tuple(rejected)
     tried = "".join(f"\n  {r.candidate.path} [{r.candidate.origin}]: {r.reason}" for r in rejected)
     raise LoadError(f"no usable oneDNN v3 library; tried:{tried}\n{INSTALL_HINT}")
 
@@ -281,7 +306,7 @@ def _try_load(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str)
 
 def _open(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> Library | str:
     try:
-        cdll = ctypes.CDLL(candidate.path)
+        cdll = _open_with_neighbours(candidate.path)
     except OSError as error:
         return str(error)
     version_function = _bind(cdll, "dnnl_version")
@@ -299,6 +324,23 @@ def _open(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> 
         )
     runtime = _RUNTIME.get(version.cpu_runtime, f"runtime {version.cpu_runtime}")
     return Library(candidate.path, candidate.origin, numbers, version.hash.decode(), runtime, rejected, torch, cdll)
+
+
+def _open_with_neighbours(path: str) -> ctypes.CDLL:
+    """Open a library; what it needs and the loader does not find is looked for in its own directory.
+
+    Wheels put a library and its runtimes side by side in an environment's lib, without a run path.
+    """
+    while True:
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            missing = _MISSING.match(str(error))
+            neighbour = os.path.join(os.path.dirname(path), missing.group(1)) if missing else path
+            if neighbour == path or not os.path.isfile(neighbour):
+                raise
+            # The loader finds it by its name from now on, so the next attempt gets further.
+            _open_with_neighbours(neighbour)
 
 
 def _bind(cdll: ctypes.CDLL, name: str) -> Any | None:

@@ -1,0 +1,50 @@
+"""What this library does on this CPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fmtprop.dnnl.desc import NativeDesc
+from fmtprop.dnnl.matrix import convolution_forward
+from fmtprop.errors import DnnlError
+from fmtprop.layout import DataType, MemoryDesc
+
+
+@lru_cache(maxsize=32)
+def _supports(dtype: DataType) -> bool:
+    integer = dtype in (DataType.S8, DataType.U8)
+    types = (dtype, DataType.S8 if integer else dtype, DataType.F32 if integer else dtype)
+    shapes = (1, 16, 8, 8), (16, 16, 3, 3), (1, 16, 8, 8)
+    src, weights, dst = (
+        NativeDesc.from_desc(MemoryDesc.any(dims, kind)) for dims, kind in zip(shapes, types, strict=True)
+    )
+    ones, zeros = (1, 1), (0, 0)
+    try:
+        with convolution_forward(
+            "forward_inference", "convolution_direct", src, weights, None, dst, ones, zeros, ones, ones
+        ) as pd:
+            return not pd.is_reference
+    except DnnlError:
+        return False
+
+
+def supports(dtype: object) -> bool:
+    """Tell whether oneDNN computes in a data type on this CPU with real kernels.
+
+    Parameters
+    ----------
+    dtype : DataType or str
+        Such as ``"bf16"``. For ``"s8"`` and ``"u8"``: as source, with s8 weights.
+
+    Returns
+    -------
+    bool
+        False where a convolution is refused or only the reference code would run it.
+
+    Examples
+    --------
+    >>> from fmtprop import dnnl
+    >>> dnnl.supports("f32"), dnnl.supports("f64")
+    (True, False)
+    """
+    return _supports(DataType.from_any(dtype))

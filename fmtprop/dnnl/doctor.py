@@ -1,0 +1,250 @@
+"""What was found, what was chosen, what is missing and how to get it.
+
+Owns the facts behind ``fmtprop doctor``; prints nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fmtprop.dnnl.capability import supports
+from fmtprop.dnnl.library import Library, load, rejections
+from fmtprop.dnnl.locate import ENV_LIBRARY, INSTALL_HINT, Candidate, candidates, explicit_path
+from fmtprop.errors import LoadError
+
+DATA_TYPES = ("f32", "bf16", "f16", "s8")
+VARIABLES = (
+    ENV_LIBRARY,
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_VERBOSE",
+    "OCL_ICD_FILENAMES",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "KMP_BLOCKTIME",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One library file.
+
+    Parameters
+    ----------
+    path, origin : str
+        The file and the rule that found it.
+    state : str
+        ``"chosen"``, ``"rejected"`` or ``"not tried"``.
+    reason : str
+        Why it was rejected.
+    """
+
+    path: str
+    origin: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything that ``fmtprop doctor`` reports.
+
+    Parameters
+    ----------
+    findings : tuple of Finding
+        In the order of preference.
+    error : str
+        Why no library could be loaded; empty if one was.
+    version, hash, runtime, isa : str
+        Of the chosen library; empty without one.
+    threads, cpus : int
+        OpenMP threads of this thread's parallel regions, and CPUs that this process may use.
+    cpu : str
+        Model name.
+    data_types : dict of str to bool
+        Whether oneDNN computes in it with real kernels on this CPU.
+    torch : str
+        Version, or why it is missing.
+    torch_threads : int
+        0 without PyTorch.
+    openmp : tuple of str
+        OpenMP runtimes in this process.
+    environment : dict
+        The variables that matter and are set.
+    advice : tuple of str
+        What is missing or unwise, and what to do.
+    """
+
+    findings: tuple[Finding, ...]
+    error: str = ""
+    version: str = ""
+    hash: str = ""
+    runtime: str = ""
+    isa: str = ""
+    threads: int = 0
+    cpus: int = 0
+    cpu: str = ""
+    data_types: dict[str, bool] = field(default_factory=dict)
+    torch: str = ""
+    torch_threads: int = 0
+    openmp: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether oneDNN can be used."""
+        return not self.error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-ready data."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """Return the report that the command prints.
+
+        Returns
+        -------
+        str
+        """
+        rows = [("CPU", f"{self.cpu} ({self.cpus} usable)")]
+        if self.ok:
+            chosen = next(finding for finding in self.findings if finding.state == "chosen")
+            rows += [
+                ("oneDNN", f"v{self.version} ({self.runtime}), commit {self.hash[:12]}"),
+                ("library", f"{chosen.path} [{chosen.origin}]"),
+                ("instruction set", self.isa),
+                ("threads", str(self.threads)),
+                ("data types", ", ".join(f"{n} {'yes' if ok else 'no'}" for n, ok in self.data_types.items())),
+            ]
+        else:
+            rows.append(("oneDNN", "not usable"))
+        threads = f", {self.torch_threads} threads" if self.torch_threads else ""
+        rows.append(("PyTorch", self.torch + threads))
+        rows += [("OpenMP runtime", path) for path in self.openmp]
+        rows += [("environment", f"{name}={value}") for name, value in self.environment.items()]
+        for finding in self.findings:
+            if finding.state != "chosen":
+                reason = f": {finding.reason}" if finding.reason else ""
+                rows.append((finding.state, f"{finding.path} [{finding.origin}]{reason}"))
+        rows += [("advice", text) for text in self.advice]
+        return "\n".join(f"{name:<16} {value}" for name, value in rows)
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything that decides whether and how fast oneDNN runs here; loads it.
+
+    Returns
+    -------
+    Diagnosis
+
+    Examples
+    --------
+    >>> from fmtprop.dnnl import doctor
+    >>> doctor.diagnose().data_types["f32"]
+    True
+    """
+    cpus = len(os.sched_getaffinity(0))
+    environment = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    try:
+        library = load()
+    except LoadError as error:
+        torch, threads = _torch()
+        return Diagnosis(
+            findings=tuple(Finding(r.candidate.path, r.candidate.origin, "rejected", r.reason) for r in rejections()),
+            error=str(error),
+            cpus=cpus,
+            cpu=_cpu_model(),
+            torch=torch,
+            torch_threads=threads,
+            environment=environment,
+            advice=(INSTALL_HINT,),
+        )
+    torch, threads = _torch(library)
+    data_types = {name: supports(name) for name in DATA_TYPES}
+    openmp = _openmp_runtimes()
+    return Diagnosis(
+        findings=_findings(library),
+        version=".".join(map(str, library.version)),
+        hash=library.hash,
+        runtime=library.runtime,
+        isa=library.isa,
+        threads=library.threads,
+        cpus=cpus,
+        cpu=_cpu_model(),
+        data_types=data_types,
+        torch=torch,
+        torch_threads=threads,
+        openmp=openmp,
+        environment=environment,
+        advice=_advice(library, threads, data_types, openmp, cpus),
+    )
+
+
+def _findings(library: Library) -> tuple[Finding, ...]:
+    rejected = [Finding(r.candidate.path, r.candidate.origin, "rejected", r.reason) for r in library.rejected]
+    known = {finding.path for finding in rejected} | {library.path}
+    others = [Finding(c.path, c.origin, "not tried") for c in _existing() if c.path not in known]
+    return (*rejected, Finding(library.path, library.origin, "chosen"), *others)
+
+
+def _existing() -> list[Candidate]:
+    explicit = explicit_path()
+    found = [candidate for candidate in candidates() if os.path.isfile(candidate.path)]
+    return [explicit, *found] if explicit else found
+
+
+def _torch(library: Library | None = None) -> tuple[str, int]:
+    module = sys.modules.get("torch")
+    if module is not None:
+        return str(module.__version__), int(module.get_num_threads())
+    return (library.torch if library is not None else "not installed"), 0
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            match = re.search(r"^model name\s*:\s*(.*)$", file.read(), flags=re.M)
+    except OSError:
+        return "unknown CPU"
+    return match.group(1) if match else "unknown CPU"
+
+
+def _openmp_runtimes() -> tuple[str, ...]:
+    """Return the OpenMP runtimes that are mapped into this process; two of them fight for the cores."""
+    try:
+        with open("/proc/self/maps") as file:
+            paths = {line.split()[-1] for line in file if re.search(r"/lib(gomp|iomp5|omp)\b[^/]*\.so", line)}
+    except OSError:
+        return ()
+    return tuple(sorted(paths))
+
+
+def _advice(
+    library: Library, torch_threads: int, data_types: dict[str, bool], openmp: tuple[str, ...], cpus: int
+) -> tuple[str, ...]:
+    advice = []
+    if not torch_threads:
+        advice.append(f"PyTorch {library.torch}: fp.from_torch and the reference target need it (pip install torch)")
+    if not data_types["bf16"]:
+        advice.append(f'no bf16 kernels on this CPU ({library.isa}): dtype="bf16" needs AVX-512 or AVX2-VNNI-2')
+    if library.runtime == "SYCL":
+        advice.append("this build submits through SYCL, about 8 µs more per primitive than the OpenMP wheel")
+    if len(openmp) > 1:
+        advice.append("more than one OpenMP runtime is loaded: their threads fight for the cores; use one library each")
+    if library.runtime == "OMP" and library.threads > cpus:
+        advice.append(f"{library.threads} threads on {cpus} usable CPUs: set OMP_NUM_THREADS={cpus}")
+    if library.runtime == "OMP" and not os.environ.get("OMP_WAIT_POLICY") and not os.environ.get("GOMP_SPINCOUNT"):
+        advice.append(
+            "OpenMP threads spin while they wait: where other processes use these CPUs, OMP_WAIT_POLICY=passive"
+        )
+    if torch_threads and library.runtime == "OMP" and torch_threads != library.threads:
+        advice.append(
+            f"PyTorch uses {torch_threads} threads and oneDNN {library.threads}: import torch first, "
+            "so that both share one OpenMP runtime"
+        )
+    return tuple(advice)
