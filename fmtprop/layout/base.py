@@ -184,14 +184,10 @@ class DescBase:
     def geometry(self) -> Geometry:
         """The numbers of a blocked or plain format; FormatError for the kinds any and opaque."""
         if self._geometry is None:
-            raise FormatError(
-                f"{self}: format {self.kind} has no strides or blocks; "
-                + (
-                    "ask a primitive descriptor for its choice first"
-                    if self.kind is FormatKind.ANY
-                    else "reorder first"
-                )
+            remedy = (
+                "ask a primitive descriptor for its choice" if self.kind is FormatKind.ANY else "reorder to blocked"
             )
+            raise FormatError(f"{self}: format {self.kind} has no strides or blocks; {remedy} first")
         return self._geometry
 
     @property

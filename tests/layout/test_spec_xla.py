@@ -1,0 +1,180 @@
+"""Worked examples of SPEC section 4 (XLA shapes and layouts), each named by its row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout import MemoryDesc, pack
+from fmtprop.layout.xla import IndexUtil, Layout, Shape, make_shape, parse_shape
+
+ABCDEF = np.frombuffer(b"abcdef", np.uint8).reshape(2, 3)
+
+
+def test_x1_rank_true_rank_and_negative_numbers() -> None:
+    shape = make_shape("f32", (5, 1, 7))
+    assert (shape.rank, shape.true_rank) == (3, 2)
+    assert [shape.dimension(k) for k in (0, 1, 2, -1, -2, -3)] == [5, 1, 7, 7, 1, 5]
+    for number in (3, -4):
+        with pytest.raises(ShapeError, match=f"dimension {number} is out of range"):
+            shape.dimension(number)
+
+
+def test_x2_dimension_0_is_minor() -> None:
+    assert Layout((0, 1)).linearize(ABCDEF).tobytes() == b"adbecf"
+
+
+def test_x2_dimension_0_is_major() -> None:
+    assert Layout((1, 0)).linearize(ABCDEF).tobytes() == b"abcdef"
+
+
+def test_x2_default_is_major_to_minor() -> None:
+    assert make_shape("f32", (2, 3, 4, 5)).layout.minor_to_major == (3, 2, 1, 0)
+
+
+def test_x3_padding() -> None:
+    image = Layout((0, 1), (3, 5), 0).linearize(ABCDEF)
+    assert image.tobytes() == b"ad\0be\0cf\0\0\0\0\0\0\0"
+    assert Layout((0, 1), (3, 5)).linearize(ABCDEF).tobytes() == image.tobytes()
+
+
+def test_x3_other_padding_values() -> None:
+    values = np.array([[1.0, 2.0]], np.float32)
+    assert Layout((1, 0), (1, 4), 7).linearize(values).tolist() == [1, 2, 7, 7]
+    assert Layout((1, 0), (1, 3), "lowest").linearize(values).tolist() == [1, 2, -np.inf]
+    assert Layout((1, 0), (1, 3), "highest").linearize(values.astype(np.int8)).tolist() == [1, 2, 127]
+    assert Layout((1, 0), (1, 3), "one").linearize(values > 1).tolist() == [False, True, True]
+    bf16 = Shape("bf16", (1, 2), Layout((1, 0), (1, 3), 1))
+    assert bf16.linearize(np.array([[0x4000, 0x4040]], np.uint16)).tolist() == [0x4000, 0x4040, 0x3F80]
+
+
+def test_x4_index_util_both_ways() -> None:
+    shape = Shape("f32", (2, 3), Layout((0, 1)))
+    assert IndexUtil.multidimensional_index_to_linear_index(shape, (1, 2)) == 5
+    assert IndexUtil.linear_index_to_multidimensional_index(shape, 2) == (0, 1)
+    for linear in (-1, 6):
+        with pytest.raises(ShapeError, match=f"linear index {linear} is out of range"):
+            IndexUtil.linear_index_to_multidimensional_index(shape, linear)
+    for index in ((2, 0), (0, 3), (0, -1), (0,)):
+        with pytest.raises(ShapeError, match="index"):
+            IndexUtil.multidimensional_index_to_linear_index(shape, index)
+
+
+def test_x4_index_util_with_padding() -> None:
+    shape = Shape("f32", (2, 3), Layout((0, 1), (3, 5), 9))
+    assert IndexUtil.multidimensional_index_to_linear_index(shape, (1, 2)) == 7
+    assert IndexUtil.linear_index_to_multidimensional_index(shape, 7) == (1, 2)
+    with pytest.raises(ShapeError, match=r"linear index 2 of .* lies in the padding"):
+        IndexUtil.linear_index_to_multidimensional_index(shape, 2)
+    with pytest.raises(ShapeError, match="linear index 15 is out of range"):
+        IndexUtil.linear_index_to_multidimensional_index(shape, 15)
+
+
+def test_x4_make_shape() -> None:
+    shape = make_shape("F32".lower(), (2, 3, 4, 5))
+    assert str(shape) == "f32[2,3,4,5]{3,2,1,0}"
+    assert parse_shape(str(shape)) == shape
+
+
+@pytest.mark.parametrize(
+    "text", ["f32[2,3]{0,1}", "f32[2,3]{1,0}", "bf16[7]{0}", "pred[]", "s8[1,2,3]{1,0,2}", "u16[2,3]{0,1:pad(3,5)=0}"]
+)
+def test_text_form_prints_back(text: str) -> None:
+    assert str(parse_shape(text)) == text
+
+
+def test_text_form_without_layout() -> None:
+    assert parse_shape("f32[2,3]") == make_shape("f32", (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("f32", "is not an array shape"),
+        ("(f32[2], f32[3])", "is not an array shape"),
+        ("f32[<=2]", "is not an array shape"),
+        ("f32[8,128]{1,0:T(8,128)}", "tiles are not supported"),
+        ("f33[2]", "unknown element type 'f33'"),
+        ("f32[2,,3]", "is not a list of integers"),
+        ("f32[2]{0:pad(4)=x}", "padding value 'x' is not a number"),
+    ],
+)
+def test_bad_text(text: str, says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Layout((0, 0)), r"minor_to_major \(0, 0\) must hold each of 0 to 1 exactly once"),
+        (lambda: Layout((1, 2)), "must hold each of 0 to 1"),
+        (lambda: Layout((0, 1), (3,)), r"padded_dimensions \(3,\) must have one entry per dimension"),
+        (lambda: Layout((0,), (3,), "two"), "padding_value 'two' must be a number or one of zero"),
+        (lambda: Shape("f32", (2, 3), Layout((0,))), "rank 2, the layout .* 1"),
+        (lambda: Shape("f32", (2, 3), Layout((0, 1), (1, 3))), r"padded_dimensions\[0\] is 1, smaller than"),
+        (lambda: Shape("f32", (-2,)), r"dimensions\[0\] is -2"),
+        (lambda: Layout((0,), (3,), 0.5).linearize(np.zeros(2, np.int32)), "0.5 is not a value of data type s32"),
+        (lambda: make_shape("f32", (2,)).linearize(np.zeros(3, np.float32)), r"shape \(3,\), not the dimensions"),
+    ],
+)
+def test_refused(make: object, says: str) -> None:
+    with pytest.raises(ShapeError, match=says):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("md", "says"),
+    [
+        (MemoryDesc((2, 16), tag="aB8b"), "cannot express inner blocks"),
+        (MemoryDesc.any((2,)), "unknown format"),
+        (MemoryDesc((2, 3), strides=(0, 1)), "cannot repeat elements"),
+        (MemoryDesc((4, 4)).submemory((2, 4), (2, 0)), "no offset 8"),
+        (MemoryDesc((2, 3), strides=(6, 2)), "most minor dimension must have stride 1, but dimension 1 has 2"),
+        (MemoryDesc((2, 3, 4), strides=(25, 6, 1)), "stride 25 of dimension 0 is not a multiple of dimension 1's 6"),
+        (MemoryDesc((2, 3), padded_dims=(3, 3), strides=(5, 1)), "cannot tell gaps between strides from padded"),
+    ],
+)
+def test_a1_what_xla_cannot_express(md: MemoryDesc, says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        Shape.from_memory_desc(md)
+
+
+def test_a1_what_a_memory_desc_cannot_express() -> None:
+    with pytest.raises(FormatError, match="padding value 1 cannot be expressed"):
+        Shape("f32", (2,), Layout((0,), (3,), 1)).to_memory_desc()
+
+
+def test_a1_onednn_tag_as_minor_to_major() -> None:
+    assert str(Shape.from_memory_desc(MemoryDesc((2, 3, 4, 5), tag="nhwc"))) == "f32[2,3,4,5]{1,3,2,0}"
+    assert Shape.from_memory_desc(MemoryDesc((2, 3), strides=(5, 1))).layout == Layout((1, 0), (2, 5))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    dims = tuple(draw(st.lists(st.integers(1, 5), max_size=4)))
+    layout = Layout(draw(st.permutations(range(len(dims)))))
+    if dims and draw(st.booleans()):
+        layout = Layout(layout.minor_to_major, [n + draw(st.integers(0, 2)) for n in dims], 0)
+    return Shape("s32", dims, layout)
+
+
+@given(shapes())
+def test_round_trips(shape: Shape) -> None:
+    md = shape.to_memory_desc()
+    assert parse_shape(str(shape)) == shape
+    assert Shape.from_memory_desc(md).to_memory_desc() == md
+    array = np.arange(1, int(np.prod(shape.dimensions)) + 1, dtype=np.int32).reshape(shape.dimensions)
+    image = shape.linearize(array)
+    assert np.array_equal(image, pack(array, md))
+    for position in range(image.size):
+        index = md.index_at(position)
+        if index is None:
+            assert image[position] == 0
+        else:
+            assert IndexUtil.linear_index_to_multidimensional_index(shape, position) == index
+            assert IndexUtil.multidimensional_index_to_linear_index(shape, index) == position
+            assert image[position] == array[index]
