@@ -1,13 +1,14 @@
 """Side-by-side benchmarks: other runtimes as peers, and interleaved timing that checks answers first.
 
 This room measures callables on torch tensors; it knows neither graphs nor plans. The other runtimes come with the
-extra ``fmtprop[bench]`` and are imported only when their peer is prepared.
+extra ``fmtprop[bench]`` and are imported only when their peer is prepared. The measurement itself is ``fmtprop.bench.interleave.interleave``; it is
+not lifted to this level because its name is its module's.
 """
 
 from __future__ import annotations
 
 from fmtprop.bench.environment import Environment
-from fmtprop.bench.interleave import Agreement, Benchmark, Entry, Quartiles, compare_outputs, interleave
+from fmtprop.bench.interleave import Agreement, Benchmark, Entry, Quartiles, compare_outputs
 from fmtprop.bench.peers import PEERS, Inductor, OnnxRuntime, OpenVINO, Peer, TorchEager, export_onnx, peer
 
 __all__ = [
@@ -24,6 +25,5 @@ __all__ = [
     "TorchEager",
     "compare_outputs",
     "export_onnx",
-    "interleave",
     "peer",
 ]
