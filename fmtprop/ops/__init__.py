@@ -19,9 +19,14 @@ from fmtprop.ops.normalization import (
     GroupNorm,
     LayerNorm,
 )
+from fmtprop.ops.pad import PAD, Pad
 from fmtprop.ops.pooling import POOLING, Pooling
+from fmtprop.ops.prelu import PRELU, Prelu
+from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
+from fmtprop.ops.shuffle import SHUFFLE, Shuffle
+from fmtprop.ops.softmax import SOFTMAX, Softmax
 from fmtprop.ops.sum import SUM, Sum
 from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, Reshape, Slice
 
@@ -38,14 +43,19 @@ OPS = (
     LRN,
     RESAMPLING,
     ELTWISE,
+    PRELU,
+    SOFTMAX,
     BINARY,
     SUM,
     CONCAT,
+    REDUCTION,
+    SHUFFLE,
     REORDER,
     RESHAPE,
     PERMUTE,
     SLICE,
     EXPAND,
+    PAD,
     ATEN,
 )
 
@@ -66,12 +76,17 @@ __all__ = [
     "LayerNorm",
     "Lrn",
     "MatMul",
+    "Pad",
     "Permute",
     "Pooling",
+    "Prelu",
+    "Reduction",
     "Reorder",
     "Resampling",
     "Reshape",
+    "Shuffle",
     "Slice",
+    "Softmax",
     "Sum",
     "emit",
 ]

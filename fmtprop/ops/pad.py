@@ -1,0 +1,104 @@
+"""Constant padding: no oneDNN primitive of its own.
+
+A rewrite pass folds padding by 0 into the convolution that reads it (and padding by -inf into max pooling); what is
+left runs in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import is_native
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Pad(Attrs):
+    """Attributes of constant padding.
+
+    Parameters
+    ----------
+    pads_l, pads_r : tuple of int
+        Elements added before and after each axis, from axis 0; not negative.
+    value : float
+        What they hold.
+    """
+
+    pads_l: tuple[int, ...]
+    pads_r: tuple[int, ...]
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("pads_l", "pads_r"):
+            for axis, size in enumerate(getattr(self, name)):
+                if size < 0:
+                    raise ShapeError(f"pad: {name}[{axis}] is {size}; padding cannot be negative (use slice)")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Pad, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src with the padding added to its dimensions."""
+    src = types["src"]
+    if not len(attrs.pads_l) == len(attrs.pads_r) == src.ndim:
+        raise ShapeError(
+            f"pads_l {attrs.pads_l} and pads_r {attrs.pads_r} must have one entry per axis of src, which has {src.ndim}"
+        )
+    sizes = zip(src.dims, attrs.pads_l, attrs.pads_r, strict=True)
+    return (src.with_dims([size + before + after for size, before, after in sizes]),)
+
+
+def reference(attrs: Pad, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    # PyTorch lists (before, after) from the last axis on.
+    pairs = zip(attrs.pads_l[::-1], attrs.pads_r[::-1], strict=True)
+    return (F.pad(tensors["src"], [size for pair in pairs for size in pair], value=attrs.value),)
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _pad(call: Call) -> Value | None:
+    src, flat = call["self"], list(call["pad"])
+    if call.args.get("mode", "constant") != "constant" or not is_native(call.type(src)) or min(flat, default=0) < 0:
+        return None
+    if not any(flat):
+        return src  # type: ignore[no-any-return]
+    unpadded = [0] * (call.type(src).ndim - len(flat) // 2)
+    attrs = Pad((*unpadded, *flat[-2::-2]), (*unpadded, *flat[::-2]), float(call["value"] or 0.0))
+    return call.emit("pad", {"src": src}, attrs)
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield symmetric, asymmetric and non-zero padding."""
+    image = {"src": TensorType((2, 17, 5, 7))}
+    yield Sample("spatial", Pad((0, 0, 1, 1), (0, 0, 1, 1)), image)
+    yield Sample("asymmetric", Pad((0, 0, 0, 2), (0, 0, 1, 3)), image)
+    yield Sample("channels", Pad((0, 3, 0, 0), (0, 12, 0, 0), 1.5), image)
+    yield Sample("rows", Pad((1, 0), (0, 2), -1.0), {"src": TensorType((3, 40))})
+
+
+PAD = OpDef(
+    name="pad",
+    attrs=Pad,
+    operands=(Operand("src", "SRC"),),
+    category=Category.HOST,
+    infer=infer,
+    reference=reference,
+    samples=samples,
+    torch={"aten.constant_pad_nd.default": _pad, "aten.pad.default": _pad},
+)

@@ -1,0 +1,118 @@
+"""Interleaving the groups of an axis: oneDNN's shuffle primitive.
+
+PyTorch models write it as reshape → permute → reshape; a rewrite pass turns that pattern into this op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import is_native, lowering
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Shuffle(Attrs):
+    """Attributes of a shuffle.
+
+    Parameters
+    ----------
+    axis : int
+        The axis that is shuffled, from 0.
+    groups : int
+        Number of groups, as in ``torch.nn.ChannelShuffle``: the axis is seen as (groups, size / groups) and
+        transposed. (oneDNN's ``group_size`` is size / groups.)
+
+    References
+    ----------
+    oneDNN developer guide, "Shuffle".
+    """
+
+    axis: int
+    groups: int
+
+    def __post_init__(self) -> None:
+        if self.axis < 0 or self.groups < 1:
+            raise ShapeError(f"shuffle: axis is {self.axis} and groups {self.groups}; they must be at least 0 and 1")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Shuffle, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src."""
+    src = types["src"]
+    if attrs.axis >= src.ndim:
+        raise ShapeError(f"src has {src.ndim} dimensions, so there is no axis {attrs.axis} to shuffle")
+    if src.dims[attrs.axis] % attrs.groups:
+        raise ShapeError(
+            f"src axis {attrs.axis} has size {src.dims[attrs.axis]}, which is not divisible by groups {attrs.groups}"
+        )
+    return (src,)
+
+
+def reference(attrs: Shuffle, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    src, axis = tensors["src"], attrs.axis
+    grouped = (*src.shape[:axis], attrs.groups, src.shape[axis] // attrs.groups, *src.shape[axis + 1 :])
+    return (src.reshape(grouped).transpose(axis, axis + 1).reshape(src.shape),)
+
+
+def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the shuffle primitive descriptor."""
+    from fmtprop import dnnl
+
+    size = descs["src"].dims[attrs.axis] // attrs.groups
+    pd = dnnl.shuffle_forward(prop_kind, descs["src"], descs["dst"], attrs.axis, size, attr=attr)
+    return lowering(pd, {"src": "src", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _channel_shuffle(call: Call) -> Value | None:
+    src = call["self"]
+    if not is_native(call.type(src)):
+        return None
+    # Channels are axis 1 whatever the rank; PyTorch has no form without a batch.
+    return call.emit("shuffle", {"src": src}, Shuffle(1, call["groups"]))
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield channel shuffles of whole and odd channel counts, and of another axis."""
+    yield Sample("two_groups", Shuffle(1, 2), {"src": TensorType((2, 16, 5, 7))})
+    yield Sample("three_groups", Shuffle(1, 3), {"src": TensorType((2, 51, 5, 7))})
+    yield Sample("width", Shuffle(3, 4), {"src": TensorType((2, 17, 5, 8))})
+    yield Sample("rows", Shuffle(1, 8), {"src": TensorType((3, 40))})
+
+
+SHUFFLE = OpDef(
+    name="shuffle",
+    attrs=Shuffle,
+    operands=(Operand("src", "SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    samples=samples,
+    torch={
+        "aten.channel_shuffle.default": _channel_shuffle,
+        "aten.native_channel_shuffle.default": _channel_shuffle,
+    },
+)

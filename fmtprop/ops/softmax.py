@@ -1,0 +1,127 @@
+"""Softmax and its logarithm along one axis: oneDNN's softmax primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import is_native, lowering, normalised_axis
+from fmtprop.ops.reorder import converted
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+ALGORITHMS = ("accurate", "log")
+
+
+@dataclass(frozen=True)
+class Softmax(Attrs):
+    """Attributes of a softmax.
+
+    Parameters
+    ----------
+    axis : int
+        The axis along which the results (their exponentials, for ``"log"``) add up to 1, from 0.
+    alg : {"accurate", "log"}
+        oneDNN's algorithm name without ``softmax_``.
+
+    References
+    ----------
+    oneDNN developer guide, "Softmax".
+    """
+
+    axis: int
+    alg: str = "accurate"
+
+    def __post_init__(self) -> None:
+        if self.alg not in ALGORITHMS:
+            raise ShapeError(f"softmax has no algorithm {self.alg!r}; it has {', '.join(ALGORITHMS)}")
+        if self.axis < 0:
+            raise ShapeError(f"softmax: axis is {self.axis}; count it from the front, from 0")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Softmax, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of src."""
+    src = types["src"]
+    if attrs.axis >= src.ndim:
+        raise ShapeError(f"src has {src.ndim} dimensions, so there is no axis {attrs.axis} for softmax")
+    return (src,)
+
+
+def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    function = F.log_softmax if attrs.alg == "log" else F.softmax
+    return (function(tensors["src"], dim=attrs.axis),)
+
+
+def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the softmax primitive descriptor."""
+    from fmtprop import dnnl
+
+    alg = f"softmax_{attrs.alg}"
+    pd = dnnl.softmax_forward(prop_kind, alg, descs["src"], descs["dst"], attrs.axis, attr=attr)
+    return lowering(pd, {"src": "src", "dst": "dst"})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _softmax(alg: str) -> Importer:
+    def importer(call: Call) -> Value | None:
+        # With a dtype argument PyTorch converts first, so that the sum is as exact as the result.
+        src = converted(call, call["self"], call.results[0].dtype)
+        if src is None or not is_native(call.type(src)) or call.args.get("half_to_float"):
+            return None
+        axis = normalised_axis(call["dim"], call.type(src).ndim)
+        return call.emit("softmax", {"src": src}, Softmax(axis, alg))
+
+    return importer
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield both algorithms along inner, channel and outer axes."""
+    for alg in ALGORITHMS:
+        yield Sample(f"{alg}_classes", Softmax(1, alg), {"src": TensorType((3, 1000))}, -4.0, 4.0)
+        yield Sample(f"{alg}_channels", Softmax(1, alg), {"src": TensorType((2, 17, 5, 7))}, -4.0, 4.0)
+        yield Sample(f"{alg}_scores", Softmax(3, alg), {"src": TensorType((1, 4, 9, 33))}, -4.0, 4.0)
+    yield Sample("batch", Softmax(0), {"src": TensorType((5, 40))}, -4.0, 4.0)
+
+
+SOFTMAX = OpDef(
+    name="softmax",
+    attrs=Softmax,
+    operands=(Operand("src", "SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    # oneDNN takes binary ones too, but then only its slow reference code is left.
+    post_ops=frozenset({"eltwise"}),
+    inplace=frozenset({"src"}),
+    samples=samples,
+    torch={
+        "aten.softmax.int": _softmax("accurate"),
+        "aten._softmax.default": _softmax("accurate"),
+        "aten.special_softmax.default": _softmax("accurate"),
+        "aten.log_softmax.int": _softmax("log"),
+        "aten._log_softmax.default": _softmax("log"),
+        "aten.special_log_softmax.default": _softmax("log"),
+    },
+)
