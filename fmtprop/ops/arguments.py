@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.ops.building import is_native, normalised_axis
-from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.ops.view_attrs import permuted, reshaped
 
 if TYPE_CHECKING:
     from fmtprop.ir.importing import Call
@@ -59,18 +59,6 @@ def axes_of(value: Any, ndim: int) -> tuple[int, ...]:
     if value is None or value == []:
         return tuple(range(ndim))
     return tuple(sorted(normalised_axis(axis, ndim) for axis in ints(value, 1)))
-
-
-def reshaped(call: Call, value: Value, dims: Sequence[int]) -> Value:
-    """Return the value with other dimensions: itself, or a reshape view of it."""
-    if call.type(value).dims == tuple(dims):
-        return value
-    return call.emit("reshape", {"src": value}, Reshape(tuple(dims)))
-
-
-def permuted(call: Call, value: Value, order: Sequence[int]) -> Value:
-    """Return the value with its axes in another order: result axis i is axis ``order[i]`` of the value."""
-    return call.emit("permute", {"src": value}, Permute(tuple(order)))
 
 
 def transposed(call: Call, value: Value) -> Value:

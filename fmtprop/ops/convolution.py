@@ -14,8 +14,9 @@ from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.arguments import batched, computable, ints, reshaped, unbatched
+from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import lowering
+from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, same_padding, torch_padding, window_count
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.arguments import batched, computable, ints, permuted, reshaped, unbatched
+from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import lowering
 from fmtprop.ops.convolution import check_channels, grouped_dims, import_padded, problem
+from fmtprop.ops.view_attrs import permuted, reshaped
 from fmtprop.ops.window import check_window, extent, torch_padding
 
 if TYPE_CHECKING:

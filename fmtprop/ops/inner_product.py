@@ -16,7 +16,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.building import lowering
-from fmtprop.ops.matmul import MatMul, import_product, with_rank
+from fmtprop.ops.matmul import import_product
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -92,7 +92,7 @@ def _addmm(call: Call) -> Value | None:
     if call.tensor(bias) is not None and call.type(bias).dims == call.type(weights).dims[1:]:
         inputs = {"src": src, "weights": transposed(call, weights), "bias": bias}
         return call.emit("inner_product", inputs, InnerProduct())
-    return call.emit("matmul", {"src": src, "weights": weights, "bias": with_rank(call, bias, 2)}, MatMul())
+    return import_product(call, src, weights, bias)
 
 
 # ---------------------------------------------------------------- samples and declaration

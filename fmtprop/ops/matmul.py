@@ -19,10 +19,12 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.arguments import computable, reshaped, transposed
+from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import lowering
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.softmax import Softmax
+from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
@@ -176,6 +178,13 @@ def with_rank(call: Call, value: Value, ndim: int) -> Value:
     return reshaped(call, value, (*(1,) * (ndim - len(dims)), *dims))
 
 
+def _batch(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of the batch axes after broadcasting."""
+    ndim = max(len(left), len(right))
+    padded = ((1,) * (ndim - len(dims)) + dims for dims in (left, right))
+    return tuple(_broadcast(axis, *sizes) for axis, sizes in enumerate(zip(*padded, strict=True)))
+
+
 def import_product(call: Call, src: Value, weights: Value, bias: Value | None = None) -> Value | None:
     """Emit a matrix product with the meaning of ``torch.matmul``: vectors, broadcast of missing batch axes.
 
@@ -196,19 +205,22 @@ def import_product(call: Call, src: Value, weights: Value, bias: Value | None = 
     if not computable(call, src, weights, bias):
         return None
     left, right = call.type(src).dims, call.type(weights).dims
-    result = (*torch.broadcast_shapes(left[:-2], right[:-2]), *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
-    if len(left) == 1:
-        src = reshaped(call, src, (1, *left))
+    result = (*_batch(left[:-2], right[:-2]), *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
     if len(right) == 1:
         weights = reshaped(call, weights, (*right, 1))
-    ndim = max(call.type(src).ndim, call.type(weights).ndim)
+    ndim = max(len(left), call.type(weights).ndim)
     src = with_rank(call, src, ndim)
     if call.type(weights).ndim != 2:
         weights = with_rank(call, weights, ndim)
-    if bias is not None:
-        bias = with_rank(call, bias, ndim)
-    dst = call.emit("matmul", {"src": src, "weights": weights, "bias": bias}, MatMul())
-    return reshaped(call, dst, result)
+    if bias is None:
+        return reshaped(call, call.emit("matmul", {"src": src, "weights": weights}, MatMul()), result)
+    bias = with_rank(call, bias, ndim)
+    *lead, last = call.type(bias).dims
+    if set(lead) <= {1} and last == call.type(weights).dims[-1]:
+        return reshaped(call, call.emit("matmul", {"src": src, "weights": weights, "bias": bias}, MatMul()), result)
+    # oneDNN's fast kernels add a row as bias and nothing else; the rest is a post-op
+    dst = call.emit("matmul", {"src": src, "weights": weights}, MatMul())
+    return reshaped(call, call.emit("binary", {"src_0": dst, "src_1": bias}, Binary("add")), result)
 
 
 def _product(left: str, right: str) -> Importer:
@@ -231,13 +243,13 @@ def _baddbmm(call: Call) -> Value | None:
 
 def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
     """Return the additive mask of an attention call with `ndim` axes; False where there is none, None to decline."""
-    mask = call["attn_mask"]
+    mask, dtype = call["attn_mask"], call.type(call["query"]).dtype.value
     if call["is_causal"]:
         if mask is not None:
             return None
         rows, columns = call.type(call["query"]).dims[-2], call.type(call["key"]).dims[-2]
         allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
-        return with_rank(call, call.constant(_additive(allowed).tolist()), ndim)
+        return with_rank(call, call.constant(_additive(allowed).tolist(), dtype), ndim)
     if mask is None:
         return False
     if call.type(mask).ndim > ndim:
@@ -247,7 +259,7 @@ def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
         # a row that may look at nothing is 0 in PyTorch, but softmax of nothing is NaN
         if allowed is None or not bool(allowed.any(-1).all()):
             return None
-        return with_rank(call, call.constant(_additive(allowed).tolist()), ndim)
+        return with_rank(call, call.constant(_additive(allowed).tolist(), dtype), ndim)
     return with_rank(call, mask, ndim) if computable(call, mask) else None
 
 
@@ -260,8 +272,6 @@ def _attention(call: Call) -> Value | None:
 
     A row whose mask is -inf throughout is 0 in PyTorch and NaN here.
     """
-    from fmtprop.ops.softmax import Softmax
-
     query, key, value = call["query"], call["key"], call["value"]
     ndim = call.type(query).ndim
     if call["dropout_p"] or call.args.get("enable_gqa", False) or not computable(call, query, key, value):
@@ -277,11 +287,11 @@ def _attention(call: Call) -> Value | None:
     scores = call.emit("eltwise", {"src": scores}, Eltwise("linear", factor))
     if isinstance(mask, Value):
         scores = call.emit("binary", {"src_0": scores, "src_1": mask}, Binary("add"))
-    weights = call.emit("softmax", {"src": scores}, Softmax("accurate", ndim - 1))
+    weights = call.emit("softmax", {"src": scores}, Softmax(ndim - 1))
     return call.emit("matmul", {"src": weights, "weights": value}, MatMul())
 
 
-def _attention_with_statistics(call: Call) -> tuple[Value, ...] | None:
+def _attention_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
     dst = _attention(call)
     return None if dst is None else (dst, None)
 

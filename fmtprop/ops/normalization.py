@@ -20,8 +20,9 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.arguments import computable, reshaped
+from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import lowering
+from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,10 @@ from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.arguments import axes_of, batched, computable, ints, reshaped, unbatched
+from fmtprop.ops.arguments import axes_of, batched, computable, ints, unbatched
 from fmtprop.ops.building import lowering
+from fmtprop.ops.reduction import Reduction
+from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, extent, torch_padding, window_count
 
 if TYPE_CHECKING:
@@ -191,7 +194,7 @@ def _first_of(importer: Importer) -> Importer:
 
     def both(call: Call) -> tuple[Value | None, ...] | None:
         value = importer(call)
-        return None if value is None else (value, None)
+        return (value, None) if isinstance(value, Value) else None
 
     return both
 
@@ -215,7 +218,7 @@ def uniform_windows(size: int, count: int) -> tuple[int, int] | None:
     """
     starts = [i * size // count for i in range(count)]
     lengths = {-(-(i + 1) * size // count) - start for i, start in enumerate(starts)}
-    steps = {after - before for before, after in zip(starts, starts[1:], strict=False)} or lengths
+    steps = {after - before for before, after in pairwise(starts)} or set(lengths)
     if len(lengths) > 1 or len(steps) > 1 or steps == {0}:
         return None
     return lengths.pop(), steps.pop()
@@ -248,8 +251,6 @@ def _mean(call: Call) -> Value | None:
     if len(dims) in (4, 5) and axes == tuple(range(2, len(dims))):
         dst = call.emit("pooling", {"src": src}, Pooling.make("avg_include_padding", dims[2:]))
     else:
-        from fmtprop.ops.reduction import Reduction
-
         dst = call.emit("reduction", {"src": src}, Reduction("mean", axes))
     if call["keepdim"]:
         return dst

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import Deconv
+from fmtprop.ops.convolution import problem
+from fmtprop.ops.deconvolution import DECONVOLUTION
+from tests.ops.fake_call import FakeCall, check_import
+
+X2 = TensorType((2, 6, 5, 4))
+
+
+def weights(*dims):
+    return torch.randn(*dims, generator=torch.Generator().manual_seed(1))
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def test_dst_is_what_the_convolution_would_read():
+    types = problem((1, 8, 7, 7), 16, (4, 4))
+    assert DECONVOLUTION.infer(Deconv.make(2, 2, pad_l=1), types)[0].dims == (1, 16, 14, 14)
+
+
+def test_a_negative_right_padding_adds_rows():
+    types = problem((1, 8, 7, 7), 16, (3, 3))
+    assert DECONVOLUTION.infer(Deconv.make(2, 2, pad_l=1, pad_r=0), types)[0].dims == (1, 16, 14, 14)
+    assert DECONVOLUTION.infer(Deconv.make(2, 2, pad_l=0, pad_r=-1), types)[0].dims == (1, 16, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Deconv.make(2, 2, pad_r=-2), "pad_r[0] is -2, but must be at least -1 (1 - stride)"),
+        (lambda: Deconv.make(1, 0), "deconvolution strides[0] is 0, but must be at least 1"),
+        (lambda: Deconv.make(2, groups=0), "deconvolution groups is 0, but must be at least 1"),
+    ],
+)
+def test_attributes_out_of_range_are_named(make, message):
+    with pytest.raises(ShapeError) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_channels_that_do_not_fit_are_named():
+    types = {**problem((1, 8, 7, 7), 16, (3, 3)), "src": TensorType((1, 9, 7, 7))}
+    with pytest.raises(ShapeError, match=r"src axis 1 has 9 channels but weights axis 1 expects 8 \(groups=1\)"):
+        DECONVOLUTION.infer(Deconv.make(2), types)
+
+
+def test_an_empty_dst_is_refused():
+    with pytest.raises(ShapeError, match=r"dst axis 2 would be empty: 3 positions less padding 4"):
+        DECONVOLUTION.infer(Deconv.make(2, pad_l=2), problem((1, 8, 1, 7), 16, (3, 3)))
+
+
+# ---------------------------------------------------------------- importers (they check the reference against torch)
+
+
+@pytest.mark.parametrize(
+    ("target", "src", "kernel"),
+    [
+        ("aten.conv_transpose1d.default", (2, 6, 7), (3,)),
+        ("aten.conv_transpose2d.input", (2, 6, 5, 4), (3, 4)),
+        ("aten.conv_transpose3d.input", (1, 6, 3, 4, 2), (2, 3, 3)),
+    ],
+)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_every_rank(target, src, kernel, groups):
+    call = check_import(
+        target, TensorType(src), weights(6, 4, *kernel), weights(4 * groups),
+        stride=[3], padding=[1], output_padding=[2], groups=groups, dilation=[2],
+    )  # fmt: skip
+    split = ["reshape"] if groups > 1 else []
+    assert call.ops() == [*split, "permute", "deconvolution"]
+
+
+def test_without_bias_and_without_batch():
+    call = check_import("aten.conv_transpose2d.input", TensorType((6, 5, 4)), weights(6, 3, 2, 2), stride=[2])
+    assert set(call.ops()) == {"reshape", "permute", "deconvolution"}
+
+
+def test_the_decomposed_form():
+    args = ([2, 2], [1, 1], [1, 1], True, [1, 0], 2)
+    call = check_import("aten.convolution.default", X2, weights(6, 5, 3, 3), weights(10), *args)
+    assert call.ops()[-1] == "deconvolution"
+
+
+def test_output_padding_beyond_the_stride_is_declined():
+    call = FakeCall(
+        "aten.conv_transpose2d.input", X2, weights(6, 3, 2, 2), None, stride=[1], output_padding=[1], dilation=[2]
+    )
+    assert call.run() is None
+    assert call.ops() == []
