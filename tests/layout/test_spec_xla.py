@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmtprop.errors import FormatError, ShapeError
@@ -162,6 +162,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape("s32", dims, layout)
 
 
+@settings(deadline=None, max_examples=60)
 @given(shapes())
 def test_round_trips(shape: Shape) -> None:
     md = shape.to_memory_desc()
