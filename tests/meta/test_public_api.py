@@ -27,6 +27,11 @@ PUBLIC = {
     "from_torch",
     "load",
     "save",
+    # graphs
+    "Graph",
+    "from_torch",
+    "load",
+    "save",
     # errors
     "DnnlError",
     "FmtpropError",
