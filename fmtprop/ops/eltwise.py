@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.importing import Call
+from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import is_native, lowering
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -96,53 +97,71 @@ def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
 # ---------------------------------------------------------------- importers
 
 
-def _unary(alg: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[[Call], Value]:
-    def importer(call: Call) -> Value:
-        return call.emit("eltwise", {"src": call["self"]}, Eltwise(alg, alpha, beta))
+def _eltwise(call: Call, *chain: Eltwise) -> Value | None:
+    """Apply functions one after the other to the call's argument."""
+    value: Value = call["self"]
+    if not is_native(call.type(value)):
+        return None
+    for function in chain:
+        value = call.emit("eltwise", {"src": value}, function)
+    return value
+
+
+def _unary(alg: str, alpha: float = 0.0, beta: float = 0.0) -> Importer:
+    return lambda call: _eltwise(call, Eltwise(alg, alpha, beta))
+
+
+def _leaky_relu(call: Call) -> Value | None:
+    return _eltwise(call, Eltwise("relu", float(call["negative_slope"])))
+
+
+def _gelu(call: Call) -> Value | None:
+    return _eltwise(call, Eltwise("gelu_tanh" if call["approximate"] == "tanh" else "gelu_erf"))
+
+
+def _clip(lowest: str, highest: str) -> Importer:
+    def importer(call: Call) -> Value | None:
+        bounds = call.args.get(lowest), call.args.get(highest)
+        if any(isinstance(bound, Value) for bound in bounds):
+            return None
+        low, high = (default if b is None else float(b) for b, default in zip(bounds, (-inf, inf), strict=True))
+        if not low <= high:
+            # PyTorch gives the upper bound, or NaN where a bound is NaN; oneDNN refuses.
+            return None
+        return _eltwise(call, Eltwise("relu") if (low, high) == (0.0, inf) else Eltwise("clip", low, high))
 
     return importer
 
 
-def _leaky_relu(call: Call) -> Value:
-    return call.emit("eltwise", {"src": call["self"]}, Eltwise("relu", call["negative_slope"]))
-
-
-def _gelu(call: Call) -> Value:
-    alg = "gelu_tanh" if call["approximate"] == "tanh" else "gelu_erf"
-    return call.emit("eltwise", {"src": call["self"]}, Eltwise(alg))
-
-
-def _clamp(call: Call) -> Value | None:
-    low, high = call["min"], call["max"]
-    if isinstance(low, Value) or isinstance(high, Value):
-        return None
-    bounds = (-torch.inf if low is None else low, torch.inf if high is None else high)
-    return call.emit("eltwise", {"src": call["self"]}, Eltwise("clip", *map(float, bounds)))
-
-
-def _hardtanh(call: Call) -> Value:
-    return call.emit("eltwise", {"src": call["self"]}, Eltwise("clip", call["min_val"], call["max_val"]))
+def _threshold(call: Call) -> Value | None:
+    return _eltwise(call, Eltwise("relu")) if call["threshold"] == call["value"] == 0 else None
 
 
 def _elu(call: Call) -> Value | None:
-    if call["scale"] != 1 or call["input_scale"] != 1:
+    alpha, scale = float(call.args.get("alpha", 1)), float(call.args.get("scale", 1))
+    if call.args.get("input_scale", 1) != 1:
         return None
-    return call.emit("eltwise", {"src": call["self"]}, Eltwise("elu", call["alpha"]))
+    return _eltwise(call, Eltwise("elu", alpha), *([] if scale == 1 else [Eltwise("linear", scale)]))
+
+
+def _celu(call: Call) -> Value | None:
+    return _eltwise(call, Eltwise("elu", 1.0)) if call["alpha"] == 1 else None
 
 
 def _softplus(call: Call) -> Value | None:
     # oneDNN's soft_relu has no linear threshold; PyTorch's is beyond f32's precision from 20 on
-    if call["threshold"] < 20:
+    if call["threshold"] < 20 or not call["beta"]:
         return None
-    return call.emit("eltwise", {"src": call["self"]}, Eltwise("soft_relu", call["beta"]))
+    return _eltwise(call, Eltwise("soft_relu", float(call["beta"])))
 
 
 def _pow(call: Call) -> Value | None:
     exponent = call["exponent"]
     if isinstance(exponent, Value):
         return None
-    alg = {2: Eltwise("square"), 0.5: Eltwise("sqrt")}.get(exponent, Eltwise("pow", 1.0, float(exponent)))
-    return call.emit("eltwise", {"src": call["self"]}, alg)
+    return _eltwise(
+        call, {2: Eltwise("square"), 0.5: Eltwise("sqrt")}.get(exponent, Eltwise("pow", 1.0, float(exponent)))
+    )
 
 
 # ---------------------------------------------------------------- samples and declaration
@@ -158,7 +177,12 @@ def samples() -> Iterable[Sample]:
         low = 0.1 if alg in ("log", "sqrt") else -2.0
         attrs = Eltwise(alg, *parameters.get(alg, (0.0, 0.0)))
         yield Sample(alg, attrs, {"src": TensorType((2, 17, 5, 7))}, low, 2.0)
-    yield Sample("leaky_relu", Eltwise("relu", 0.1), {"src": TensorType((3, 40))})
+    rows = {"src": TensorType((3, 40))}
+    yield Sample("leaky_relu", Eltwise("relu", 0.1), rows)
+    yield Sample("log_sigmoid", Eltwise("soft_relu", -1.0), rows, -8.0, 8.0)
+    yield Sample("reciprocal", Eltwise("pow", 1.0, -1.0), rows, -2.0, -0.5)
+    yield Sample("rsqrt", Eltwise("pow", 1.0, -0.5), rows, 0.5, 2.0)
+    yield Sample("clip_below", Eltwise("clip", -0.5, inf), rows)
 
 
 ELTWISE = OpDef(
@@ -169,32 +193,41 @@ ELTWISE = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
-    post_ops=frozenset({"binary"}),
+    # no post_ops: oneDNN takes some, but then only its slow reference code is left
     as_post_op=True,
     inplace=frozenset({"src"}),
     samples=samples,
     torch={
         "aten.relu.default": _unary("relu"),
         "aten.leaky_relu.default": _leaky_relu,
+        "aten.threshold.default": _threshold,
         "aten.tanh.default": _unary("tanh"),
         "aten.sigmoid.default": _unary("logistic"),
+        "aten.special_expit.default": _unary("logistic"),
+        "aten.log_sigmoid.default": _unary("soft_relu", -1.0),
         "aten.silu.default": _unary("swish", 1.0),
         "aten.mish.default": _unary("mish"),
         "aten.gelu.default": _gelu,
         "aten.exp.default": _unary("exp"),
         "aten.log.default": _unary("log"),
         "aten.sqrt.default": _unary("sqrt"),
+        "aten.rsqrt.default": _unary("pow", 1.0, -0.5),
+        "aten.reciprocal.default": _unary("pow", 1.0, -1.0),
         "aten.abs.default": _unary("abs"),
         "aten.square.default": _unary("square"),
         "aten.neg.default": _unary("linear", -1.0),
         "aten.round.default": _unary("round"),
         "aten.elu.default": _elu,
+        "aten.celu.default": _celu,
         "aten.softplus.default": _softplus,
         "aten.hardsigmoid.default": _unary("hardsigmoid", 1 / 6, 0.5),
         "aten.hardswish.default": _unary("hardswish", 1 / 6, 0.5),
         "aten.relu6.default": _unary("clip", 0.0, 6.0),
-        "aten.hardtanh.default": _hardtanh,
-        "aten.clamp.default": _clamp,
+        "aten.hardtanh.default": _clip("min_val", "max_val"),
+        "aten.clamp.default": _clip("min", "max"),
+        "aten.clip.default": _clip("min", "max"),
+        "aten.clamp_min.default": _clip("min", ""),
+        "aten.clamp_max.default": _clip("", "max"),
         "aten.pow.Tensor_Scalar": _pow,
     },
 )

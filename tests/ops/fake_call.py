@@ -113,7 +113,11 @@ def random_tensor(type_: TensorType, low: float = -1.0, high: float = 1.0) -> to
 
 
 def check_import(target: str, *args: Any, low: float = -1.0, high: float = 1.0, **kwargs: Any) -> FakeCall:
-    """Import a call, evaluate what it emitted by references, and compare every result with torch's own answer."""
+    """Import a call, evaluate what it emitted by references, and compare every result with torch's own answer.
+
+    ``rtol`` and ``atol`` loosen the comparison; all other keywords are arguments of the call.
+    """
+    tolerance = {name: kwargs.pop(name) for name in ("rtol", "atol") if name in kwargs}
     call = FakeCall(target, *args, **kwargs)
     answer = call.run()
     assert answer is not None, f"{target} was declined"
@@ -129,5 +133,5 @@ def check_import(target: str, *args: Any, low: float = -1.0, high: float = 1.0, 
         assert call.type(mine) == type_
         got = call.evaluate(mine, *tensors)
         assert got.dtype == theirs.dtype
-        torch.testing.assert_close(got, theirs)
+        torch.testing.assert_close(got, theirs, **tolerance)
     return call

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.eltwise import ELTWISE, FUNCTIONS, Eltwise
+from tests.ops.fake_call import FakeCall, check_import, random_tensor
+
+X = TensorType((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        ("aten.relu.default", ()),
+        ("aten.leaky_relu.default", (0.2,)),
+        ("aten.threshold.default", (0, 0)),
+        ("aten.tanh.default", ()),
+        ("aten.sigmoid.default", ()),
+        ("aten.log_sigmoid.default", ()),
+        ("aten.silu.default", ()),
+        ("aten.mish.default", ()),
+        ("aten.gelu.default", ()),
+        ("aten.exp.default", ()),
+        ("aten.abs.default", ()),
+        ("aten.square.default", ()),
+        ("aten.neg.default", ()),
+        ("aten.round.default", ()),
+        ("aten.elu.default", (0.5,)),
+        ("aten.celu.default", ()),
+        ("aten.softplus.default", ()),
+        ("aten.softplus.default", (2,)),
+        ("aten.hardsigmoid.default", ()),
+        ("aten.hardswish.default", ()),
+        ("aten.relu6.default", ()),
+        ("aten.hardtanh.default", (-1, 2)),
+        ("aten.clamp.default", (-0.5, 0.5)),
+        ("aten.clamp.default", (-0.5,)),
+        ("aten.clamp.default", (0,)),
+        ("aten.clamp_min.default", (-1,)),
+        ("aten.clamp_max.default", (1.5,)),
+        ("aten.pow.Tensor_Scalar", (2,)),
+        ("aten.pow.Tensor_Scalar", (3,)),
+        ("aten.pow.Tensor_Scalar", (-1,)),
+        ("aten.reciprocal.default", ()),
+    ],
+)
+@pytest.mark.parametrize("type_", [X, TensorType((5,)), X.with_dtype("bf16")])
+def test_importers_agree_with_torch(target, args, type_):
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if type_.dtype.value == "bf16" else {}
+    assert check_import(target, type_, *args, low=-4.0, high=4.0, **tolerance).ops() == ["eltwise"]
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        ("aten.log.default", ()),
+        ("aten.sqrt.default", ()),
+        ("aten.rsqrt.default", ()),
+        ("aten.pow.Tensor_Scalar", (0.5,)),
+    ],
+)
+def test_importers_of_positive_arguments(target, args):
+    assert check_import(target, X, *args, low=0.1, high=4.0).ops() == ["eltwise"]
+
+
+def test_gelu_by_tanh():
+    call = check_import("aten.gelu.default", X, approximate="tanh")
+    assert call.graph.nodes()[-1].attrs == Eltwise("gelu_tanh")
+
+
+def test_a_scaled_elu_takes_two_functions():
+    assert check_import("aten.elu.default", X, 1.67, 1.05, low=-3.0).ops() == ["eltwise", "eltwise"]
+
+
+@pytest.mark.parametrize("alg", ["relu", "clip"])
+def test_clamp_at_zero_is_relu(alg):
+    call = check_import("aten.clamp.default", X, 0.0 if alg == "relu" else 0.1)
+    assert call.graph.nodes()[-1].attrs.alg == alg
+
+
+INTS = TensorType((2, 3), "s64")
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        ("aten.relu.default", (INTS,)),
+        ("aten.neg.default", (INTS,)),
+        ("aten.sigmoid.default", (INTS,)),
+        ("aten.exp.default", (X.with_dtype("f64"),)),
+        ("aten.relu.default", (TensorType(()),)),
+        ("aten.threshold.default", (X, 0.5, 0.0)),
+        ("aten.celu.default", (X, 2.0)),
+        ("aten.elu.default", (X, 1.0, 1.0, 2.0)),
+        ("aten.softplus.default", (X, 1.0, 10.0)),
+        ("aten.clamp.default", (X, 2.0, 1.0)),
+        ("aten.clamp.default", (X, math.nan)),
+        ("aten.clamp.Tensor", (X, X)),
+        ("aten.pow.Tensor_Tensor", (X, X)),
+        ("aten.sin.default", (X,)),
+    ],
+)
+def test_importers_decline(target, args):
+    assert FakeCall(target, *args).run() is None
+
+
+@pytest.mark.parametrize("sample", list(ELTWISE.samples()), ids=lambda sample: sample.name)
+def test_references_keep_shape_and_type(sample):
+    for dtype in ("f32", "bf16"):
+        type_ = sample.types["src"].with_dtype(dtype)
+        (dst,) = ELTWISE.reference(sample.attrs, {"src": random_tensor(type_, sample.low, sample.high)})
+        assert dst.dtype == random_tensor(type_).dtype
+        assert ELTWISE.infer(sample.attrs, {"src": type_}) == (type_,)
+        assert torch.isfinite(dst).all()
+
+
+def test_every_algorithm_has_a_sample():
+    assert {sample.attrs.alg for sample in ELTWISE.samples()} == set(FUNCTIONS)
+
+
+def test_unknown_algorithm_lists_the_known():
+    with pytest.raises(ShapeError, match="eltwise has no algorithm 'sin'; it has relu, tanh"):
+        Eltwise("sin")
