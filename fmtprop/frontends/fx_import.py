@@ -12,7 +12,6 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +19,25 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
-from fmtprop.ir import tensors
+from fmtprop.frontends.torch_call import TorchCall, add_constant, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Importer
-from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET
-from fmtprop.ir.tensors import data_type, materialise, torch_dtype
+from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType
-from fmtprop.ops import emit
 from fmtprop.ops.host import draws_random_numbers, make_host_call
 
-__all__ = ["TorchCall", "import_calls", "importers", "tensor_type"]
+__all__ = ["import_calls", "importers"]
 
 _LOG = logging.getLogger(__name__)
 
-#: numbers that importers may read off a constant
-_SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
+#: what a program computes from its own constants is computed at import up to this size
+_FOLDED_BYTES = 2**24
+#: calls that read nothing of a tensor but its shape
+_SHAPE_ONLY = frozenset(
+    f"aten.{name}.default" for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+)
 
 
 def importers() -> dict[str, tuple[str, Importer]]:
@@ -64,98 +65,6 @@ def importers() -> dict[str, tuple[str, Importer]]:
                 raise GraphError(f"ops {table[overload][0]} and {declaration.name} both import {overload}")
             table[overload] = (declaration.name, importer)
     return table
-
-
-def tensor_type(value: Any, what: str) -> TensorType:
-    """Return the logical type of a torch tensor, real or fake.
-
-    Parameters
-    ----------
-    value : object
-        What the exporter recorded.
-    what : str
-        What it is, for messages: ``"input x"``.
-
-    Raises
-    ------
-    ImportModelError
-        Not a tensor, a dynamic dimension, or a data type that graphs do not have.
-    """
-    if not isinstance(value, torch.Tensor):
-        raise ImportModelError(f"{what}: its value is a {type(value).__name__}, only tensors can be in a graph")
-    for axis, size in enumerate(value.shape):
-        if not isinstance(size, int):
-            raise ImportModelError(
-                f"{what}: the size of axis {axis} is not a number ({size}); shapes must be static: export without "
-                "dynamic_shapes, and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
-            )
-    try:
-        return tensors.tensor_type(value)
-    except GraphError as error:
-        raise ImportModelError(f"{what}: {error}") from error
-
-
-# ---------------------------------------------------------------- one call
-
-
-@dataclass
-class TorchCall:
-    """A normalised call; what importers see (:class:`fmtprop.ir.importing.Call`).
-
-    Parameters
-    ----------
-    graph : Graph
-        The graph that grows.
-    target : str
-        Overload name.
-    args : mapping
-        Every argument by its schema name.
-    results : tuple of TensorType
-        What the exporter says the call returns.
-    origin : str
-        Path of the module that makes the call.
-    """
-
-    graph: Graph
-    target: str
-    args: Mapping[str, Any]
-    results: tuple[TensorType, ...]
-    origin: str = ""
-
-    def __getitem__(self, name: str) -> Any:
-        """Return an argument by its schema name."""
-        return self.args[name]
-
-    def type(self, value: Value) -> TensorType:
-        """Return the logical type of a value."""
-        return self.graph.type_of(value)
-
-    def emit(self, op: str, inputs: Mapping[str, Value | None], attrs: Attrs) -> Value:
-        """Add a node, infer its type and return its first result."""
-        return emit(self.graph, op, inputs, attrs, origin=self.origin)
-
-    def scalar(self, value: Value) -> float | None:
-        """Return the number behind a value that is a one-element constant, else None."""
-        type_ = self.type(value)
-        if type_.size != 1 or type_.dtype not in _SCALAR_DTYPES:
-            return None
-        tensor = self.tensor(value)
-        return None if tensor is None else float(tensor.item())
-
-    def constant(self, data: Any, dtype: str = "f32") -> Value:
-        """Add a small constant from nested lists or a number."""
-        tensor = torch.tensor(data, dtype=torch_dtype(DataType(dtype)))
-        return _add_constant(self.graph, tensor, self.origin)
-
-    def tensor(self, value: Value) -> torch.Tensor | None:
-        """Return the torch tensor behind a constant value, or None where the value is computed."""
-        data = self.graph.constants.get(value.node)
-        return None if data is None else materialise(data, self.type(value))
-
-
-def _add_constant(graph: Graph, tensor: torch.Tensor, origin: str) -> Value:
-    type_ = tensor_type(tensor, "constant")
-    return graph.constant(graph.fresh_name("constant"), type_, tensor.detach().contiguous(), origin=origin)
 
 
 # ---------------------------------------------------------------- the walk
@@ -195,6 +104,8 @@ class _Walk:
     def __init__(self, graph: Graph, values: Mapping[str, Any]) -> None:
         self.graph = graph
         self.table = importers()
+        #: constants that the program makes itself
+        self.made: set[Value] = set()
         self.values: dict[str, Any] = dict(values)
 
     def visit(self, node: fx.Node) -> None:
@@ -247,7 +158,7 @@ class _Walk:
         results = recorded if several else [recorded]
         types = tuple(self._result_type(node, name, value, i) for i, value in enumerate(results))
         made: Sequence[Value | None]
-        if not any(_values_in(args)):
+        if self._is_known(name, args, types):
             made = self._evaluate(node, target, args)
         else:
             made = self._convert(node, target, args, types)
@@ -266,13 +177,38 @@ class _Walk:
             )
         return tensor_type(value, f"{_where(node)}: result {index} of {name}")
 
+    def _is_known(self, name: str, args: Mapping[str, Any], types: tuple[TensorType, ...]) -> bool:
+        """Tell whether a call's results are known now: masks, positions and scalars that the program makes itself.
+
+        Folding constants is a pass's affair; but importers see only what is a constant by now.
+        """
+        operands = set(_values_in(args))
+        if not operands or name in _SHAPE_ONLY:
+            return True
+        small = sum(type_.nbytes for type_ in types) <= _FOLDED_BYTES
+        return small and all(self._is_literal(value) for value in operands)
+
+    def _is_literal(self, value: Value) -> bool:
+        weights = value not in self.made and self.graph.type_of(value).dtype.is_floating
+        return value.node in self.graph.constants and not weights
+
     def _evaluate(self, node: fx.Node, target: OpOverload, args: Mapping[str, Any]) -> tuple[Value, ...]:
-        """Run a call that reads no tensor (arange, zeros, full): its result is a constant."""
+        """Run a call now; its results become constants."""
         _check_device(node, args)
+
+        def real(argument: Any) -> Any:
+            if isinstance(argument, Value):
+                data, type_ = self.graph.constants.get(argument.node), self.graph.type_of(argument)
+                # only its shape is read
+                return torch.empty((), dtype=torch_dtype(type_.dtype)).expand(type_.dims) if data is None else data
+            return [real(item) for item in argument] if isinstance(argument, list) else argument
+
         with torch.no_grad():
-            made = target(*node.args, **node.kwargs)
+            made = target(**{key: real(argument) for key, argument in args.items()})
         tensors = made if isinstance(made, list | tuple) else [made]
-        return tuple(_add_constant(self.graph, tensor, _origin(node)) for tensor in tensors)
+        values = tuple(add_constant(self.graph, tensor, _origin(node)) for tensor in tensors)
+        self.made |= set(values)
+        return values
 
     def _convert(
         self, node: fx.Node, target: OpOverload, args: Mapping[str, Any], types: tuple[TensorType, ...]

@@ -20,7 +20,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.fx_import import import_calls, tensor_type
+from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.torch_call import tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe

@@ -434,3 +434,18 @@ def test_importing_raises_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         from_torch(Block(), IMAGE)
+
+
+def test_what_a_program_makes_itself_is_computed_at_import():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(5, 1))
+
+        def forward(self, x):
+            mask = x.new_ones(5, 5, dtype=torch.bool).tril() & (torch.arange(5) < 4)
+            return (x * self.weight).masked_fill(mask[:, :1], 0.0) + torch.zeros_like(x)
+
+    graph = check(Positions(), TOKENS, aten=None)
+    assert [node.attrs.target for node in graph if node.op == "aten"] == ["aten.masked_fill.Scalar"]
+    assert "weight" in graph.constants

@@ -1,0 +1,119 @@
+"""What importers see of a program written in ATen: one normalised call, and the types of its tensors.
+
+This module owns the torch side of :class:`fmtprop.ir.importing.Call`. It must not know fx or how calls are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmtprop.errors import GraphError, ImportModelError
+from fmtprop.ir import tensors
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.tensors import materialise, torch_dtype
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+from fmtprop.ops import emit
+
+__all__ = ["TorchCall", "add_constant", "tensor_type"]
+
+#: numbers that importers may read off a constant
+_SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
+
+
+def tensor_type(value: Any, what: str) -> TensorType:
+    """Return the logical type of a torch tensor, real or fake.
+
+    Parameters
+    ----------
+    value : object
+        What the exporter recorded.
+    what : str
+        What it is, for messages: ``"input x"``.
+
+    Raises
+    ------
+    ImportModelError
+        Not a tensor, a dynamic dimension, or a data type that graphs do not have.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise ImportModelError(f"{what}: its value is a {type(value).__name__}, only tensors can be in a graph")
+    for axis, size in enumerate(value.shape):
+        if not isinstance(size, int):
+            raise ImportModelError(
+                f"{what}: the size of axis {axis} is not a number ({size}); shapes must be static: export without "
+                "dynamic_shapes, and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
+            )
+    try:
+        return tensors.tensor_type(value)
+    except GraphError as error:
+        raise ImportModelError(f"{what}: {error}") from error
+
+
+# ---------------------------------------------------------------- one call
+
+
+@dataclass
+class TorchCall:
+    """A normalised call; what importers see (:class:`fmtprop.ir.importing.Call`).
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph that grows.
+    target : str
+        Overload name.
+    args : mapping
+        Every argument by its schema name.
+    results : tuple of TensorType
+        What the exporter says the call returns.
+    origin : str
+        Path of the module that makes the call.
+    """
+
+    graph: Graph
+    target: str
+    args: Mapping[str, Any]
+    results: tuple[TensorType, ...]
+    origin: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument by its schema name."""
+        return self.args[name]
+
+    def type(self, value: Value) -> TensorType:
+        """Return the logical type of a value."""
+        return self.graph.type_of(value)
+
+    def emit(self, op: str, inputs: Mapping[str, Value | None], attrs: Attrs) -> Value:
+        """Add a node, infer its type and return its first result."""
+        return emit(self.graph, op, inputs, attrs, origin=self.origin)
+
+    def scalar(self, value: Value) -> float | None:
+        """Return the number behind a value that is a one-element constant, else None."""
+        type_ = self.type(value)
+        if type_.size != 1 or type_.dtype not in _SCALAR_DTYPES:
+            return None
+        tensor = self.tensor(value)
+        return None if tensor is None else float(tensor.item())
+
+    def constant(self, data: Any, dtype: str = "f32") -> Value:
+        """Add a small constant from nested lists or a number."""
+        tensor = torch.tensor(data, dtype=torch_dtype(DataType(dtype)))
+        return add_constant(self.graph, tensor, self.origin)
+
+    def tensor(self, value: Value) -> torch.Tensor | None:
+        """Return the torch tensor behind a constant value, or None where the value is computed."""
+        data = self.graph.constants.get(value.node)
+        return None if data is None else materialise(data, self.type(value))
+
+
+def add_constant(graph: Graph, tensor: torch.Tensor, origin: str) -> Value:
+    """Add a tensor that a program makes itself, under a running name."""
+    type_ = tensor_type(tensor, "constant")
+    return graph.constant(graph.fresh_name("constant"), type_, tensor.detach().contiguous(), origin=origin)
