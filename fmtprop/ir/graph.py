@@ -101,15 +101,19 @@ class Graph:
 
     def readers(self, value: Value) -> list[tuple[str, str]]:
         """Return who reads a value: (node name, operand name), in topological order of the readers."""
-        found = [
-            (reader, key)
-            for _, reader, key, data in self._graph.out_edges(value.node, keys=True, data=True)
-            if data["result"] == value.index
-        ]
+        found = self._reading(value)
         if len(found) > 1:
             rank = {node.name: i for i, node in enumerate(self.nodes())}
             found.sort(key=lambda pair: (rank[pair[0]], pair[1]))
         return found
+
+    def reader_count(self, value: Value) -> int:
+        """Return how many operands read a value; cheaper than :meth:`readers` while a graph is being changed."""
+        return len(self._reading(value))
+
+    def _reading(self, value: Value) -> list[tuple[str, str]]:
+        edges = self._graph.out_edges(value.node, keys=True, data=True)
+        return [(reader, key) for _, reader, key, data in edges if data["result"] == value.index]
 
     def ancestors(self, name: str) -> set[str]:
         """Return the names of all nodes that a node depends on, itself not among them."""

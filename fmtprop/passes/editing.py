@@ -34,8 +34,7 @@ def new_constant(graph: Graph, tensor: torch.Tensor, before: Node, origin: str =
 
 def only_reader(graph: Graph, value: Value) -> Node | None:
     """Return the only node that reads a value, None where there are several, or it reads it twice."""
-    readers = graph.readers(value)
-    return graph.node(readers[0][0]) if len(readers) == 1 else None
+    return graph.node(graph.readers(value)[0][0]) if graph.reader_count(value) == 1 else None
 
 
 def bypass(graph: Graph, node: Node, values: Sequence[Value]) -> None:

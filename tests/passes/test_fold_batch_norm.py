@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop.ops import BatchNorm
+from fmtprop.ops.deconvolution import Deconv
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
+from fmtprop.passes.fold_batch_norm import FoldBatchNorm
+from tests.passes.rewriting import Builder, rewrite, summary
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_folds_into_a_convolution(groups, bias, affine):
+    build = Builder()
+    conv = build.conv(build.input(2, 8, 5, 5), 12, "conv", bias, kernel=3, groups=groups)
+    folded = rewrite(build.output(build.act(build.norm(conv, "bn", affine))), FoldBatchNorm(), tolerance=1e-4)
+    assert summary(folded) == ["conv", "relu"]
+    assert set(folded.inputs("conv")) == {"src", "weights", "bias"}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norm_folds_into_a_deconvolution(groups):
+    build = Builder()
+    weights = build.random(6, 8, 3, 3) if groups == 1 else build.random(2, 3, 4, 3, 3)
+    attrs = Deconv.make(2, 2, groups=groups)
+    value = build.op("deconvolution", attrs, "up", src=build.input(1, 8, 4, 4), weights=build.constant(weights))
+    folded = rewrite(build.output(build.norm(value, "bn")), FoldBatchNorm(), tolerance=1e-4)
+    assert summary(folded) == ["up"]
+
+
+def test_batch_norm_folds_into_matrix_products():
+    build = Builder()
+    x = build.input(5, 8)
+    weights, bias = build.constant(build.random(6, 8)), build.constant(build.random(6))
+    value = build.norm(build.op("inner_product", InnerProduct(), "fc", src=x, weights=weights, bias=bias), "bn_1")
+    value = build.op("matmul", MatMul(), "mm", src=value, weights=build.constant(build.random(6, 7)))
+    folded = rewrite(build.output(build.norm(value, "bn_2")), FoldBatchNorm(), tolerance=1e-4)
+    assert summary(folded) == ["fc", "mm"]
+
+
+def test_per_channel_arithmetic_folds_in_chains():
+    build = Builder()
+    value = build.conv(build.input(1, 4, 5, 5), 6, "conv")
+    channel = lambda: build.constant(build.random(1, 6, 1, 1).abs() + 0.5)  # noqa: E731
+    value = build.binary("mul", value, channel())
+    value = build.binary("add", channel(), value)
+    value = build.binary("sub", channel(), value)
+    value = build.binary("div", value, channel())
+    value = build.binary("sub", value, build.constant(torch.tensor(0.25).reshape(1, 1, 1, 1)), "scalar")
+    value = build.act(value, "linear", None, 3.0, -1.0)
+    folded = rewrite(build.output(build.norm(value, "bn")), FoldBatchNorm(), tolerance=1e-4)
+    assert summary(folded) == ["conv"]
+
+
+def test_weights_are_rounded_once_from_f64():
+    build = Builder()
+    conv = build.conv(build.input(1, 3, 4, 4), 5, "conv")
+    graph = build.output(build.norm(conv, "bn"))
+    inputs = graph.inputs("bn")
+    folded = FoldBatchNorm().run(graph)
+    data = {name: graph.constants[value.node].double() for name, value in inputs.items() if name != "src"}
+    scale = data["scale"] / torch.sqrt(data["variance"] + 1e-3)
+    weights = graph.constants[graph.inputs("conv")["weights"].node].double()
+    exact = (weights * scale.reshape(5, 1, 1, 1)).float()
+    got = folded.constants[folded.inputs("conv")["weights"].node]
+    assert ((got - exact).abs() <= torch.finfo(torch.float32).eps * exact.abs()).all()
+
+
+def test_what_cannot_fold_stays():
+    build = Builder()
+    x = build.input(1, 4, 5, 5)
+    both = build.conv(x, 4, "read_twice")
+    computed = build.input(4, name="computed")
+    statistics = {"mean": computed, "variance": build.constant(torch.ones(4))}
+    conv = build.conv(x, 4, "conv")
+    graph = build.output(
+        both,
+        build.norm(both, "bn_1"),
+        build.norm(build.act(x), "bn_2"),
+        build.op("batch_normalization", BatchNorm(), "bn_3", src=conv, **statistics),
+        build.binary("mul", build.conv(x, 4, "conv_4"), build.constant(build.random(1, 1, 5, 5)), "per_pixel"),
+        build.binary("div", build.constant(build.random(1, 4, 1, 1)), build.conv(x, 4, "conv_5"), "inverse"),
+        build.binary("add", build.conv(x, 4, "conv_6"), x, "residual"),
+    )
+    assert summary(rewrite(graph, FoldBatchNorm())) == summary(graph)
+
+
+def test_a_variance_that_gives_no_finite_weights_stays():
+    build = Builder()
+    conv = build.conv(build.input(1, 2, 3, 3), 2, "conv")
+    zeros = build.constant(torch.zeros(2))
+    graph = build.output(build.op("batch_normalization", BatchNorm(0.0), "bn", src=conv, mean=zeros, variance=zeros))
+    folded = FoldBatchNorm().run(graph)
+    assert summary(folded) == ["conv", "bn"]
+
+
+def test_computed_weights_stay():
+    build = Builder()
+    from fmtprop.ops.convolution import Conv
+
+    weights = build.input(4, 3, 1, 1, name="w")
+    conv = build.op("convolution", Conv.make(2), "conv", src=build.input(1, 3, 4, 4), weights=weights)
+    assert summary(rewrite(build.output(build.norm(conv, "bn")), FoldBatchNorm())) == ["conv", "bn"]

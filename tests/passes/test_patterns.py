@@ -1,0 +1,171 @@
+"""The small pattern rewrites: padding, channel shuffle, flatten."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from fmtprop.ops import Permute, Reshape
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.host import HostCall
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.pooling import Pooling
+from fmtprop.ops.shuffle import Shuffle
+from fmtprop.passes.absorb_flatten import AbsorbFlatten
+from fmtprop.passes.channel_shuffle import RecogniseShuffle
+from fmtprop.passes.fold_padding import FoldPadding
+from tests.passes.rewriting import Builder, rewrite, summary
+
+# ---------------------------------------------------------------- padding
+
+
+def pad(build: Builder, src, pads, value=0.0, target="aten.constant_pad_nd.default"):
+    value = {"float": str(value)} if isinstance(value, float) and math.isinf(value) else value
+    arguments = {"self": {"tensor": "src_0"}, "pad": pads, "value": value}
+    return build.op("aten", HostCall(target, json.dumps(arguments)), "pad", src_0=src)
+
+
+@pytest.mark.parametrize("target", ["aten.constant_pad_nd.default", "aten.pad.default"])
+def test_zeros_fold_into_a_convolution(target):
+    build = Builder()
+    conv = build.conv(pad(build, build.input(1, 3, 8, 9), [1, 2, 0, 3], 0.0, target), 4, "conv", kernel=3, pad_l=1)
+    folded = rewrite(build.output(conv), FoldPadding())
+    assert summary(folded) == ["conv"]
+    assert folded.node("conv").attrs == Conv((1, 1), (0, 0), (1, 2), (4, 3))
+
+
+def test_padding_of_the_last_axis_alone_folds():
+    build = Builder()
+    folded = rewrite(build.output(build.conv(pad(build, build.input(1, 3, 8, 9), [1, 1]), 4, "conv", kernel=3)),
+                     FoldPadding())  # fmt: skip
+    assert folded.node("conv").attrs == Conv((1, 1), (0, 0), (0, 1), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("alg", "value", "became"),
+    [
+        ("max", -math.inf, "max"),
+        ("avg_include_padding", 0.0, "avg_include_padding"),
+        ("avg_exclude_padding", 0.0, "avg_include_padding"),
+        ("avg_include_padding", None, "avg_include_padding"),
+    ],
+)
+def test_padding_folds_into_a_pooling_that_means_the_same(alg, value, became):
+    build = Builder()
+    source = pad(build, build.input(1, 3, 8, 9), [1, 2, 0, 1], value, "aten.pad.default")
+    folded = rewrite(build.output(build.op("pooling", Pooling.make(alg, (3, 3), 2), "pool", src=source)), FoldPadding())
+    assert summary(folded) == ["pool"]
+    assert folded.node("pool").attrs == Pooling(became, (3, 3), (2, 2), (0, 0), (0, 1), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("alg", "pads", "value", "inside"),
+    [
+        ("max", [1, 1, 1, 1], 0.0, 0),
+        ("avg_include_padding", [1, 1, 1, 1], 1.0, 0),
+        ("avg_exclude_padding", [1, 1, 1, 1], 0.0, 1),
+        ("avg_include_padding", [3, 3, 0, 0], 0.0, 0),
+        ("avg_include_padding", [-1, 1, 0, 0], 0.0, 0),
+        ("avg_include_padding", [0, 0, 0, 0, 1, 0], 0.0, 0),
+    ],
+)
+def test_padding_that_means_something_else_stays(alg, pads, value, inside):
+    build = Builder()
+    attrs = Pooling.make(alg, (3, 3), pad_l=inside)
+    graph = build.output(build.op("pooling", attrs, "pool", src=pad(build, build.input(1, 3, 8, 9), pads, value)))
+    assert summary(rewrite(graph, FoldPadding())) == ["pad", "pool"]
+
+
+def test_ones_and_reflections_stay_before_a_convolution():
+    build = Builder()
+    x = build.input(1, 3, 8, 9)
+    arguments = {"self": {"tensor": "src_0"}, "pad": [1, 1, 1, 1], "mode": "reflect"}
+    mirrored = build.op("aten", HostCall("aten.pad.default", json.dumps(arguments)), "mirror", src_0=x)
+    graph = build.output(build.conv(pad(build, x, [1, 1], 1.0), 4, "a"), build.conv(mirrored, 4, "b"))
+    assert summary(rewrite(graph, FoldPadding())) == summary(graph)
+
+
+def test_a_padding_with_another_reader_stays_for_that_one():
+    build = Builder()
+    padded = pad(build, build.input(1, 3, 8, 9), [1, 1, 1, 1])
+    folded = rewrite(build.output(build.conv(padded, 4, "conv", kernel=3), padded), FoldPadding())
+    assert summary(folded) == ["pad", "conv"]
+    assert folded.inputs("conv")["src"].node == "x"
+
+
+# ---------------------------------------------------------------- channel shuffle
+
+
+def shuffled(build: Builder, x, split, order, dims):
+    value = build.op("reshape", Reshape(split), "split", src=x)
+    value = build.op("permute", Permute(order), "exchange", src=value)
+    return build.op("reshape", Reshape(dims), "join", src=value)
+
+
+@pytest.mark.parametrize(
+    ("dims", "split", "order", "attrs"),
+    [
+        ((2, 12, 3, 5), (2, 3, 4, 3, 5), (0, 2, 1, 3, 4), Shuffle(1, 3)),
+        ((2, 12), (2, 2, 6), (0, 2, 1), Shuffle(1, 2)),
+        ((6, 5), (2, 3, 5), (1, 0, 2), Shuffle(0, 2)),
+    ],
+)
+def test_a_channel_shuffle_is_recognised(dims, split, order, attrs):
+    build = Builder()
+    graph = build.output(shuffled(build, build.input(*dims), split, order, dims))
+    found = rewrite(graph, RecogniseShuffle())
+    assert [(node.op, node.attrs) for node in found.nodes() if not node.is_boundary] == [("shuffle", attrs)]
+
+
+@pytest.mark.parametrize(
+    ("dims", "split", "order", "joined"),
+    [
+        ((2, 12, 3), (2, 3, 4, 3), (0, 2, 1, 3), (2, 3, 12)),
+        ((2, 12, 3), (2, 3, 4, 3), (0, 1, 3, 2), (2, 12, 3)),
+        ((2, 12, 3), (4, 6, 3, 1), (1, 0, 2, 3), (2, 12, 3)),
+    ],
+)
+def test_other_views_stay(dims, split, order, joined):
+    build = Builder()
+    graph = build.output(shuffled(build, build.input(*dims), split, order, joined))
+    assert summary(rewrite(graph, RecogniseShuffle())) == ["split", "exchange", "join"]
+
+
+def test_a_shuffle_whose_inside_is_read_stays():
+    build = Builder()
+    value = shuffled(build, build.input(2, 12, 3), (2, 3, 4, 3), (0, 2, 1, 3), (2, 12, 3))
+    graph = build.output(value, *build.graph.inputs("join").values())
+    assert summary(rewrite(graph, RecogniseShuffle())) == ["split", "exchange", "join"]
+
+
+# ---------------------------------------------------------------- flatten
+
+
+def test_an_inner_product_reads_the_image_itself():
+    build = Builder()
+    flat = build.op("reshape", Reshape((2, 60)), "flat", src=build.input(2, 3, 4, 5))
+    weights = build.random(7, 60)
+    graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=flat, weights=build.constant(weights)))
+    absorbed = rewrite(graph, AbsorbFlatten())
+    assert summary(absorbed) == ["fc"]
+    shaped = absorbed.constants[absorbed.inputs("fc")["weights"].node]
+    assert shaped.shape == (7, 3, 4, 5) and shaped.data_ptr() == weights.data_ptr()
+
+
+@pytest.mark.parametrize(("dims", "flat"), [((2, 3, 10), (3, 20)), ((60,), (2, 30))])
+def test_a_reshape_that_is_no_flattening_stays(dims, flat):
+    build = Builder()
+    value = build.op("reshape", Reshape(flat), "flat", src=build.input(*dims))
+    weights = build.constant(build.random(7, flat[1]))
+    graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=value, weights=weights))
+    assert summary(rewrite(graph, AbsorbFlatten())) == ["flat", "fc"]
+
+
+def test_computed_weights_stay_flat():
+    build = Builder()
+    value = build.op("reshape", Reshape((2, 60)), "flat", src=build.input(2, 3, 4, 5))
+    weights = build.input(7, 60, name="w")
+    graph = build.output(build.op("inner_product", InnerProduct(), "fc", src=value, weights=weights))
+    assert summary(rewrite(graph, AbsorbFlatten())) == ["flat", "fc"]
