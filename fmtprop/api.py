@@ -119,8 +119,6 @@ class CompiledModel:
         ------
         InputError
             An input does not fit.
-        PlanError
-            The process is a fork of the one that compiled the model.
         """
         if self._flat and not kwargs:
             results = self._executor.run(args)
@@ -247,6 +245,12 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
     PlanError, UnsupportedOpError
         As :func:`compile`.
     """
+    if dnnl.fork_guard():
+        return dnnl.after_fork(lambda: _compile_graph(graph, options))
+    return _compile_graph(graph, options)
+
+
+def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
     clock = _Clock()
     normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
     precision = "f32"
@@ -309,7 +313,7 @@ def _import(model: Any, example_inputs: Any) -> Graph:
     if isinstance(model, Graph):
         return model
     if isinstance(model, str | os.PathLike):
-        return load(model)
+        return load(os.fspath(model))
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
         return from_torch(model, example_inputs)
     raise ImportModelError(

@@ -51,4 +51,4 @@ class Call(Protocol):
         """Return the torch tensor behind a constant value, or None where the value is computed."""
 
 
-Importer = Callable[[Call], "Value | tuple[Value, ...] | None"]
+Importer = Callable[[Call], "Value | tuple[Value | None, ...] | None"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.types import TensorType
@@ -58,8 +58,17 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-class Value(NamedTuple):
-    """One result of one node: what an edge of the graph carries."""
+@dataclass(frozen=True, order=True, slots=True)
+class Value:
+    """One result of one node: what an edge of the graph carries.
+
+    Parameters
+    ----------
+    node : str
+        Name of the producer.
+    index : int
+        Which of its results.
+    """
 
     node: str
     index: int = 0

@@ -155,6 +155,7 @@ class _Assignment:
             for index, desc in enumerate(candidate.results):
                 value = Value(node.name, index)
                 back = self._convert(_Tensor(value, desc), plain(desc), node, "dst")
+                self.root[back] = back  # readers start from the plain copy: that is what this policy pays
                 self.tensors[value] = _Tensor(back, plain(desc))
 
     # ------------------------------------------------------------------ deciding

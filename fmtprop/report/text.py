@@ -71,9 +71,10 @@ def _machine(report: Report) -> str:
 def _headline(report: Report) -> str:
     memory = ", ".join(f"{name} {_bytes(size)}" for name, size in report.memory.items())
     stages = ", ".join(f"{name} {_time(seconds)}" for name, seconds in report.compile_seconds.items())
+    reorders = f"{len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})"
     return (
-        f"{report.model}, policy {report.policy}, {report.precision}: "
-        f"{_time(report.seconds)} a run, {len(report.steps)} steps, {len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})\n"
+        f"{report.model}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, "
+        f"{len(report.steps)} steps, {reorders}\n"
         f"memory: {memory}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
     )
 

@@ -132,7 +132,7 @@ class Context:
         call = dnnl.ExecArgs(bound)
         self._keep += [memory for _, memory in bound]
         self._keep.append(call)
-        return (dnnl.hot_execute(), step.primitive.handle, self._stream.handle, call.count, call.array)
+        return (dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)
 
     def _memory(self, access: Access, md: dnnl.NativeDesc) -> dnnl.Memory:
         buffer = self.plan.buffers[access.buffer]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 
 import torch
 
-from fmtprop.errors import InputError, PlanError
+from fmtprop import dnnl
+from fmtprop.errors import InputError
 from fmtprop.ir.tensors import data_type
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.context import Context
@@ -25,13 +25,13 @@ class Executor:
 
     Notes
     -----
-    Contexts are made on demand and kept for later runs: as many as ever ran at the same time.
+    Contexts are made on demand and kept for later runs: as many as ever ran at the same time. In a forked child, whose
+    OpenMP threads did not survive, runs go to a thread of its own.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._free: deque[Context] = deque()
-        self._process = os.getpid()
 
     def run(self, inputs: Sequence[object]) -> list[torch.Tensor]:
         """Execute the plan.
@@ -50,35 +50,37 @@ class Executor:
         ------
         InputError
             Number, shape, data type or device of an input does not fit.
-        PlanError
-            The process is a fork of the one that made the plan.
         """
         tensors = self._check(inputs)
-        context = self._context()
-        results = context.run(tensors)
-        self._free.append(context)
-        return results
+        if dnnl.fork_guard():
+            return dnnl.after_fork(lambda: self._run(tensors))
+        return self._run(tensors)
 
     def profile(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], list[float]]:
         """Execute the plan once and return the seconds of each step beside the results."""
         tensors = self._check(inputs)
-        context = self._context()
-        outcome = context.profile(tensors)
-        self._free.append(context)
-        return outcome
+        if dnnl.fork_guard():
+            return dnnl.after_fork(lambda: self._profile(tensors))
+        return self._profile(tensors)
 
     def close(self) -> None:
         """Release every context that is not running."""
         while self._free:
             self._free.pop().close()
 
+    def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        context = self._context()
+        results = context.run(tensors)
+        self._free.append(context)
+        return results
+
+    def _profile(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
+        context = self._context()
+        outcome = context.profile(tensors)
+        self._free.append(context)
+        return outcome
+
     def _context(self) -> Context:
-        if os.getpid() != self._process and self.plan.threads > 1:
-            raise PlanError(
-                f"model {self.plan.name} was compiled for {self.plan.threads} OpenMP threads before this process was "
-                "forked, and its threads did not survive the fork: compile it in the child, start the child by "
-                "'spawn', or call torch.set_num_threads(1) before compiling"
-            )
         # a thread that is new to torch takes over the number of threads that was set for the process
         torch.get_num_threads()
         try:

@@ -27,7 +27,8 @@ def huge_bytes(nbytes: int) -> torch.Tensor:
     if nbytes == 0:
         return torch.zeros(0, dtype=torch.uint8)
     size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
-    pages = mmap.mmap(-1, size)
+    # private: shared pages would be written by a forked child too, and get no huge pages
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(pages, dtype=torch.uint8)
