@@ -24,7 +24,7 @@ class FusePostOps:
 
     A node is absorbed where nobody else reads the producer's result, both results have one type, and the producer's
     op can absorb it. An addition of a tensor that may be overwritten becomes ``sum``, which reads it from the
-    destination's buffer (one per node); otherwise ``binary``, whose operand has the dims of dst, or is constant along
+    destination's buffer, where it is the first post-op; otherwise ``binary``, whose operand has the dims of dst, or is constant along
     all axes but one (the channels, or the last), or along all. Where both sides of an addition could absorb it, the
     one that runs later does.
 
@@ -81,7 +81,8 @@ class FusePostOps:
         producer, operand = graph.node(fusion.producer.node), fusion.operand
         if operand is None or not isinstance(fusion.attrs, Binary) or fusion.attrs.alg != "add":
             return False
-        if "sum" not in opdef(producer.op).post_ops & self.kinds or any(p.op == "sum" for p in producer.post_ops):
+        # After another post-op, most of oneDNN's kernels refuse a sum, but take a binary.
+        if "sum" not in opdef(producer.op).post_ops & self.kinds or producer.post_ops:
             return False
         if graph.type_of(operand) != node.results[0]:
             return False

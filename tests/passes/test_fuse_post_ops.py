@@ -86,6 +86,14 @@ def test_a_residual_that_is_the_source_through_a_view_becomes_binary():
     ]  # fmt: skip
 
 
+def test_an_addition_after_another_post_op_becomes_binary():
+    build = Builder()
+    x = build.input(1, 3, 4, 4)
+    shortcut = build.conv(x, 5, "shortcut")
+    value = build.binary("add", build.act(build.conv(x, 5, "conv")), shortcut)
+    assert fused(build.output(value)) == ["shortcut", "conv+relu+binary(shortcut)"]
+
+
 def test_one_sum_per_node():
     build = Builder()
     x = build.input(1, 3, 4, 4)
