@@ -1,0 +1,103 @@
+"""Pictures of layouts in a terminal: the logical grid and the line of memory as text.
+
+Owns the rendering; ``picture`` owns the content. Must not know how a layout is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fmtprop.layout.desc import MemoryDesc
+from fmtprop.layout.picture import Cell, Picture, compose
+
+_MARKS = {"padding": "·", "gap": "-"}
+
+
+def draw_text(
+    md: MemoryDesc,
+    *,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+    axes: str = "",
+    colour: bool = False,
+) -> str:
+    """Draw a descriptor as text: the logical grid of positions, and the line of memory with indices.
+
+    Parameters
+    ----------
+    md : MemoryDesc
+        A plain or blocked descriptor of at most 4096 positions.
+    labels : sequence of str, optional
+        Text of every logical element in row-major order, shown in both parts.
+    title : str, optional
+        Headline; default: the descriptor's short form.
+    axes : str, optional
+        Letters of the axes, such as ``"nchw"``.
+    colour : bool
+        True to colour by memory order with ANSI escapes (24-bit).
+
+    Returns
+    -------
+    str
+        Lines; padding is ``·``, a gap between strides ``-``.
+
+    Raises
+    ------
+    ShapeError
+        The tensor is too large to draw, or labels or axes do not fit.
+    FormatError
+        The format is any or opaque.
+
+    Examples
+    --------
+    >>> print(draw_text(MemoryDesc((2, 3), "u8", tag="aB4b"), labels="ABCDEF"))
+    u8[2,3]:aB4b
+    strides a:4, b:4  inner blocks 4b
+    8 bytes, 2 unused (25.0 %); padded to 2×4
+    <BLANKLINE>
+    A B C ·
+    D E F ·
+    <BLANKLINE>
+    memory: elements
+    0: A B C · D E F ·
+    """
+    picture = compose(md, labels=labels, title=title, axes=axes)
+    lines = [picture.title, *picture.facts, "", *_grid_lines(picture, colour), "", f"memory: {picture.reading}"]
+    return "\n".join([*lines, *_memory_lines(picture, colour)])
+
+
+def _square(cell: Cell, width: int, colour: bool) -> str:
+    text = (cell.label or _MARKS.get(cell.kind, "")).rjust(width)
+    if not colour or cell.colour is None:
+        return text
+    red, green, blue = cell.colour
+    ink = 255 if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else 16
+    return f"\x1b[38;5;{ink};48;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+def _width(cells: Sequence[Cell]) -> int:
+    return max((len(cell.label) for cell in cells), default=1) or 1
+
+
+def _grid_lines(picture: Picture, colour: bool) -> list[str]:
+    dims, width = picture.md.padded_dims, _width(picture.grid)
+    lines: list[str] = []
+    columns = dims[-1] if dims else 1
+    rows = dims[-2] if len(dims) > 1 else 1
+    for start in range(0, len(picture.grid), columns or 1):
+        cells = picture.grid[start : start + columns]
+        if len(dims) > 2 and start % (rows * columns) == 0:
+            outer = zip(picture.axes, cells[0].index[:-2], strict=False)
+            lines += [""] * bool(lines) + [" ".join(f"{name}={i}" for name, i in outer)]
+        lines.append(" ".join(_square(cell, width, colour) for cell in cells))
+    return lines if prod(dims) else ["(empty)"]
+
+
+def _memory_lines(picture: Picture, colour: bool) -> list[str]:
+    width, last = _width(picture.memory), len(str(max(len(picture.memory) - 1, 0)))
+    lines = []
+    for start in range(0, len(picture.memory), picture.row):
+        cells = picture.memory[start : start + picture.row]
+        lines.append(f"{start:>{last}}: " + " ".join(_square(cell, width, colour) for cell in cells))
+    return lines or ["(empty)"]
