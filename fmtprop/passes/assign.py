@@ -20,7 +20,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.formats import dense, describe, plain
-from fmtprop.passes.policies import POLICIES, Question
+from fmtprop.passes.policies import POLICIES, Policy, Question
 from fmtprop.passes.target import Candidate, Target
 
 
@@ -38,6 +38,9 @@ class AssignFormats:
         Who runs what the target can't; takes any op on strided formats.
     boundary : mapping of str to MemoryDesc
         Format of graph inputs and outputs by node name; row-major where not given.
+    rule : callable, optional
+        A policy of the caller's own instead of the named one: from a :class:`~fmtprop.passes.policies.Question` to
+        the :class:`~fmtprop.passes.policies.Option` worth trying, best first.
 
     Notes
     -----
@@ -54,9 +57,10 @@ class AssignFormats:
     target: Target
     fallback: Target
     boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+    rule: Policy | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
+        if self.rule is None and self.policy not in POLICIES:
             raise GraphError(f"unknown policy {self.policy!r}; known: {', '.join(POLICIES)}")
 
     def run(self, graph: Graph) -> Graph:
@@ -88,7 +92,7 @@ class _Assignment:
         self.root: dict[Value, Value] = {}
         #: (root, format) -> the copy in that format
         self.copies: dict[tuple[Value, MemoryDesc], Value] = {}
-        self.policy = POLICIES[spec.policy]
+        self.policy = spec.rule or POLICIES[spec.policy]
 
     def run(self) -> Graph:
         for node in self.source.nodes():
