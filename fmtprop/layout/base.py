@@ -332,6 +332,8 @@ class DescBase:
             return self.tag
         g = self._geometry
         text = "x".join(map(str, g.strides)) + "".join(f":{size}@{axis}" for axis, size in g.inner_blocks)
+        if g.padded_dims != g.dims and not g.inner_blocks:
+            text += "pad" + "x".join(map(str, g.padded_dims))
         return text + (f"+{g.offset0}" if g.offset0 else "")
 
     def __repr__(self) -> str:

@@ -6,10 +6,11 @@ Owns the rendering; ``picture`` owns the content. Must not know how a layout is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.picture import Cell, Picture, compose
+
+MAX_COLUMNS = 100
 
 _MARKS = {"padding": "·", "gap": "-"}
 
@@ -81,17 +82,38 @@ def _width(cells: Sequence[Cell]) -> int:
 
 
 def _grid_lines(picture: Picture, colour: bool) -> list[str]:
+    """Write the panels of the last two axes, as many side by side as fit."""
     dims, width = picture.md.padded_dims, _width(picture.grid)
+    if not picture.grid:
+        return ["(empty)"]
+    rows, columns = (1, 1, *dims)[-2:]
+    caption = max((len(_caption(picture, cell)) for cell in picture.grid[:: rows * columns]), default=0)
+    across = max(columns * (width + 1) - 1, caption)
+    panels = [_panel(picture, start, width, across, colour) for start in range(0, len(picture.grid), rows * columns)]
+    count = dims[-3] if len(dims) > 2 else 1
+    abreast = max(min(count, (MAX_COLUMNS + 3) // (across + 3)), 1)
     lines: list[str] = []
-    columns = dims[-1] if dims else 1
-    rows = dims[-2] if len(dims) > 1 else 1
-    for start in range(0, len(picture.grid), columns or 1):
-        cells = picture.grid[start : start + columns]
-        if len(dims) > 2 and start % (rows * columns) == 0:
-            outer = zip(picture.axes, cells[0].index[:-2], strict=False)
-            lines += [""] * bool(lines) + [" ".join(f"{name}={i}" for name, i in outer)]
-        lines.append(" ".join(_square(cell, width, colour) for cell in cells))
-    return lines if prod(dims) else ["(empty)"]
+    for line in range(0, len(panels), count):
+        for first in range(line, line + count, abreast):
+            lines += [""] * bool(lines)
+            side = panels[first : min(first + abreast, line + count)]
+            lines += ["   ".join(parts).rstrip() for parts in zip(*side, strict=True)]
+    return lines
+
+
+def _caption(picture: Picture, cell: Cell) -> str:
+    return " ".join(f"{name}={i}" for name, i in zip(picture.axes, cell.index[:-2], strict=False))
+
+
+def _panel(picture: Picture, start: int, width: int, across: int, colour: bool) -> list[str]:
+    dims = (1, 1, *picture.md.padded_dims)
+    rows, columns = dims[-2:]
+    lines = [_caption(picture, picture.grid[start]).ljust(across)] if len(dims) > 4 else []
+    fill = " " * (across - columns * (width + 1) + 1)
+    for first in range(start, start + rows * columns, columns):
+        cells = picture.grid[first : first + columns]
+        lines.append(" ".join(_square(cell, width, colour) for cell in cells) + fill)
+    return lines
 
 
 def _memory_lines(picture: Picture, colour: bool) -> list[str]:

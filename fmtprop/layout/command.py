@@ -1,0 +1,226 @@
+"""What ``fmtprop layout`` says: reads a layout from text and describes it in words, numbers and pictures.
+
+Owns the texts of the command; the command line itself only parses, calls and prints. Must not know about terminals or
+files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout import directml, xla
+from fmtprop.layout.desc import MemoryDesc
+from fmtprop.layout.picture_svg import draw_svg
+from fmtprop.layout.picture_text import draw_text
+from fmtprop.layout.tags import LETTERS, parse_tag
+
+DRAWN = 512
+"""Largest number of positions for which the text includes the picture."""
+
+
+# Logical axes of DirectML's tensors by rank (SPEC D2).
+_DML_AXES = {2: "hw", 3: "dhw", 4: "nchw", 5: "ncdhw"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A layout that was read from text.
+
+    Attributes
+    ----------
+    md : MemoryDesc
+        The layout.
+    title : str
+        As it was written.
+    axes : str
+        Letters of the logical axes.
+    """
+
+    md: MemoryDesc
+    title: str
+    axes: str
+
+
+def read_layout(form: str, dims: str | None = None, dtype: str | None = None) -> Subject:
+    """Read a layout from the words of the command line.
+
+    Parameters
+    ----------
+    form : str
+        One of: a format tag (``nChw16c``); ``strides:5,1``; DirectML's ``dml:15,1,5,1``, ``dml:NHWC`` or
+        ``dml:packed``; an XLA shape (``f32[2,3]{0,1}``), which brings its own dims and data type.
+    dims : str, optional
+        Sizes, separated by commas or ``x``: ``2,17,5,7``. Needed by all forms but XLA's.
+    dtype : str, optional
+        Data type; default f32.
+
+    Returns
+    -------
+    Subject
+
+    Raises
+    ------
+    FormatError, ShapeError
+        The form or the sizes cannot be read, or do not fit each other.
+
+    Examples
+    --------
+    >>> read_layout("nChw16c", "2,17,5,7").md.nbytes, read_layout("f32[2,3]{0,1}").md.tag
+    (8960, 'ba')
+    """
+    if "[" in form:
+        if dims is not None or dtype is not None:
+            raise ShapeError(f"{form!r} is an XLA shape: it brings its own dims and data type, so leave them out")
+        shape = xla.parse_shape(form)
+        return Subject(shape.to_memory_desc(), form, LETTERS[: shape.rank])
+    if dims is None:
+        raise ShapeError(f"{form!r} needs dims, such as 2,17,5,7 (only XLA shapes bring their own)")
+    sizes, data_type = _integers(dims, "dims"), dtype or "f32"
+    kind, _, rest = form.partition(":")
+    if kind == "strides":
+        md = MemoryDesc(sizes, data_type, strides=_integers(rest, "strides"))
+        return Subject(md, form, LETTERS[: md.ndim])
+    if kind == "dml":
+        return Subject(_directml(rest, sizes, data_type), form, _DML_AXES.get(len(sizes), LETTERS[: len(sizes)]))
+    tag = parse_tag(form)
+    return Subject(MemoryDesc(sizes, data_type, tag=form), form, tag.letters)
+
+
+def _directml(rest: str, sizes: tuple[int, ...], dtype: str) -> MemoryDesc:
+    if rest == "packed":
+        strides = None
+    elif rest.isalpha():
+        strides = directml.packed_strides(sizes, rest)
+    else:
+        strides = _integers(rest, "strides")
+    return directml.BufferTensor(sizes, strides, dtype).to_memory_desc()
+
+
+def describe(subject: Subject, *, at: str | None = None, position: int | None = None, colour: bool = False) -> str:
+    """Describe a layout in text.
+
+    Parameters
+    ----------
+    subject : Subject
+        From :func:`read_layout`.
+    at : str, optional
+        A logical index, such as ``0,16,0,1``, whose position is wanted.
+    position : int, optional
+        A position in memory, whose logical index is wanted.
+    colour : bool
+        True to colour the picture with ANSI escapes.
+
+    Returns
+    -------
+    str
+        With `at` or `position`, the answers alone; otherwise the facts, the same layout in the other dialects, and,
+        up to 512 positions, the picture.
+
+    Raises
+    ------
+    ShapeError
+        The index is out of range.
+    FormatError
+        The index cannot be read.
+
+    Examples
+    --------
+    >>> print(describe(read_layout("nChw16c", "2,17,5,7"), at="0,16,0,1", position=577))
+    index (0, 16, 0, 1) lies at position 576, byte 2304
+    position 577 holds padding
+    """
+    md = subject.md
+    answers = []
+    if at is not None:
+        index = _integers(at, "index")
+        where = md.offset(index)
+        answers.append(f"index {_tuple(index)} lies at position {where}, byte {where * md.dtype.nbytes}")
+    if position is not None:
+        answers.append(f"position {position} holds {_content(md, position)}")
+    if answers:
+        return "\n".join(answers)
+    lines = [f"{subject.title}: {md}", "", *_facts(subject), "", *_dialects(md)]
+    if md.nbytes // md.dtype.nbytes <= DRAWN:
+        lines += ["", draw_text(md, title=subject.title, axes=subject.axes, colour=colour)]
+    return "\n".join(lines)
+
+
+def draw(subject: Subject) -> str:
+    """Draw a layout as SVG.
+
+    Parameters
+    ----------
+    subject : Subject
+        From :func:`read_layout`.
+
+    Returns
+    -------
+    str
+        A complete SVG document.
+
+    Raises
+    ------
+    ShapeError
+        The tensor is too large to draw.
+    """
+    return draw_svg(subject.md, title=f"{subject.title}  {_shape(subject.md)}", axes=subject.axes)
+
+
+def _content(md: MemoryDesc, position: int) -> str:
+    if not 0 <= position < md.nbytes // md.dtype.nbytes:
+        return "nothing: the storage ends before it" if position >= 0 else "nothing: positions begin at 0"
+    index = md.index_at(position)
+    return "padding" if index is None else f"index {_tuple(index)}"
+
+
+def _facts(subject: Subject) -> list[str]:
+    md = subject.md
+    unused = f", of which {md.padding_bytes} ({md.padding_percent:.1f} %) hold no element" if md.padding_bytes else ""
+    rows = {
+        "tag": md.tag or "none: no format tag expresses these strides",
+        "data type": f"{md.dtype} ({md.dtype.nbytes} bytes)",
+        "dims": _shape(md),
+        "padded dims": _tuple(md.padded_dims),
+        "strides": _tuple(md.strides),
+        "inner blocks": " ".join(f"{b.size}{subject.axes[b.axis]}" for b in md.inner_blocks) or "none",
+        "storage": f"{md.nbytes} bytes{unused}",
+        "dense": "yes" if md.is_packed else "yes, with padding" if md.is_dense else "no",
+    }
+    return [f"{name:<13} {value}" for name, value in rows.items()]
+
+
+def _dialects(md: MemoryDesc) -> list[str]:
+    """Name the same layout in DirectML's and XLA's words, or say why it has none."""
+    lines = []
+    try:
+        tensor = directml.BufferTensor.from_memory_desc(md)
+        lines.append(
+            f"DirectML      sizes {_tuple(tensor.sizes)} strides {_tuple(md.strides)}, {tensor.size_in_bytes} bytes"
+        )
+    except (FormatError, ShapeError) as error:
+        lines.append(f"DirectML      not expressible: {_reason(md, error)}")
+    try:
+        lines.append(f"XLA           {xla.Shape.from_memory_desc(md)}")
+    except FormatError as error:
+        lines.append(f"XLA           not expressible: {_reason(md, error)}")
+    return lines
+
+
+def _reason(md: MemoryDesc, error: Exception) -> str:
+    return str(error).removeprefix(f"{md}: ")
+
+
+def _shape(md: MemoryDesc) -> str:
+    return _tuple(md.dims)
+
+
+def _tuple(values: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, values)) + ")"
+
+
+def _integers(text: str, what: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.replace("x", ",").strip("()").split(",")) if text.strip() else ()
+    except ValueError:
+        raise FormatError(f"{what} {text!r} must be integers separated by commas, such as 2,17,5,7") from None
