@@ -13,7 +13,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import is_native, lowering
 
 if TYPE_CHECKING:
@@ -60,10 +60,19 @@ def reference(attrs: Reorder, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
 
 
 def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
-    """Create the reorder primitive descriptor; neither operand may be `any`."""
+    """Create the reorder primitive descriptor.
+
+    oneDNN's reorder has no `any`: a destination without a format gets its source's, so that a conversion of the data
+    type alone changes no format.
+    """
     from fmtprop import dnnl
 
-    return lowering(dnnl.reorder(descs["src"], descs["dst"], attr=attr), {"src": "src", "dst": "dst"})
+    src, dst = descs["src"], descs["dst"]
+    if dst.is_any:
+        wanted = src.desc.with_dtype(dst.data_type)
+        # Not the gaps of a slice, nor the repetition of an expanded tensor.
+        dst = dnnl.NativeDesc.from_desc(wanted if wanted.is_dense else MemoryDesc(wanted.dims, wanted.dtype))
+    return lowering(dnnl.reorder(src, dst, attr=attr), {"src": "src", "dst": "dst"})
 
 
 # ---------------------------------------------------------------- importers
@@ -110,7 +119,6 @@ REORDER = OpDef(
     reference=reference,
     primitive=primitive,
     result_args=("TO",),
-    post_ops=frozenset({"sum"}),
     samples=samples,
     torch={
         "aten._to_copy.default": _to(),

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmtprop import dnnl
 from fmtprop.errors import ShapeError
 from fmtprop.ir.node import Value
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Reorder
 from fmtprop.ops.reorder import REORDER
 from tests.ops.fake_call import FakeCall, check_import
@@ -29,6 +31,24 @@ def test_reference_copies_into_row_major_order():
 def test_unknown_type_is_named():
     with pytest.raises(ShapeError, match="unknown data type 'f24'"):
         Reorder("f24")
+
+
+@pytest.mark.parametrize(
+    ("src", "tag"),
+    [
+        (MemoryDesc((2, 17, 5, 7), tag="aBcd8b"), "aBcd8b"),
+        (MemoryDesc((2, 17, 5, 7), tag="acdb"), "acdb"),
+        (MemoryDesc((2, 34, 5, 7), tag="acdb").submemory((2, 17, 5, 7), (0, 17, 0, 0)), "abcd"),
+        (MemoryDesc((1, 17, 1, 1)).expand((2, 17, 5, 7)), "abcd"),
+    ],
+)
+def test_a_destination_without_format_takes_over_a_dense_one(src, tag):
+    natives = {
+        "src": dnnl.NativeDesc.from_desc(src),
+        "dst": dnnl.NativeDesc.from_desc(MemoryDesc.any(src.dims, "bf16")),
+    }
+    lowering = REORDER.primitive(Reorder("bf16"), natives, None, "forward_inference")
+    assert lowering.resolve(lowering.pd)["dst"] == MemoryDesc(src.dims, "bf16", tag=tag)
 
 
 @pytest.mark.parametrize(
