@@ -27,11 +27,6 @@ PUBLIC = {
     "from_torch",
     "load",
     "save",
-    # graphs
-    "Graph",
-    "from_torch",
-    "load",
-    "save",
     # errors
     "DnnlError",
     "FmtpropError",
