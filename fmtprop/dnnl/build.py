@@ -115,7 +115,7 @@ def _create_region(desc: MemoryDesc, blocks: Sequence[int]) -> _abi.dnnl_memory_
     order = sorted(range(len(desc.dims)), key=lambda axis: (-desc.strides[axis], axis))
     counts, offsets = _parent(desc, blocks, order)
     dims = [
-        desc.dims[axis] + offsets[axis] if _needs_border(desc, blocks, axis) else counts[axis] * blocks[axis]
+        desc.dims[axis] + offsets[axis] if _needs_border(desc, axis) else counts[axis] * blocks[axis]
         for axis in range(len(desc.dims))
     ]
     parent = _create_dense(dims, desc, _tag(desc, order))
@@ -159,9 +159,9 @@ def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tu
     return counts, offsets
 
 
-def _needs_border(desc: MemoryDesc, blocks: Sequence[int], axis: int) -> bool:
-    """Tell whether the region ends inside a block, which oneDNN allows at the parent's border only."""
-    return desc.dims[axis] % blocks[axis] != 0
+def _needs_border(desc: MemoryDesc, axis: int) -> bool:
+    """Tell whether the region is padded, which oneDNN makes it only at the parent's border."""
+    return desc.padded_dims[axis] != desc.dims[axis]
 
 
 def _tag(desc: MemoryDesc, order: Sequence[int]) -> str:

@@ -106,8 +106,8 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         """Bytes of storage from the buffer's start; for a submemory up to the end of the region."""
         if self._nbytes is None:
             # oneDNN answers 0 for a submemory.
-            native = lib().memory_desc_get_size(self.handle)
-            self._nbytes = self.desc.nbytes if self.fields.offset0 else native
+            region = _from_blocked(self.fields) if self.fields.offset0 else None
+            self._nbytes = region.nbytes if region is not None else lib().memory_desc_get_size(self.handle)
         return self._nbytes
 
     @property

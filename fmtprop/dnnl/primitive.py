@@ -315,6 +315,6 @@ def _arg_name(arg: int) -> str:
     if arg >= Arg.MULTIPLE_SRC and arg < Arg.MULTIPLE_DST:
         return f"MULTIPLE_SRC+{arg - Arg.MULTIPLE_SRC}"
     try:
-        return Arg(arg).name
+        return Arg(arg).name.removesuffix("_0")
     except ValueError:
         return str(arg)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from fmtprop import dnnl
+from fmtprop.errors import HandleError
+from tests.dnnl.support import any_of, plain
+
+
+def convolution() -> dnnl.PrimitiveDesc:
+    src, weights, dst = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3)), any_of((1, 8, 6, 6))
+    window = (1, 1), (0, 0), (1, 1), (1, 1)
+    return dnnl.convolution_forward("forward_inference", "convolution_direct", src, weights, None, dst, *window)
+
+
+def test_close_is_idempotent_and_use_afterwards_is_an_error() -> None:
+    stream = dnnl.Stream()
+    alive = dnnl.live_handles()["stream"]
+    stream.close()
+    stream.close()
+    assert stream.closed
+    assert dnnl.live_handles().get("stream", 0) == alive - 1
+    with pytest.raises(HandleError, match=r"stream handle used after close\(\): create a new Stream"):
+        stream.wait()
+
+
+def test_with_and_garbage_collection_destroy() -> None:
+    before = dnnl.live_handles().get("post_ops", 0)
+    with dnnl.PostOps() as post_ops:
+        assert dnnl.live_handles()["post_ops"] == before + 1
+    assert post_ops.closed
+    post_ops = dnnl.PostOps()
+    del post_ops
+    gc.collect()
+    assert dnnl.live_handles().get("post_ops", 0) == before
+
+
+@pytest.mark.parametrize("primitive_first", [True, False])
+def test_owners_may_close_in_any_order(primitive_first: bool) -> None:
+    pd = convolution()
+    primitive = dnnl.Primitive(pd)
+    for handle in (primitive, pd) if primitive_first else (pd, primitive):
+        handle.close()
+    assert repr(pd) == "PrimitiveDesc(closed)"
+
+
+def test_no_reference_cycles_keep_handles_alive() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = dnnl.live_handles().get("primitive_desc", 0)
+        pd = convolution()
+        assert len(list(pd.implementations())) > 1
+        del pd
+        assert dnnl.live_handles().get("primitive_desc", 0) == before
+    finally:
+        gc.enable()
+
+
+def test_one_of_many_threads_destroys() -> None:
+    """Destroying twice aborts the process: this test passes by surviving."""
+    for _ in range(50):
+        handle = dnnl.PostOps()
+        barrier = threading.Barrier(4)
+
+        def close(handle: dnnl.PostOps = handle, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            handle.close()
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert handle.closed
+
+
+def test_a_failed_constructor_leaves_nothing() -> None:
+    before = dnnl.live_handles().get("memory", 0)
+    with pytest.raises(Exception, match="needs a concrete format, not `any`"):
+        dnnl.Memory(dnnl.Engine.cpu(), any_of((2, 2)), None)
+    gc.collect()
+    assert dnnl.live_handles().get("memory", 0) == before
+
+
+def test_a_closed_cached_desc_is_made_again() -> None:
+    desc = plain((3, 5, 7))
+    desc.close()
+    again = plain((3, 5, 7))
+    assert not again.closed and again.dims == (3, 5, 7)
+    assert repr(desc) == "NativeDesc(closed)"
+
+
+def test_interpreter_shutdown_with_live_handles_is_quiet() -> None:
+    code = (
+        "from fmtprop import dnnl; from fmtprop.layout import MemoryDesc as M\n"
+        "d = dnnl.NativeDesc.from_desc(M((2, 3), 'f32'))\n"
+        "s = dnnl.Stream(); m = dnnl.Memory(dnnl.Engine.cpu(), d, None); cycle = [s, m]; cycle.append(cycle)\n"
+    )
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_thousand_rounds_leak_nothing() -> None:
+    def round_trip() -> None:
+        with convolution() as pd, dnnl.Primitive(pd), dnnl.Stream():
+            pd.query_md("dst")
+
+    round_trip()
+    gc.collect()
+    before = dnnl.live_handles()
+    for _ in range(1000):
+        round_trip()
+    gc.collect()
+    assert dnnl.live_handles() == before
