@@ -24,9 +24,9 @@ class FusePostOps:
 
     A node is absorbed where nobody else reads the producer's result, both results have one type, and the producer's
     op can absorb it. An addition of a tensor that may be overwritten becomes ``sum``, which reads it from the
-    destination's buffer, where it is the first post-op; otherwise ``binary``, whose operand has the dims of dst, or is constant along
-    all axes but one (the channels, or the last), or along all. Where both sides of an addition could absorb it, the
-    one that runs later does.
+    destination's buffer, where it is the first post-op; otherwise ``binary``, whose operand has the dims of dst, or is
+    constant along all axes but one (the channels, or the last), or along all. Where both sides of an addition could
+    absorb it, the one that runs later does.
 
     Parameters
     ----------
