@@ -23,8 +23,9 @@ def _dropout(call: Call) -> Value | None:
     return value
 
 
-def _native_dropout(call: Call) -> tuple[Value, ...] | None:
-    return (call["input"], None) if call["train"] is False else None  # type: ignore[return-value]
+def _native_dropout(call: Call) -> tuple[Value | None, ...] | None:
+    # The mask of a dropout that is off has no reader.
+    return (call["input"], None) if call["train"] is False else None
 
 
 def _reshape(call: Call) -> Value:
