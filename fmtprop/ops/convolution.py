@@ -1,4 +1,8 @@
-"""Convolution over one to three spatial axes, with groups, dilation and asymmetric padding."""
+"""Convolution over one to three spatial axes, with groups, dilation and asymmetric padding.
+
+NaN is passed on as in PyTorch, but not through a fused ``relu`` or ``clip``: those give 0 in most implementations of
+oneDNN 3.2, as the eltwise primitive does. The same holds for deconvolution, inner product and matmul.
+"""
 
 from __future__ import annotations
 
@@ -272,7 +276,7 @@ CONVOLUTION = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
-    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    post_ops=frozenset({"eltwise", "binary", "sum"}),
     short="conv",
     samples=samples,
     torch={

@@ -1,6 +1,9 @@
 """Local response normalization, across channels or within one.
 
 No importer: PyTorch's exporter decomposes ``local_response_norm`` into elementary calls, which run as such.
+
+NaN: oneDNN 3.2's kernels for plain formats keep a running sum across channels, so that one NaN reaches every channel
+after it and not just its neighbours.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ MATMUL = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
-    post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
+    post_ops=frozenset({"eltwise", "binary", "sum"}),
     samples=samples,
     torch={
         "aten.mm.default": _product("self", "mat2"),

@@ -1,6 +1,7 @@
 """Pooling over one to three spatial axes: maximum and both kinds of average.
 
-NaN: PyTorch's maximum is NaN where a window holds one; oneDNN's skips it (see :data:`POOLING`).
+Where oneDNN 3.2's ``max`` differs from PyTorch's, in every implementation: a NaN in the window is skipped instead of
+passed on, and a window that holds nothing but NaN or -inf gives the lowest finite number. The averages pass NaN on.
 """
 
 from __future__ import annotations
@@ -273,7 +274,6 @@ def samples() -> Iterable[Sample]:
     yield Sample("max_dilated", Pooling.make("max", (3, 3), 1, 1, pad_l=1), image)
 
 
-#: NaN, measured: ``max`` of a window that holds a NaN is the maximum of the rest, where PyTorch gives NaN
 POOLING = OpDef(
     name="pooling",
     attrs=Pooling,

@@ -1,4 +1,8 @@
-"""Resampling of images: nearest neighbour and (bi-, tri-) linear interpolation between pixel centres."""
+"""Resampling of images: nearest neighbour and (bi-, tri-) linear interpolation between pixel centres.
+
+NaN at the border: PyTorch's ``linear`` multiplies it by a weight of 0 in the outermost pixels and gives NaN there;
+oneDNN does not read it.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,13 +16,10 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FmtpropError, FormatError, UnsupportedOpError
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
-TORCH = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "s32": torch.int32, "s8": torch.int8,
-    "u8": torch.uint8, "s64": torch.int64,
-}  # fmt: skip
 #: greatest difference, relative to the greatest magnitude in the answer
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 4e-3}
 #: beyond this share of zeros an agreement is no evidence
@@ -68,13 +66,18 @@ def typed(op: OpDef, sample: Sample, dtype: str) -> dict[str, TensorType]:
 def random_tensors(types: Mapping[str, TensorType], low: float, high: float) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {
-        name: (torch.rand(type_.dims, generator=generator) * (high - low) + low).to(TORCH[type_.dtype.value])
+        name: (torch.rand(type_.dims, generator=generator) * (high - low) + low).to(torch_dtype(type_.dtype))
         for name, type_ in types.items()
     }
 
 
 def requested(op: OpDef, types: Mapping[str, TensorType], dst: TensorType, kind: str) -> dict[str, MemoryDesc]:
     """Return the descriptors that a planner would ask for, with activations in formats of that kind."""
+    if op.name == "reorder":
+        # both formats are the caller's: from each to plain, and from plain to another
+        (src,) = types.values()
+        other = "channels_last" if kind == "plain" else "plain"
+        return {"src": plain(src) if kind == "any" else layout_of(src, kind), "dst": layout_of(dst, other)}
     compute = op.category is Category.COMPUTE
     descs = {}
     for name, type_ in types.items():
@@ -113,7 +116,7 @@ def reordered(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
 
 def plain_tensor(data: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     """Return what the bytes hold in a format as a plain tensor."""
-    result = torch.empty(desc.dims, dtype=TORCH[desc.dtype.value])
+    result = torch.empty(desc.dims, dtype=torch_dtype(desc.dtype))
     dst = dnnl.NativeDesc.from_desc(MemoryDesc(desc.dims, desc.dtype, tag=ALPHABET[: desc.ndim]))
     pd = dnnl.reorder(dnnl.NativeDesc.from_desc(desc), dst, attr=dnnl.PrimitiveAttr())
     _execute(pd, {dnnl.Arg.FROM: data, dnnl.Arg.TO: result})
@@ -191,8 +194,8 @@ def judge(got: torch.Tensor, wanted: torch.Tensor, dtype: str) -> Outcome:
     return Outcome("PASSED")
 
 
-def conform(op: OpDef, sample: Sample, dtype: str, kind: str) -> list[Outcome]:
-    """Run every implementation of a sample in one setting of formats; the first one is oneDNN's own choice."""
+def conform(op: OpDef, sample: Sample, dtype: str, kind: str, limit: int | None = None) -> list[Outcome]:
+    """Run the first `limit` implementations of a sample in one setting of formats; the first is oneDNN's own choice."""
     types = typed(op, sample, dtype)
     (result, *_) = op.infer(sample.attrs, types)
     try:
@@ -204,7 +207,7 @@ def conform(op: OpDef, sample: Sample, dtype: str, kind: str) -> list[Outcome]:
     tensors = random_tensors(types, sample.low, sample.high)
     wanted = exact(op, sample.attrs, tensors)
     outcomes = []
-    for pd in lowering.pd.implementations():
+    for pd in islice(lowering.pd.implementations(), limit):
         try:
             got, formats = execute(op, lowering, pd, tensors)
         except FmtpropError as error:

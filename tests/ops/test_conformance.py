@@ -1,0 +1,230 @@
+"""Every op × sample × data type × formats, on oneDNN with real memory, against the op's reference."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from fmtprop import dnnl
+from fmtprop.errors import FormatError
+from fmtprop.ir.op import OPSET
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import OPS, Pooling
+from tests.ops.lowered import FORMATS, conform, exact, execute, judge, lower, random_tensors, requested, typed
+
+#: ops that this library may lack altogether, by the symbol that it then lacks
+GATED = {"group_normalization": "group_normalization_forward_primitive_desc_create"}
+
+#: problems of one op after which the in-place rule counts as shown
+ENOUGH = 12
+
+PRIMITIVES = [op for op in OPS if op.primitive is not None]
+PROBLEMS = [pytest.param(op, s, id=f"{op.name}-{s.name}") for op in PRIMITIVES for s in op.samples()]
+
+
+def skip_if_gated(op):
+    if op.name in GATED and not dnnl.lib().has(GATED[op.name]):
+        pytest.skip(f"this oneDNN has no {op.name}")
+
+
+@cache
+def runs_bf16():
+    """Tell whether this CPU's oneDNN computes convolutions in bf16."""
+    convolution = OPSET["convolution"]
+    sample = next(iter(convolution.samples()))
+    return conform(convolution, sample, "bf16", "any")[0].status == "PASSED"
+
+
+def test_every_op_has_samples_with_unique_names_that_infer():
+    for op in OPS:
+        samples = list(op.samples())
+        assert samples, op.name
+        assert len({s.name for s in samples}) == len(samples), op.name
+        for sample in samples:
+            op.check_operands(sample.types)
+            inferred = op.infer(sample.attrs, sample.types)
+            tensors = random_tensors(sample.types, sample.low, sample.high)
+            assert [tuple(t.shape) for t in op.reference(sample.attrs, tensors)] == [t.dims for t in inferred]
+
+
+def test_every_importer_names_an_overload_and_no_two_ops_claim_one():
+    claimed = {}
+    for op in OPS:
+        for target in op.torch:
+            namespace, packet, overload = target.split(".")
+            assert hasattr(getattr(getattr(torch.ops, namespace), packet), overload), target
+            assert claimed.setdefault(target, op.name) == op.name, f"{target}: {claimed[target]} and {op.name}"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("op", "sample"), PROBLEMS)
+def test_f32(op, sample, kind):
+    skip_if_gated(op)
+    (outcome,) = conform(op, sample, "f32", kind, limit=1)
+    if outcome.status == "UNIMPLEMENTED" and kind in ("channels_last", "blocked"):
+        pytest.skip(outcome.detail.splitlines()[0])
+    assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.status} {outcome.detail}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("op", "sample"), PROBLEMS)
+def test_every_further_implementation(op, sample, kind):
+    skip_if_gated(op)
+    for outcome in conform(op, sample, "f32", kind)[1:]:
+        assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.status} {outcome.detail}"
+
+
+@pytest.mark.parametrize(("op", "sample"), PROBLEMS)
+def test_bf16(op, sample):
+    if not runs_bf16():
+        pytest.skip("this CPU's oneDNN does not compute in bf16")
+    skip_if_gated(op)
+    outcome = conform(op, sample, "bf16", "any", limit=1)[0]
+    if outcome.status == "UNIMPLEMENTED":
+        pytest.skip(outcome.detail.splitlines()[0])
+    assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.detail}"
+
+
+# ---------------------------------------------------------------- exact arithmetic and NaN
+
+SUMS = [p for p in PROBLEMS if p.values[0].name in ("convolution", "deconvolution", "inner_product", "matmul")]
+
+
+@pytest.mark.parametrize(("op", "sample"), SUMS)
+def test_sums_of_small_integers_are_bit_identical_in_every_format(op, sample):
+    types = typed(op, sample, "f32")
+    (result,) = op.infer(sample.attrs, types)
+    tensors = {name: tensor.round() for name, tensor in random_tensors(types, -8.0, 8.0).items()}
+    wanted = exact(op, sample.attrs, tensors).float()
+    for kind in FORMATS:
+        try:
+            lowering = lower(op, sample.attrs, requested(op, types, result, kind))
+        except FormatError:
+            assert kind in ("channels_last", "blocked")
+            continue
+        got, _ = execute(op, lowering, lowering.pd, tensors)
+        assert torch.equal(got, wanted), f"{kind} {lowering.pd.impl}"
+
+
+#: what passes NaN on as PyTorch does, in every implementation
+NAN_SAFE = ("convolution", "deconvolution", "inner_product", "matmul", "batch_normalization", "layer_normalization")
+
+
+@pytest.mark.parametrize("name", NAN_SAFE)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nan_reaches_the_places_that_it_reaches_in_pytorch(name, kind):
+    op = OPSET[name]
+    sample = next(iter(op.samples()))
+    types = typed(op, sample, "f32")
+    (result,) = op.infer(sample.attrs, types)
+    tensors = random_tensors(types, sample.low, sample.high)
+    tensors["src"].view(-1)[50] = torch.nan
+    wanted = exact(op, sample.attrs, tensors).isnan()
+    assert wanted.any()
+    assert not wanted.all()
+    lowering = lower(op, sample.attrs, requested(op, types, result, kind))
+    for pd in lowering.pd.implementations():
+        got, _ = execute(op, lowering, pd, tensors)
+        assert torch.equal(got.isnan(), wanted), pd.impl
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_documented_exceptions_of_max_pooling(kind):
+    op = OPSET["pooling"]
+    attrs, types = Pooling.make("max", (2, 2), 2), {"src": TensorType((1, 16, 4, 4))}
+    (result,) = op.infer(attrs, types)
+    src = torch.zeros(1, 16, 4, 4)
+    src[0, 0, 0, 0] = torch.nan
+    src[0, 0, 2:, :2] = -torch.inf
+    (reference,) = op.reference(attrs, {"src": src})
+    assert reference[0, 0, 0, 0].isnan()
+    assert reference[0, 0, 1, 0] == -torch.inf
+    lowering = lower(op, attrs, requested(op, types, result, kind))
+    for pd in lowering.pd.implementations():
+        got, _ = execute(op, lowering, pd, {"src": src})
+        assert got[0, 0, 0, 0] == 0.0, pd.impl
+        assert got[0, 0, 1, 0] == torch.finfo(torch.float32).min, pd.impl
+
+
+# ---------------------------------------------------------------- dst in the buffer of an operand
+
+INPLACE = [pytest.param(op, name, id=f"{op.name}-{name}") for op in PRIMITIVES for name in sorted(op.inplace)]
+
+
+@pytest.mark.parametrize(("op", "operand"), INPLACE)
+def test_dst_may_take_over_the_operands_that_the_op_names(op, operand):
+    skip_if_gated(op)
+    tried = 0
+    for sample in op.samples():
+        types = typed(op, sample, "f32")
+        (result,) = op.infer(sample.attrs, types)
+        if operand not in types or types[operand].dims != result.dims:
+            continue
+        for kind in FORMATS:
+            lowering = lower(op, sample.attrs, requested(op, types, result, kind))
+            formats = lowering.resolve(lowering.pd)
+            if formats[operand] != formats["dst"]:
+                continue
+            tensors = random_tensors(types, sample.low, sample.high)
+            got, _ = execute(op, lowering, lowering.pd, tensors, inplace=operand)
+            outcome = judge(got, exact(op, sample.attrs, tensors), "f32")
+            assert outcome.status == "PASSED", f"{sample.name} {kind} {lowering.pd.impl}: {outcome.detail}"
+            tried += 1
+        if tried >= ENOUGH:
+            return
+    assert tried
+
+
+# ---------------------------------------------------------------- post-ops
+
+POST_OPS = [pytest.param(op, kind, id=f"{op.name}-{kind}") for op in PRIMITIVES for kind in sorted(op.post_ops)]
+
+
+def with_post_op(kind, dst, answer):
+    """Return (attributes, extra buffers, what dst holds before, the answer after the post-op)."""
+    generator = torch.Generator().manual_seed(11)
+    post_ops = dnnl.PostOps()
+    if kind == "eltwise":
+        post_ops.append_eltwise("eltwise_relu", 0.25)
+        return dnnl.PrimitiveAttr(post_ops), {}, None, torch.where(answer > 0, answer, 0.25 * answer)
+    if kind == "sum":
+        before = torch.rand(dst.dims, generator=generator)
+        return dnnl.PrimitiveAttr(post_ops.append_sum(1.0)), {}, before, answer + before.double()
+    where = int(dnnl.Arg.ATTR_MULTIPLE_POST_OP(0))
+    other = torch.rand(dst.dims, generator=generator)
+    post_ops.append_binary("binary_add", dnnl.NativeDesc.from_desc(dst))
+    return dnnl.PrimitiveAttr(post_ops), {where | int(dnnl.Arg.SRC_1): other}, None, answer + other.double()
+
+
+@pytest.mark.parametrize(("op", "kind"), POST_OPS)
+def test_the_primitive_absorbs_the_post_ops_that_the_op_names(op, kind):
+    skip_if_gated(op)
+    for sample in op.samples():
+        types = typed(op, sample, "f32")
+        (result,) = op.infer(sample.attrs, types)
+        descs = requested(op, types, result, "any")
+        if kind == "binary":
+            # the second source lies as dst does: plain here
+            descs["dst"] = requested(op, types, result, "plain")["dst"]
+        tensors = random_tensors(types, sample.low, sample.high)
+        answer = exact(op, sample.attrs, tensors)
+        plain_dst = requested(op, types, result, "plain")["dst"]
+        attr, extra, before, wanted = with_post_op(kind, plain_dst, answer)
+        lowering = lower(op, sample.attrs, descs, attr)
+        got, _ = execute(op, lowering, lowering.pd, tensors, extra=extra, dst=before)
+        outcome = judge(got, wanted, result.dtype.value)
+        assert outcome.status == "PASSED", f"{sample.name} {lowering.pd.impl}: {outcome.status} {outcome.detail}"
+
+
+# ---------------------------------------------------------------- the harness itself
+
+
+def test_a_wrong_answer_a_nan_and_an_answer_of_zeros_are_noticed():
+    right = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert judge(right.float(), right, "f32").status == "PASSED"
+    assert judge(torch.tensor([1.0, 2.0, 3.001]), right, "f32").status == "FAILED"
+    assert judge(torch.tensor([1.0, torch.nan, 3.0]), right, "f32").status == "FAILED"
+    assert judge(torch.zeros(8), torch.zeros(8, dtype=torch.float64), "f32").status == "MISTRUSTED"
