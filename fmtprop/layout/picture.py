@@ -186,7 +186,7 @@ def _memory(
         index = md.index_at(position)
         if index is not None:
             number = _row_major(index, g.dims)
-            own = "".join(map(str, index)) if _short_indices(md) else str(number)
+            own = "".join(map(str, index)) if _short_indices(md) and index else str(number)
             label = own if labels is None else labels[number]
             cells.append(Cell(index, position, label, colours[position], "element"))
         else:

@@ -23,7 +23,7 @@ _STYLE = (
     ".caption{font-size:11px;fill:#333}.tick{font-size:9px;fill:#777}"
     ".label{text-anchor:middle;dominant-baseline:central}"
     ".element{stroke:#fff;stroke-width:1}.padding{fill:url(#hatch);stroke:#bbb;stroke-width:.7}"
-    ".gap{fill:#fff;stroke:#ccc;stroke-width:.7;stroke-dasharray:2 2}.block{fill:none;stroke:#111;stroke-width:1.6}"
+    ".gap{fill:#fff;stroke:#aaa;stroke-width:.7;stroke-dasharray:2 2}.block{fill:none;stroke:#111;stroke-width:1.6}"
 )
 _HATCH = (
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -123,7 +123,7 @@ def _ink(cell: Cell) -> str:
 
 
 def _headline(canvas: _Canvas, picture: Picture) -> float:
-    canvas.text(MARGIN, MARGIN + 12, picture.title, "title", advance=8.4)
+    canvas.text(MARGIN, MARGIN + 12, picture.title, "title", advance=9.6)
     y = MARGIN + 12.0
     for line in picture.facts:
         y += 16
