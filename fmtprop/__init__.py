@@ -19,7 +19,10 @@ _EXPORTS = {
     "unpack": "fmtprop.layout",
     "directml": "fmtprop.layout.directml",
     "xla": "fmtprop.layout.xla",
-    "Graph": "fmtprop.ir",
+    "compile": "fmtprop.api",
+    "CompiledModel": "fmtprop.api",
+    # by way of the ops: reading a graph from networkx needs their declarations
+    "Graph": "fmtprop.ops",
     "from_torch": "fmtprop.frontends",
     "load": "fmtprop.frontends",
     "save": "fmtprop.frontends",
@@ -42,6 +45,8 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from fmtprop.api import CompiledModel as CompiledModel
+    from fmtprop.api import compile as compile
     from fmtprop.errors import (
         DnnlError as DnnlError,
     )

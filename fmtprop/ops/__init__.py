@@ -1,5 +1,6 @@
 """Every op, one file per family, collected explicitly."""
 
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.op import OPSET
 from fmtprop.ops.binary import BINARY, Binary
 from fmtprop.ops.building import emit
@@ -70,6 +71,7 @@ __all__ = [
     "Deconv",
     "Eltwise",
     "Expand",
+    "Graph",
     "GroupNorm",
     "HostCall",
     "InnerProduct",

@@ -90,8 +90,7 @@ class _Builder:
             index = [n.name for n in self.graph.input_nodes].index(node.name)
             self._place(node, 0, self._root(Home.INPUT, node.descs[0].nbytes, index))
         elif node.op == "constant":
-            tensor = materialise(self.graph.constants[node.name], node.results[0])
-            self._place(node, 0, self._constant(self.constants.add(tensor, node.descs[0])))
+            self._place(node, 0, self._add_constant(node))
         elif node.op == "output":
             pass
         elif node.choice.target == "view":
@@ -100,6 +99,20 @@ class _Builder:
             self._run_once(node, inputs)
         else:
             self._add_step(node, inputs)
+
+    def _add_constant(self, node: Node) -> int:
+        data = self.graph.constants[node.name]
+        packed_only = all(
+            reader not in self.computed and self._target_of(reader) == "onednn"
+            for reader, _ in self.graph.readers(Value(node.name))
+        )
+        # weights that are packed now are not read later: their original needs no copy
+        copy = isinstance(data, torch.Tensor) and not packed_only
+        return self._constant(self.constants.add(materialise(data, node.results[0]), node.descs[0], copy=copy))
+
+    def _target_of(self, name: str) -> str:
+        choice = self.graph.node(name).choice
+        return choice.target if choice is not None else ""
 
     def _run_once(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Execute a node of constants now: weights are packed once."""

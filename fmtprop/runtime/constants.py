@@ -1,4 +1,4 @@
-"""Constants while a plan is built: original parameters without a copy, packed ones in aligned memory."""
+"""Constants while a plan is built: parameters as they were at that moment, packed ones in aligned memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,17 @@ class ConstantStore:
         self._bytes.append(flat)
         return len(self._bytes) - 1
 
-    def add(self, tensor: torch.Tensor, desc: MemoryDesc) -> int:
-        """Store a parameter in a dense plain format: its own memory where it lies like that already.
+    def add(self, tensor: torch.Tensor, desc: MemoryDesc, *, copy: bool) -> int:
+        """Store a parameter in a dense plain format.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            The parameter.
+        desc : MemoryDesc
+            A dense plain format.
+        copy : bool
+            Whether the memory is someone else's, who may change it after the model was compiled.
 
         Returns
         -------
@@ -44,10 +53,8 @@ class ConstantStore:
         tensor = tensor.detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))
-        if not _lies_as(tensor, desc):
-            copy = view(aligned_bytes(desc.nbytes), desc)
-            copy.copy_(tensor)
-            tensor = copy
+        if copy or not _lies_as(tensor, desc):
+            tensor = view(aligned_bytes(desc.nbytes), desc).copy_(tensor)
         return self.keep(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8))
 
     def compute(self, node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]]) -> list[torch.Tensor]:
