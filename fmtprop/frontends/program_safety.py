@@ -245,7 +245,10 @@ def _check_guard(text: Any, where: str) -> None:
 
 
 def _source(node: ast.AST) -> str:
-    shown = ast.unparse(node)
+    try:
+        shown = ast.unparse(node)
+    except RecursionError:
+        return f"a deeply nested {type(node).__name__}"
     return repr(shown if len(shown) <= 60 else shown[:57] + "...")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -500,6 +501,7 @@ SIZES = {
     "__builtins__": "is not part of a size",
     "s0 +": "is not an expression",
     "(" * 5000: "is not an expression",
+    "a" + ".a" * 900: "is not part of a size",
     "1+" * 20000 + "1": "characters, more than",
 }
 
@@ -528,6 +530,76 @@ def test_hostile_size(text: str, tmp_path: Path) -> None:
 )
 def test_honest_size(text: str) -> None:
     program_safety.check_program(json.dumps({"expr_str": text}).encode(), "model.json")
+
+
+PIECES = [
+    "s0",
+    "(",
+    ")",
+    ".",
+    "L",
+    "['x']",
+    "size",
+    "Symbol",
+    "'a'",
+    ",",
+    "=",
+    "+",
+    "**",
+    "<<",
+    "Pow",
+    "9",
+    "-",
+    "[",
+    "]",
+]
+PIECES += [
+    " ",
+    "Float",
+    "lambda",
+    ":",
+    "for",
+    "in",
+    "*",
+    "not ",
+    "if ",
+    "else ",
+    "Max",
+    "{",
+    "}",
+    "\\",
+    '"',
+    "f",
+    "~",
+    "@",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.sampled_from(["expr_str", "guards_code"]))
+def test_any_expression_is_refused_or_of_the_grammar(text: str, key: str) -> None:
+    try:
+        program_safety.check_program(json.dumps({key: text}).encode(), "model.json")
+    except ImportModelError:
+        return
+    harmless = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context, ast.keyword)
+    harmless += (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare)
+    for node in ast.walk(ast.parse(text, mode="eval").body):
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func).rpartition(".")[2] in {"size", "Symbol", "Float", "Pow", "Max"}
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            assert key == "guards_code"
+        else:
+            assert isinstance(node, harmless)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + ".a" * 5000, "-" * 15000 + "1", "1+" * 9000 + "1", "f(" * 3000, "a[0]" + "[0]" * 4000]
+)
+def test_deep_expressions_are_refused_or_read(text: str) -> None:
+    for key in ("expr_str", "guards_code"):
+        with suppress(ImportModelError):
+            program_safety.check_program(json.dumps({key: text}).encode(), "model.json")
 
 
 OPERATORS = [
