@@ -1,8 +1,8 @@
 """Speed of the layout room, each figure after a correctness check in the same run.
 
 ``python benchmarks/bench_layout.py`` prints: unpack and pack of a 64×256×56×56 f32 buffer against numpy's own
-transpose-copy of the same bytes (target: within 3 times), creating a descriptor from a tag (target: under 20 µs), and using
-descriptors as dictionary keys. It exits with 1 where a target is missed.
+transpose-copy of the same bytes (target: within 3 times), creating a descriptor from a tag (target: under 20 µs), and
+using descriptors as dictionary keys. It exits with 1 where a target is missed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ buffers, oneDNN handles or graphs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
@@ -124,7 +125,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         FormatError
             The kind is any or opaque.
         """
-        return address.offset(self.geometry, tuple(index))
+        return address.offset(self.geometry, geometry.integers(index, "index"))
 
     def offsets(self, indices: npt.ArrayLike) -> address.IntArray:
         """Return the positions, shape (...), of many logical indices, shape (..., ndim).
@@ -160,7 +161,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         -------
         tuple of int or None
         """
-        return address.index_at(self.geometry, position)
+        return address.index_at(self.geometry, operator.index(position))
 
     def indices_at(self, positions: npt.ArrayLike) -> address.IntArray:
         """Return the logical indices at many positions.
@@ -243,7 +244,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ----------
         ``dnnl_memory_desc_permute_axes``; SPEC M8.
         """
-        order = tuple(permutation)
+        order = geometry.integers(permutation, "permutation")
         if self.kind is FormatKind.ANY:
             source = transforms.inverse_permutation(order, self.ndim)
             return MemoryDesc.any((self.dims[a] for a in source), self.dtype)
@@ -268,7 +269,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         FormatError
             The format is opaque.
         """
-        return self.permute_axes(transforms.inverse_permutation(tuple(axes), self.ndim))
+        return self.permute_axes(transforms.inverse_permutation(geometry.integers(axes, "axes"), self.ndim))
 
     def reshape(self, dims: Iterable[int]) -> MemoryDesc:
         """Return the descriptor of the same elements, in row-major logical order, under other dims.
@@ -330,7 +331,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ----------
         ``dnnl_memory_desc_create_submemory``.
         """
-        window = tuple(dims), tuple(offsets)
+        window = geometry.integers(dims, "submemory dims"), geometry.integers(offsets, "submemory offsets")
         return MemoryDesc._of(transforms.submemory(self.geometry, *window), self.dtype)
 
     def slice(self, start: Sequence[int], size: Sequence[int], step: Sequence[int] | None = None) -> MemoryDesc:
@@ -355,8 +356,8 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
             The format cannot express it: a step along a blocked or padded axis, a cut inside a block, a negative
             step.
         """
-        starts, sizes = tuple(start), tuple(size)
-        steps = (1,) * self.ndim if step is None else tuple(step)
+        starts, sizes = geometry.integers(start, "slice start"), geometry.integers(size, "slice size")
+        steps = (1,) * self.ndim if step is None else geometry.integers(step, "slice step")
         for name, values in (("start", starts), ("size", sizes), ("step", steps)):
             if len(values) != self.ndim:
                 raise ShapeError(f"slice: {name} {values} must have one entry per dimension of {self.dims}")
@@ -400,7 +401,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ShapeError, FormatError
             As for :meth:`broadcast_to`.
         """
-        wanted = tuple(dims)
+        wanted = geometry.integers(dims, "dims")
         extra = len(wanted) - self.ndim
         if extra < 0 or -1 in wanted[:extra]:
             raise ShapeError(f"cannot expand dims {self.dims} to {wanted}: -1 keeps an existing dimension only")

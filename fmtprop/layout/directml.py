@@ -13,7 +13,7 @@ from math import prod
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout.desc import FormatKind, MemoryDesc
 from fmtprop.layout.dtypes import DataType
-from fmtprop.layout.geometry import check_dims, dense_strides
+from fmtprop.layout.geometry import check_dims, dense_strides, integers
 from fmtprop.layout.slice1 import FeatureLevel, Slice1
 
 __all__ = ["BufferTensor", "FeatureLevel", "Slice1", "calc_buffer_tensor_size", "packed_strides"]
@@ -206,7 +206,7 @@ class BufferTensor:
         ShapeError
             The index has another rank or is out of range.
         """
-        where = tuple(index)
+        where = integers(index, "index")
         if len(where) != len(self.sizes) or any(not 0 <= i < n for i, n in zip(where, self.sizes, strict=True)):
             raise ShapeError(f"index {where} is out of range for sizes {self.sizes}")
         return sum(i * s for i, s in zip(where, self.effective_strides, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import prod
+from operator import index
 from typing import NamedTuple
 
 from fmtprop.errors import FormatError, ShapeError
@@ -115,6 +116,20 @@ def check_dims(dims: Iterable[int], what: str = "dims") -> tuple[int, ...]:
             raise ShapeError(f"{what}[{axis}] is {as_int}; {what} must lie between 0 and 2**63 - 1")
         result = (*result[:axis], as_int, *result[axis + 1 :])
     return result
+
+
+def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
+    """Return `values` as a tuple of Python integers, which numpy's would not be (they overflow).
+
+    Raises
+    ------
+    ShapeError
+        Naming `what`, when one is not an integer.
+    """
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError:
+        raise ShapeError(f"{what} must be a sequence of integers, not {values!r}") from None
 
 
 def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 1) -> tuple[int, ...]:

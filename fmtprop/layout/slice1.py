@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout.desc import FormatKind, MemoryDesc
 from fmtprop.layout.dtypes import DataType
-from fmtprop.layout.geometry import axis_name, check_dims
+from fmtprop.layout.geometry import axis_name, check_dims, integers
 
 
 class FeatureLevel(str, Enum):
@@ -322,14 +322,13 @@ class Slice1:
 
 
 def _check_strides(strides: Iterable[int]) -> tuple[int, ...]:
-    values = tuple(strides)
-    check_dims((abs(s) for s in values), "InputWindowStrides")
+    values = integers(strides, "InputWindowStrides")
     for axis, stride in enumerate(values):
         if stride == 0:
             raise ShapeError(
                 f"slice1: {axis_name(axis)}: InputWindowStrides must not be 0; use 1 to take every element"
             )
-    return tuple(int(s) for s in values)
+    return values
 
 
 def _level(feature_level: FeatureLevel | str) -> FeatureLevel:

@@ -61,7 +61,7 @@ class Shape:
     layout: Layout
 
     def __init__(self, element_type: object, dimensions: Iterable[int], layout: Layout | None = None) -> None:
-        known = _BY_ELEMENT_NAME.get(element_type) if isinstance(element_type, str) else None
+        known = _BY_ELEMENT_NAME.get(element_type.lower()) if isinstance(element_type, str) else None
         dims = check_dims(dimensions, "dimensions")
         used = Layout.default(len(dims)) if layout is None else layout
         used.geometry(dims)

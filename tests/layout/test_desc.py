@@ -31,6 +31,15 @@ def test_integers_of_numpy_are_integers() -> None:
     assert all(type(n) is int for n in md.dims + md.strides)
 
 
+def test_numpy_integers_do_not_leak_into_views() -> None:
+    one, big = np.int32(1), np.int32(2**30)
+    md = MemoryDesc((2**20, 2**12), "u8")
+    assert md.offset((np.int32(2**20 - 1), one)) == (2**20 - 1) * 2**12 + 1
+    sub = md.submemory((one, one), (np.int32(2**20 - 1), np.int32(5)))
+    assert sub.offset0 == (2**20 - 1) * 2**12 + 5
+    assert all(type(n) is int for n in (*sub.dims, *sub.strides, sub.offset0, *md.index_at(big)))  # type: ignore[misc]
+
+
 def test_blocks_without_strides_are_dense() -> None:
     assert MemoryDesc((2, 17, 5), inner_blocks=[(1, 16)]) == MemoryDesc((2, 17, 5), tag="aBc16b")
 
@@ -72,6 +81,10 @@ def test_blocks_without_strides_are_dense() -> None:
         (lambda: MemoryDesc((2, 3)).offsets([[0.0, 1.0]]), r"indices must be integers of shape \(..., 2\)"),
         (lambda: MemoryDesc((2, 3)).offsets([[0, 1, 2]]), r"indices must be integers of shape \(..., 2\)"),
         (lambda: MemoryDesc((2, 3)).indices_at([0.5]), "positions must be integers"),
+        (lambda: MemoryDesc((2, 3)).offset((0.5, 0)), "index must be a sequence of integers"),
+        (lambda: MemoryDesc((2, 3)).submemory((1, 1), (0.0, 0)), "submemory offsets must be a sequence of integers"),
+        (lambda: MemoryDesc((2, 3)).slice((0, 0), (1, 1.0)), "slice size must be a sequence of integers"),
+        (lambda: MemoryDesc((2, 3)).transpose("ba"), "axes must be a sequence of integers"),
     ],
 )
 def test_bad_input_has_one_clear_error(make: object, says: str) -> None:

@@ -74,7 +74,7 @@ def test_x4_index_util_with_padding() -> None:
 
 
 def test_x4_make_shape() -> None:
-    shape = make_shape("F32".lower(), (2, 3, 4, 5))
+    shape = make_shape("F32", (2, 3, 4, 5))
     assert str(shape) == "f32[2,3,4,5]{3,2,1,0}"
     assert parse_shape(str(shape)) == shape
 
