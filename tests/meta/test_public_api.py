@@ -23,7 +23,9 @@ PUBLIC = {
     "unpack",
     "xla",
     # models
+    "CompiledModel",
     "Graph",
+    "compile",
     "from_torch",
     "load",
     "save",

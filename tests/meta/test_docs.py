@@ -1,0 +1,71 @@
+"""The documents name only what exists: public names, commands, files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fmtprop
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("graphs/*.md")]
+)
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(document))
+    missing = [target for target in targets if not (ROOT / document).parent.joinpath(target).exists()]
+    assert not missing
+
+
+def is_public(path: str) -> bool:
+    """Say whether ``.directml.packed_strides`` is reached through the public names."""
+    first, *rest = path.strip(".").split(".")
+    if first not in fmtprop.__all__:
+        return False
+    value = getattr(fmtprop, first)
+    for name in rest:
+        value = getattr(value, name, None)
+    return value is not None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_public_names_exist(document: str) -> None:
+    named = set(re.findall(r"\bfp((?:\.\w+)+)", read(document)))
+    assert {path for path in named if not is_public(path)} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_exist(document: str) -> None:
+    paths = re.findall(r"`((?:fmtprop|tests|scripts|docs|graphs|benchmarks)/[\w./-]*\w\.\w+)`", read(document))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", read("Makefile"), re.MULTILINE))
+    for document in DOCUMENTS:
+        text = "\n".join(re.findall(r"`+[^`]*`+|^\$ .*$", read(document), re.MULTILINE))
+        named = set(re.findall(r"\bmake ([a-z]+)", text))
+        assert named <= targets, f"{document} names make targets that do not exist: {named - targets}"
+
+
+def test_pipeline_runs_the_documented_test_command() -> None:
+    commands = [line for line in read(".ci/run").splitlines() if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["make test"]
+
+
+def test_every_dependency_is_pinned() -> None:
+    pinned = {re.split(r"[=;]", line)[0].strip().lower() for line in read("constraints.txt").splitlines()}
+    text = read("pyproject.toml").partition("[project.scripts]")[0].partition("dependencies = [")[2]
+    named = {name.lower() for name in re.findall(r'"([A-Za-z][\w-]*)(?:\[\w+\])?>=', text)}
+    assert {"torch", "numpy", "ruff", "transformers"} <= named
+    assert named - pinned == set()
