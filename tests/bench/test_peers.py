@@ -42,8 +42,6 @@ def _threads_restored() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     export_onnx(small_module(), (an_input(0),), path)
     return path
@@ -92,18 +90,20 @@ def test_channels_last_reaches_weights_and_inputs_of_mixed_ranks() -> None:
     assert compare_outputs(y, module(x), tolerance=1e-5).passed
 
 
+@pytest.mark.peers
 def test_onnxruntime(onnx_file: Path) -> None:
-    pytest.importorskip("onnxruntime")
     check(OnnxRuntime(onnx_file))
 
 
+@pytest.mark.peers
 def test_openvino(onnx_file: Path) -> None:
-    pytest.importorskip("openvino")
     check(OpenVINO("f32", onnx_file))
 
 
+@pytest.mark.peers
 def test_openvino_precision_is_the_one_asked_for_or_an_error(onnx_file: Path) -> None:
-    openvino = pytest.importorskip("openvino")
+    import openvino
+
     if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         run = OpenVINO("bf16", onnx_file).prepare(small_module(), (an_input(0),), threads=1)
         agreement = compare_outputs(run(an_input(1)), small_module()(an_input(1)), tolerance=0.05)
@@ -121,10 +121,8 @@ def test_openvino_refuses_unknown_precision() -> None:
         OpenVINO("f8")
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_peers_export_by_themselves() -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
     check(OnnxRuntime())
 
 
@@ -160,6 +158,7 @@ def test_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPa
         assert str(caught.value) == message
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_missing_exporter_names_the_extra(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -170,9 +169,8 @@ def test_missing_exporter_names_the_extra(package: str, monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_module_that_torch_cannot_export_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
 
     class DataDependent(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
