@@ -358,6 +358,9 @@ BATCH_NORMALIZATION = OpDef(
     infer=infer_batch,
     reference=reference_batch,
     primitive=primitive_batch,
+    post_ops=frozenset({"eltwise"}),
+    # leaky or not; oneDNN answers "unimplemented" to every other algorithm
+    eltwise_algs=frozenset({"relu"}),
     inplace=frozenset({"src"}),
     short="bn",
     samples=samples_batch,
