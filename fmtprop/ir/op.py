@@ -134,6 +134,8 @@ class OpDef:
         Names in :class:`fmtprop.dnnl.Arg` of the results.
     post_ops : frozenset of str
         Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``.
+    eltwise_algs : frozenset of str, optional
+        Algorithms of the eltwise post-ops that the primitive can absorb; None for all.
     as_post_op : bool
         Whether this op can itself be absorbed as a post-op by its producer.
     inplace : frozenset of str
@@ -163,6 +165,7 @@ class OpDef:
     result_names: tuple[str, ...] = ("dst",)
     result_args: tuple[str, ...] = ("DST",)
     post_ops: frozenset[str] = frozenset()
+    eltwise_algs: frozenset[str] | None = None
     as_post_op: bool = False
     inplace: frozenset[str] = frozenset()
     short: str = ""

@@ -16,6 +16,7 @@ from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import is_native, lowering
 
 if TYPE_CHECKING:
@@ -72,12 +73,34 @@ def reference(attrs: Shuffle, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
 
 
 def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
-    """Create the shuffle primitive descriptor."""
+    """Create the shuffle primitive descriptor, or on strided formats the reorder that does the same.
+
+    oneDNN v3.2 shuffles blocked channels well and has only a reference loop for all else, while a reorder between the
+    two transposed views of the axis runs as generated code.
+    """
     from fmtprop import dnnl
 
+    if descs["src"].desc.is_plain and (descs["dst"].is_any or descs["dst"].desc.is_plain):
+        return _as_reorder(attrs, descs, attr)
     size = descs["src"].dims[attrs.axis] // attrs.groups
     pd = dnnl.shuffle_forward(prop_kind, descs["src"], descs["dst"], attrs.axis, size, attr=attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
+
+
+def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    from fmtprop import dnnl
+
+    src, axis = descs["src"].desc, attrs.axis
+    dst = descs["dst"].desc if not descs["dst"].is_any else src
+    if not dst.is_packed:
+        dst = MemoryDesc(dst.dims, dst.dtype)
+    grouped = (*src.dims[:axis], attrs.groups, src.dims[axis] // attrs.groups, *src.dims[axis + 1 :])
+    order = list(range(len(grouped)))
+    order[axis], order[axis + 1] = axis + 1, axis
+    read = src.reshape(grouped).transpose(order)
+    written = dst.reshape(read.dims)
+    pd = dnnl.reorder(dnnl.NativeDesc.from_desc(read), dnnl.NativeDesc.from_desc(written), attr=attr)
+    return Lowering(pd, lambda _: {"src": src, "dst": dst})
 
 
 # ---------------------------------------------------------------- importers

@@ -48,7 +48,17 @@ class FusePostOps:
     name: ClassVar[str] = "fuse-post-ops"
 
     absorbers: frozenset[str] = frozenset(
-        {"convolution", "deconvolution", "inner_product", "matmul", "binary", "pooling", "resampling", "reduction"}
+        {
+            "convolution",
+            "deconvolution",
+            "inner_product",
+            "matmul",
+            "batch_normalization",
+            "binary",
+            "pooling",
+            "resampling",
+            "reduction",
+        }
     )
     kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum"})
 
@@ -74,6 +84,9 @@ class FusePostOps:
         if self._sum_in_place(graph, node, fusion):
             return True
         if fusion.kind not in allowed:
+            return False
+        algs = opdef(producer.op).eltwise_algs
+        if fusion.kind == "eltwise" and algs is not None and getattr(node.attrs, "alg", "") not in algs:
             return False
         return fusion.operand is None or _broadcasts(graph, fusion.operand, node.results[0])
 

@@ -167,9 +167,10 @@ def _from_sources(question: Question, rule: str) -> Iterator[Option]:
             cost = question.price(chosen)
             if cost is not None:
                 options.append((cost, rank, len(options), chosen))
-    # as they are, should every source already suit the op although they differ (a broadcast, a strided slice)
+    # as they are, should they suit the op although they differ: slices of one format, a broadcast
     as_given = {name: question.given[name] for name in sources}
-    if len(sources) == 1 or len({question.given[name].dims for name in sources}) > 1:
+    agree = len({dense(desc).tag for desc in as_given.values()}) == 1
+    if agree or len({desc.dims for desc in as_given.values()}) > 1:
         options.append((0.0, -1, -1, as_given))
     for cost, _, _, chosen in sorted(options, key=lambda option: option[:3]):
         note = "" if cost == 0.0 else f" ({cost * 1e6:.0f} us of reorders, the least of {len(options)} choices)"
