@@ -1,7 +1,8 @@
 """Every public name is documented in numpydoc form: what it takes, what it gives.
 
 Ruff checks that docstrings exist and how their sections are written. It does not check that the sections agree
-with the signature; this does, for everything that ``fmtprop.__all__`` offers. There is no list of exceptions.
+with the signature; this does, for everything that ``fmtprop.__all__`` offers. There is no list of exceptions. Functions
+and classes have all sections; a method may say it in prose, but a Parameters section is complete.
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ def check_function(name: str, function: Any) -> list[str]:
     return complaints(name, inspect.getdoc(function), parameters_of(function), gives_something(function))
 
 
+def check_method(name: str, function: Any) -> list[str]:
+    doc = inspect.getdoc(function)
+    listed = "Parameters" in sections_of(doc or "")
+    return complaints(name, doc, parameters_of(function) if listed else set(), returns=False)
+
+
 def check_class(name: str, cls: type) -> list[str]:
     if issubclass(cls, enum.Enum):
         taken: set[str] = set()
@@ -78,9 +85,9 @@ def check_class(name: str, cls: type) -> list[str]:
         if isinstance(member, property):
             found += complaints(f"{name}.{key}", inspect.getdoc(member), set(), returns=False)
         elif isinstance(member, (staticmethod, classmethod)):
-            found += check_function(f"{name}.{key}", member.__func__)
+            found += check_method(f"{name}.{key}", member.__func__)
         elif inspect.isfunction(member):
-            found += check_function(f"{name}.{key}", member)
+            found += check_method(f"{name}.{key}", member)
     return found
 
 
@@ -138,8 +145,30 @@ def bad(a: int, b: int) -> int:
     return a + b
 
 
+class Half:
+    """A class."""
+
+    def prose(self, value: int, other: int) -> int:
+        """Return the sum."""
+        return value + other
+
+    def half(self, value: int, other: int) -> int:
+        """Return the sum.
+
+        Parameters
+        ----------
+        value : int
+            A summand.
+        """
+        return value + other
+
+
 def test_the_check_accepts_a_complete_docstring() -> None:
     assert check_function("good", good) == []
+
+
+def test_a_list_of_parameters_is_complete() -> None:
+    assert check_class("Half", Half) == ["Half.half: Parameters does not name other"]
 
 
 def test_the_check_finds_what_is_missing() -> None:
