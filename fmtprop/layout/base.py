@@ -1,7 +1,8 @@
 """What every memory descriptor is made of: its fields, identity and text.
 
-Owns construction, equality, hashing and printing of :class:`~fmtprop.layout.MemoryDesc`, whose ``desc`` module adds
-what can be asked of a format. Must not know about numpy buffers, oneDNN handles or graphs.
+Owns the fields, the properties that follow from them, equality, hashing and printing of
+:class:`~fmtprop.layout.MemoryDesc`, whose ``desc`` module adds the constructor, addresses and transforms. Must not
+know about numpy buffers, oneDNN handles or graphs.
 """
 
 from __future__ import annotations

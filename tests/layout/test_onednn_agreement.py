@@ -145,9 +145,9 @@ def transform(rng: random.Random, judge: Judge, md: MemoryDesc, native: Native) 
     return judge.step(kind, native.submemory(sizes, offsets), md.submemory, sizes, offsets)
 
 
-def test_random_descriptors_and_their_transforms() -> None:
-    rng, judge = random.Random(20240607), Judge()
-    for _ in range(DESCRIPTORS):
+def judge_random_descriptors(seed: int, count: int) -> Counter[tuple[str, bool]]:
+    rng, judge = random.Random(seed), Judge()
+    for _ in range(count):
         dims, dtype = random_dims(rng), rng.choice(DTYPES)
         if rng.random() < 0.6:
             tag = random_tag(rng, len(dims))
@@ -161,12 +161,23 @@ def test_random_descriptors_and_their_transforms() -> None:
             if made is None or ends_inside_a_block(made[0]):
                 break
             made = transform(rng, judge, *made) or made
-    assert judge.seen["oneDNN's mistakes", False] <= 10, judge.seen
-    assert sum(judge.seen[what, True] for what in ("tag", "strides")) >= 10_000
+    assert judge.seen["oneDNN's mistakes", False] <= count / 1000, judge.seen
+    return judge.seen
+
+
+def test_random_descriptors_and_their_transforms() -> None:
+    seen = judge_random_descriptors(20240607, DESCRIPTORS)
+    assert sum(seen[what, True] for what in ("tag", "strides")) >= 10_000
     for what in ("strides", "permute_axes", "reshape", "submemory"):
-        assert judge.seen[what, True] >= 1000, judge.seen
+        assert seen[what, True] >= 1000, seen
     for what in ("strides", "reshape", "submemory"):
-        assert judge.seen[what, False] >= 300, judge.seen
+        assert seen[what, False] >= 300, seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_many_random_descriptors(seed: int) -> None:
+    assert judge_random_descriptors(seed, 20_000)["reshape", True] >= 2000
 
 
 def test_equality_is_onednns() -> None:
@@ -201,16 +212,14 @@ def test_onednn_grants_wrong_reshapes_that_we_refuse() -> None:
     # Of the joined axes oneDNN checks the blocks of the first only; where the strides happen to fit, it goes wrong.
     md = MemoryDesc((2, 3, 16, 16), tag="abdC32c")
     native = _native.of(md).reshape((2, 48, 16))
-    assert isinstance(native, Native)
-    assert misplaces(md, native)
+    assert not isinstance(native, Native) or misplaces(md, native)
     with pytest.raises(FormatError, match="is blocked by 32"):
         md.reshape((2, 48, 16))
     # A window of size 1 inside a block: oneDNN drops the axis, and the block falls to its neighbour.
-    parent, window = MemoryDesc((16, 3), tag="Ab8a"), ((1, 3), (0, 0))
-    native = _native.of(parent).submemory(*window)
-    assert isinstance(native, Native)
-    dropped = native.reshape((3,))
-    assert isinstance(dropped, Native)
-    assert dropped.fields()["inner_blocks"] == ((0, 8),)
+    sub = MemoryDesc((16, 3), tag="Ab8a").submemory((1, 3), (0, 0))
+    window = _native.of(MemoryDesc((16, 3), tag="Ab8a")).submemory((1, 3), (0, 0))
+    assert isinstance(window, Native)
+    native = window.reshape((3,))
+    assert not isinstance(native, Native) or misplaces(sub, native)
     with pytest.raises(FormatError, match="is blocked by 8"):
-        parent.submemory(*window).reshape((3,))
+        sub.reshape((3,))
