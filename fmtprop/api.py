@@ -21,14 +21,12 @@ from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.base import Pipeline
-from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.policies import POLICIES
-from fmtprop.passes.precision import LowerPrecision
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
+from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
 if TYPE_CHECKING:
@@ -252,10 +250,7 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
 
 def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
     clock = _Clock()
-    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
-    precision = "f32"
-    if options.dtype == "bf16":
-        normal, precision = _lower(normal)
+    normal, precision = normalise(graph, options.dtype)
     clock.lap("normalise")
     target, fallback = OneDnnTarget(), ReferenceTarget()
     memory = Memory() if options.verify != "off" else None
@@ -320,17 +315,6 @@ def _import(model: Any, example_inputs: Any) -> Graph:
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph or the path of a graph file"
     )
-
-
-def _lower(graph: Graph) -> tuple[Graph, str]:
-    if dnnl.supports("bf16"):
-        return LowerPrecision(DataType.BF16).run(graph), "bf16"
-    warnings.warn(
-        f"oneDNN has no bf16 on this CPU ({dnnl.lib().isa}): compute-intensive ops run in f32 instead",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return graph, "f32"
 
 
 def _reroute(target: OneDnnTarget, wrong: list[Mismatch]) -> None:

@@ -1,0 +1,132 @@
+"""A model's way from imported to formatted graph, with everything in between kept to be shown.
+
+Owns which passes run before formats are assigned, and the names of the stages. How a pass works is its own affair; the
+plan and its checks are :mod:`fmtprop.api`'s.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from fmtprop import dnnl
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import DataType
+from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.base import Observer, Pipeline
+from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.precision import LowerPrecision
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
+
+__all__ = ["STAGES", "Snapshot", "normalise", "snapshots"]
+
+#: in the order in which a graph goes through them
+STAGES = ("imported", "normal", "formatted")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph on its way.
+
+    Parameters
+    ----------
+    stage : str
+        One of ``STAGES``: what the graph is on its way to, or has become.
+    after : str
+        The pass that gave it; empty for the imported graph.
+    graph : Graph
+        The graph.
+    """
+
+    stage: str
+    after: str
+    graph: Graph
+
+
+def normalise(graph: Graph, dtype: str = "f32", observer: Observer | None = None) -> tuple[Graph, str]:
+    """Bring an imported graph to normal form.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported; it is not changed.
+    dtype : {"f32", "bf16"}
+        What compute-intensive ops should run in.
+    observer : callable, optional
+        Called after each pass with its name and its graph.
+
+    Returns
+    -------
+    Graph
+        In normal form.
+    str
+        The data type that compute-intensive ops really run in: f32 where oneDNN has no bf16, with a warning.
+
+    Raises
+    ------
+    PassError
+        A pass failed, or gave a graph that breaks a rule.
+    """
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph, observer)
+    if dtype == "f32":
+        return normal, "f32"
+    if not dnnl.supports("bf16"):
+        warnings.warn(
+            f"oneDNN has no bf16 on this CPU ({dnnl.lib().isa}): compute-intensive ops run in f32 instead",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        return normal, "f32"
+    lowered = LowerPrecision(DataType.BF16).run(normal)
+    if observer is not None:
+        observer(LowerPrecision.name, lowered)
+    return lowered, "bf16"
+
+
+def snapshots(
+    graph: Graph, stage: str = "formatted", *, policy: str = "propagate", dtype: str = "f32", passes: bool = False
+) -> list[Snapshot]:
+    """Return the graph at a stage, or after each pass on the way there.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported; it is not changed.
+    stage : {"formatted", "normal", "imported"}
+        How far to go. Formats are chosen as :func:`fmtprop.compile` does, without a plan and its checks.
+    policy : {"propagate", "naive", "plain"}
+        How formats are chosen.
+    dtype : {"f32", "bf16"}
+        What compute-intensive ops should run in.
+    passes : bool
+        True for the imported graph and the graph after every pass, in order; False for the last one alone.
+
+    Returns
+    -------
+    list of Snapshot
+
+    Raises
+    ------
+    FmtpropError
+        The stage is unknown, or a pass failed.
+
+    Examples
+    --------
+    >>> from fmtprop.frontends import load
+    >>> [(shot.stage, shot.after) for shot in snapshots(load("chain"), "imported")]
+    [('imported', '')]
+    >>> snapshots(load("chain"), "normal")[0].graph.count("eltwise")  # has become a post-op
+    0
+    """
+    if stage not in STAGES:
+        raise FmtpropError(f"unknown stage {stage!r}; known: {', '.join(STAGES)}")
+    shots = [Snapshot("imported", "", graph)]
+    if stage != "imported":
+        normal, _ = normalise(graph, dtype, lambda name, result: shots.append(Snapshot("normal", name, result)))
+    if stage == "formatted":
+        formatted = AssignFormats(policy, OneDnnTarget(), ReferenceTarget()).run(normal)
+        verify(formatted, Stage.FORMATTED)
+        shots.append(Snapshot("formatted", AssignFormats.name, formatted))
+    return shots if passes else shots[-1:]
