@@ -11,16 +11,16 @@ import pytest
 # Prints what an import pulled in: loaded modules, and whether oneDNN's shared library is mapped.
 PROBE = """
 import json, sys
-import {module}
+{statement}
 with open("/proc/self/maps") as maps:
     mapped = any("libdnnl" in line for line in maps)
 print(json.dumps({{"modules": sorted(sys.modules), "dnnl": mapped}}))
 """
 
 
-def loaded_by(module: str) -> tuple[set[str], bool]:
+def loaded_by(statement: str) -> tuple[set[str], bool]:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROBE.format(module=module)],
+        [sys.executable, "-W", "error", "-c", PROBE.format(statement=statement)],
         check=True,
         capture_output=True,
         text=True,
@@ -33,18 +33,21 @@ def loaded_by(module: str) -> tuple[set[str], bool]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/maps")
 @pytest.mark.parametrize("module", ["fmtprop", "fmtprop.errors", "fmtprop.layout"])
 def test_import_loads_neither_torch_nor_onednn(module: str) -> None:
-    modules, dnnl = loaded_by(module)
+    modules, dnnl = loaded_by(f"import {module}")
     assert module in modules
     assert not modules & {"torch", "onnx", "onnxruntime", "openvino", "transformers", "scipy"}
     assert not dnnl, f"importing {module} loaded the oneDNN library"
 
 
 def test_package_front_imports_no_room() -> None:
-    modules, _ = loaded_by("fmtprop")
+    modules, _ = loaded_by("import fmtprop")
     assert {name for name in modules if name.startswith("fmtprop.")} == set()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/maps")
 def test_probe_sees_what_it_looks_for() -> None:
-    modules, _ = loaded_by("torch")
+    modules, dnnl = loaded_by("import fmtprop.dnnl; fmtprop.dnnl.lib()")
+    assert "fmtprop.dnnl" in modules
+    assert dnnl
+    modules, _ = loaded_by("import fmtprop; fmtprop.compile")
     assert "torch" in modules
