@@ -143,7 +143,7 @@ def shuffle_forward(
     axis : int
         Axis that is shuffled.
     group_size : int
-        Number of groups that the axis is transposed over; divides the axis.
+        Channels of one group; divides the axis. (PyTorch's ``channel_shuffle`` takes the number of groups instead.)
     attr : PrimitiveAttr, optional
 
     Returns
@@ -168,7 +168,7 @@ def shuffle_backward(
     diff_dst: NativeDesc,
     axis: int,
     group_size: int,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a shuffle.
@@ -179,7 +179,7 @@ def shuffle_backward(
     axis, group_size : int
         As `shuffle_forward`.
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns
@@ -280,7 +280,7 @@ def resampling_backward(
     factors: Sequence[float] | None,
     diff_src: NativeDesc,
     diff_dst: NativeDesc,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a resampling.
@@ -291,7 +291,7 @@ def resampling_backward(
         As `resampling_forward`.
     diff_src, diff_dst : NativeDesc
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns

@@ -121,12 +121,12 @@ def convolution_backward_data(
     dilates: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a convolution by its source.
 
-    Parameters are those of `convolution_forward`; ``hint_fwd_pd`` is the forward primitive's descriptor.
+    Parameters are those of `convolution_forward`; ``hint_fwd_pd`` is the forward_training primitive's descriptor.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def deconvolution_backward_data(
     dilates: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a deconvolution by its source.
@@ -186,12 +186,12 @@ def convolution_backward_weights(
     dilates: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a convolution by its weights and bias.
 
-    Parameters are those of `convolution_forward`; ``hint_fwd_pd`` is the forward primitive's descriptor.
+    Parameters are those of `convolution_forward`; ``hint_fwd_pd`` is the forward_training primitive's descriptor.
 
     Returns
     -------
@@ -220,7 +220,7 @@ def deconvolution_backward_weights(
     dilates: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a deconvolution by its weights and bias.
@@ -282,7 +282,7 @@ def inner_product_backward_data(
     diff_src: NativeDesc,
     weights: NativeDesc,
     diff_dst: NativeDesc,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of an inner product by its source.
@@ -292,7 +292,7 @@ def inner_product_backward_data(
     diff_src, weights, diff_dst : NativeDesc
         As `inner_product_forward`.
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns
@@ -314,7 +314,7 @@ def inner_product_backward_weights(
     diff_weights: NativeDesc,
     diff_bias: NativeDesc | None,
     diff_dst: NativeDesc,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of an inner product by its weights and bias.
@@ -324,7 +324,7 @@ def inner_product_backward_weights(
     src, diff_weights, diff_bias, diff_dst : NativeDesc
         As `inner_product_forward`.
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns
@@ -408,7 +408,7 @@ def _window_backward_data(
     dilates: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None,
 ) -> PrimitiveDesc:
     operands: dict[str, NativeDesc | None] = {"diff_src": diff_src, "weights": weights, "diff_dst": diff_dst}
@@ -427,7 +427,7 @@ def _window_backward_weights(
     dilates: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None,
 ) -> PrimitiveDesc:
     operands = dict(zip(("src", "diff_weights", "diff_bias", "diff_dst"), descs, strict=True))

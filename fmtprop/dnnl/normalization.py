@@ -57,7 +57,7 @@ def batch_normalization_backward(
     src: NativeDesc,
     epsilon: float,
     flags: int | NormFlags,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a batch normalization.
@@ -134,7 +134,7 @@ def layer_normalization_backward(
     stat: NativeDesc | None,
     epsilon: float,
     flags: int | NormFlags,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a layer normalization.
@@ -215,7 +215,7 @@ def group_normalization_backward(
     groups: int,
     epsilon: float,
     flags: int | NormFlags,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a group normalization (oneDNN v3.3 and later).

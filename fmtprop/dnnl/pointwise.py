@@ -58,9 +58,9 @@ def eltwise_backward(
     diff_src: NativeDesc,
     diff_dst: NativeDesc,
     data: NativeDesc,
-    alpha: float = 0.0,
-    beta: float = 0.0,
-    hint_fwd_pd: PrimitiveDesc | None = None,
+    alpha: float,
+    beta: float,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of an element-wise operation.
@@ -75,7 +75,7 @@ def eltwise_backward(
     alpha, beta : float
         As in the forward primitive.
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns
@@ -162,7 +162,7 @@ def prelu_backward(
     diff_src: NativeDesc,
     diff_weights: NativeDesc,
     diff_dst: NativeDesc,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a prelu by source and slopes.
@@ -172,7 +172,7 @@ def prelu_backward(
     src, weights, diff_src, diff_weights, diff_dst : NativeDesc
         As `prelu_forward`.
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns
@@ -238,7 +238,7 @@ def softmax_backward(
     diff_dst: NativeDesc,
     dst: NativeDesc,
     axis: int,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a softmax.
@@ -250,7 +250,7 @@ def softmax_backward(
     diff_src, diff_dst, dst : NativeDesc
         ``dst`` is the forward result.
     hint_fwd_pd : PrimitiveDesc
-        The forward primitive's descriptor.
+        The forward_training primitive's descriptor.
     attr : PrimitiveAttr, optional
 
     Returns

@@ -69,7 +69,7 @@ def pooling_backward(
     dilation: Sequence[int],
     pad_l: Sequence[int],
     pad_r: Sequence[int],
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a pooling.
@@ -145,7 +145,7 @@ def lrn_backward(
     alpha: float,
     beta: float,
     k: float,
-    hint_fwd_pd: PrimitiveDesc | None,
+    hint_fwd_pd: PrimitiveDesc,
     attr: PrimitiveAttr | None = None,
 ) -> PrimitiveDesc:
     """Return the descriptor of the gradient of a local response normalization.

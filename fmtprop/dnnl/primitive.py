@@ -23,7 +23,7 @@ from fmtprop.dnnl.memory import ExecArgs, Memory
 from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.repro import benchdnn_line
-from fmtprop.errors import InputError, UnsupportedOpError
+from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
 
 _LAST_IMPL = _abi.ENUMS["dnnl_status_t"]["last_impl_reached"]
 _EXEC_ARG_MD = QUERY["query_exec_arg_md"]
@@ -237,11 +237,26 @@ def create(
     LibraryError
         If this oneDNN version lacks the primitive.
     """
+    if "_backward" in function:
+        _check_hint(function, arguments[-1])
     attributes = attr if attr is not None else default_attr()
     problem = Problem(driver, operands, params, attributes.ops, attributes.fpmath)
     engine = (Engine.cpu(),) if engine_argument else ()
     recipe = Recipe(function, problem, (*engine, *arguments), attributes)
     return PrimitiveDesc(recipe.create(), recipe)
+
+
+def _check_hint(function: str, hint: object) -> None:
+    """Refuse a wrong hint: oneDNN casts it unseen, and crashes."""
+    kind = function.partition("_backward")[0]
+    if not isinstance(hint, PrimitiveDesc):
+        given = f"{hint!r}"
+    elif hint.kind != kind or hint.problem.params.get("prop") != "forward_training":
+        given = f"{hint!r} ({hint.problem.params.get('prop')})"
+    else:
+        return
+    details = f"hint_fwd_pd must be the forward_training descriptor of the same {kind}, not {given}"
+    raise DnnlError(f"dnnl_{function}_primitive_desc_create", "invalid_arguments", details)
 
 
 class Primitive(Handle[_abi.dnnl_primitive_t]):
@@ -294,15 +309,19 @@ class Primitive(Handle[_abi.dnnl_primitive_t]):
         status = lib().primitive_execute(self.handle, stream.handle, execution.count, execution.array)
         if status:
             names = ", ".join(f"{_arg_name(int(arg))}: {memory.desc}" for arg, memory in arguments.items())
-            raise_status("dnnl_primitive_execute", status, f"{self.desc} with {names}", self.desc.repro)
+            given = {int(arg) for arg in arguments}
+            absent = [_arg_name(arg) for arg in Arg if arg not in given and self.desc.arg_md(arg) is not None]
+            details = f"{self.desc} with {names}; not given: {', '.join(absent) or 'nothing'}"
+            raise_status("dnnl_primitive_execute", status, details, self.desc.repro)
         stream.wait()
 
     def _check_argument(self, arg: int, memory: Memory) -> None:
         wanted = self.desc.arg_md(arg)
         name = _arg_name(arg)
-        if wanted is None:
+        if wanted is None and arg < Arg.ATTR_SCALES:
             raise InputError(f"{self.desc} takes no argument {name} (given: {memory.desc})")
-        if wanted != memory.desc:
+        # oneDNN keeps no descriptor of the arguments of some attributes, such as a prelu post-op's slopes.
+        if wanted is not None and wanted != memory.desc:
             raise InputError(f"{self.desc}, argument {name}: memory is {memory.desc} but must be {wanted}; reorder it")
         if memory.pointer is None and memory.desc.nbytes:
             raise InputError(f"{self.desc}, argument {name}: the memory has no buffer; call set_data_handle first")

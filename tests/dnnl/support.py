@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,17 +57,19 @@ def back(desc: NativeDesc, data: npt.NDArray[np.uint8]) -> Array:
 
 def run(
     pd: dnnl.PrimitiveDesc,
-    inputs: Mapping[int, Array],
-    outputs: tuple[int, ...] = (A.DST,),
-    raw: Mapping[int, npt.NDArray[np.uint8]] | None = None,
-) -> tuple[list[Array], dict[int, npt.NDArray[np.uint8]]]:
+    inputs: Mapping[Any, Array],
+    outputs: tuple[int | Arg, ...] = (A.DST,),
+    raw: Mapping[Any, npt.NDArray[np.uint8]] | None = None,
+) -> tuple[list[Array], dict[Any, npt.NDArray[np.uint8]]]:
     """Execute with plain arrays; return the outputs as plain arrays, and every raw output buffer."""
     memories: dict[int | Arg, dnnl.Memory] = {}
     for arg, array in inputs.items():
         desc = pd.arg_md(arg)
+        if desc is None and arg >= A.ATTR_SCALES:
+            desc = plain(array.shape)
         assert desc is not None, f"{pd} takes no argument {arg}"
         memories[arg] = over(to(desc, array), desc)
-    results: dict[int, npt.NDArray[np.uint8]] = {}
+    results: dict[Any, npt.NDArray[np.uint8]] = {}
     extra = (A.WORKSPACE, A.SCRATCHPAD)
     for arg in (*outputs, *extra):
         desc = pd.arg_md(arg) if arg != A.SCRATCHPAD else pd.query_md("scratchpad")

@@ -46,7 +46,7 @@ def test_without_the_unlisted_symbol(tag: str, monkeypatch: pytest.MonkeyPatch) 
     if tag in _abi.FORMAT_TAGS:
         assert NativeDesc(build_module.create(desc)) == NativeDesc.from_desc(desc)
     else:
-        with pytest.raises(FormatError, match=f"knows no tag '{tag}'; use a plain format"):
+        with pytest.raises(FormatError, match=rf"knows no tag '{tag}'; use a plain format"):
             build_module.create(desc)
 
 
@@ -172,7 +172,7 @@ def test_compensation_makes_an_opaque_desc_that_leads_back() -> None:
 
 
 def test_opaque_from_elsewhere_is_refused() -> None:
-    with pytest.raises(FormatError, match="does not come from this process's oneDNN.*ask a primitive for `any` again"):
+    with pytest.raises(FormatError, match=r"does not come from this process's oneDNN.*ask a primitive for `any` again"):
         NativeDesc.from_desc(MemoryDesc.opaque((2, 3), "s8", 64, "elsewhere"))
 
 
@@ -181,15 +181,15 @@ def test_opaque_from_elsewhere_is_refused() -> None:
 )
 def test_overflow_is_refused_before_onednn_sees_it(dims: tuple[int, ...], dtype: str) -> None:
     """oneDNN itself accepts {2**62, 4} f32 and says 16 bytes."""
-    with pytest.raises(ShapeError, match="64 bits"):
+    with pytest.raises(ShapeError, match=r"64 bits"):
         NativeDesc.from_desc(MemoryDesc.any(dims, dtype))
 
 
 def test_arrays_do_not_wrap() -> None:
     native = plain((4, 4))
-    with pytest.raises(ShapeError, match="18446744073709551616 does not fit in 64 bits"):
+    with pytest.raises(ShapeError, match=r"18446744073709551616 does not fit in 64 bits"):
         native.reshape((2**64, 16))
-    with pytest.raises(ShapeError, match="at most 12 dimensions"):
+    with pytest.raises(ShapeError, match=r"at most 12 dimensions"):
         native.reshape((1,) * 13)
 
 
@@ -199,17 +199,17 @@ def test_scalars_are_refused() -> None:
 
 
 def test_types_that_onednn_lacks() -> None:
-    with pytest.raises(UnsupportedOpError, match="no data type 'u64'; known: .*f32"):
+    with pytest.raises(UnsupportedOpError, match=r"no data type 'u64'; known: .*f32"):
         NativeDesc.from_desc(MemoryDesc((2,), "u64"))
 
 
 def test_layouts_that_the_api_cannot_create() -> None:
     # Rows of 40 cannot lie 100 apart when each parent row holds whole blocks of 16.
     odd = MemoryDesc.view((3, 40), "f32", strides=(100, 16), inner_blocks=((1, 16),))
-    with pytest.raises(FormatError, match="oneDNN"):
+    with pytest.raises(FormatError, match=r"oneDNN"):
         NativeDesc.from_desc(odd)
     stepped = MemoryDesc.view((3, 2), "f32", strides=(3, 2))
-    with pytest.raises((FormatError, DnnlError), match="oneDNN|answered"):
+    with pytest.raises((FormatError, DnnlError), match=r"oneDNN|answered"):
         NativeDesc.from_desc(stepped)
 
 
@@ -217,11 +217,11 @@ def test_transform_errors() -> None:
     native = tagged((2, 17, 5, 7), "aBcd16b")
     with pytest.raises(ShapeError, match=r"\[0, 0, 1, 2\] is not a permutation"):
         native.permute_axes((0, 0, 1, 2))
-    with pytest.raises(ShapeError, match="one entry per axis"):
+    with pytest.raises(ShapeError, match=r"one entry per axis"):
         native.submemory((1, 1), (0, 0, 0, 0))
-    with pytest.raises(DnnlError, match="create_submemory answered .*multiples of the blocks"):
+    with pytest.raises(DnnlError, match=r"create_submemory answered .*multiples of the blocks"):
         native.submemory((2, 8, 5, 7), (0, 3, 0, 0))
-    with pytest.raises(DnnlError, match="dnnl_memory_desc_reshape answered .*aBcd16b to dims"):
+    with pytest.raises(DnnlError, match=r"dnnl_memory_desc_reshape answered .*aBcd16b to dims"):
         native.reshape((2, 17 * 5, 7))
 
 

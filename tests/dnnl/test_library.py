@@ -81,10 +81,10 @@ def test_missing_function_names_version_and_remedy() -> None:
 
 def test_raise_status() -> None:
     dnnl.raise_status("dnnl_anything", 0)
-    with pytest.raises(DnnlError, match="dnnl_anything answered unimplemented: because") as info:
+    with pytest.raises(DnnlError, match=r"dnnl_anything answered unimplemented: because") as info:
         dnnl.raise_status("dnnl_anything", 3, "because")
     assert (info.value.function, info.value.status) == ("dnnl_anything", "unimplemented")
-    with pytest.raises(DnnlError, match="status 999"):
+    with pytest.raises(DnnlError, match=r"status 999"):
         dnnl.raise_status("dnnl_anything", 999)
 
 
@@ -117,7 +117,7 @@ def test_opencl_driver_beside_the_library(tmp_path: Path, monkeypatch: pytest.Mo
     # A library that turns out not to need it leaves the environment as it was.
     monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
     library.write_bytes(b"not a library")
-    with pytest.raises(LoadError, match="libdnnl.so.3"):
+    with pytest.raises(LoadError, match=r"libdnnl.so.3"):
         library_module._load_first([library_module.Candidate(str(library), "test")])
     assert "OCL_ICD_FILENAMES" not in os.environ
 

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fmtprop import dnnl
+from fmtprop.dnnl import doctor
+from fmtprop.errors import ShapeError
+
+
+def test_diagnosis_of_this_machine() -> None:
+    diagnosis = doctor.diagnose()
+    library = dnnl.lib()
+    assert diagnosis.ok and diagnosis.version == ".".join(map(str, library.version))
+    assert [finding.path for finding in diagnosis.findings if finding.state == "chosen"] == [library.path]
+    assert diagnosis.data_types["f32"] is True
+    assert diagnosis.cpus == len(os.sched_getaffinity(0)) and diagnosis.cpu
+    assert diagnosis.isa == library.isa and diagnosis.threads == library.threads
+    text = diagnosis.to_text()
+    for expected in (library.path, library.isa, f"v{diagnosis.version}", "data types", "PyTorch"):
+        assert expected in text
+    assert json.loads(json.dumps(diagnosis.to_dict()))["runtime"] == library.runtime
+
+
+def test_nothing_usable_says_what_to_do() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom fmtprop.dnnl import doctor\nprint(doctor.diagnose().to_text())"
+    )
+    environment = {**os.environ, "FMTPROP_DNNL_LIBRARY": "/nowhere/libdnnl.so", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "oneDNN           not usable" in result.stdout
+    assert "/nowhere/libdnnl.so [environment variable FMTPROP_DNNL_LIBRARY]" in result.stdout
+    assert "pip install onednn-cpu-gomp" in result.stdout
+    assert "OMP_NUM_THREADS=1" in result.stdout
+    assert "not installed" in result.stdout
+
+
+def test_advice() -> None:
+    class Fake:
+        runtime, threads, isa, torch = "OMP", 8, "avx2", "not installed"
+
+    types = {"f32": True, "bf16": False}
+    advice = "\n".join(doctor._advice(Fake(), 0, types, ("a/libgomp.so.1", "b/libiomp5.so"), 2))  # type: ignore[arg-type]
+    for expected in (
+        "pip install torch",
+        'dtype="bf16" needs AVX-512',
+        "more than one OpenMP runtime",
+        "set OMP_NUM_THREADS=2",
+        "OMP_WAIT_POLICY=passive",
+    ):
+        assert expected in advice
+    Fake.runtime = "SYCL"
+    assert "submits through SYCL" in "\n".join(doctor._advice(Fake(), 2, types, (), 2))  # type: ignore[arg-type]
+    Fake.runtime, Fake.threads = "OMP", 2
+    assert "share one OpenMP runtime" in "\n".join(doctor._advice(Fake(), 1, types, (), 2))  # type: ignore[arg-type]
+
+
+def test_supports() -> None:
+    assert dnnl.supports("f32") and not dnnl.supports("f64")
+    assert dnnl.supports("bf16") == (
+        "avx512" in dnnl.lib().isa or "avx10" in dnnl.lib().isa or "2_vnni_2" in dnnl.lib().isa
+    )
+    with pytest.raises(ShapeError, match=r"unknown data type 'f31'"):
+        dnnl.supports("f31")
