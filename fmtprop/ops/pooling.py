@@ -163,6 +163,16 @@ def _ceil_padding(size: int, covered: int, stride: int, pad: int) -> int:
     return max(pad, (count - 1) * stride + covered - size - pad)
 
 
+def _emit(call: Call, attrs: Pooling) -> Value:
+    """Emit the pooling of ``self``; nothing where every window is one element and none is left out."""
+    src: Value = call["self"]
+    spatial = len(attrs.kernel)
+    if {*attrs.kernel, *attrs.strides} == {1} and not any((*attrs.pad_l, *attrs.pad_r)):
+        return src
+    dst = call.emit("pooling", {"src": batched(call, src, spatial + 2)}, attrs)
+    return unbatched(call, dst, like=src)
+
+
 def _pool(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1) -> Value | None:
     """Emit a pooling from the arguments ``self, kernel_size, stride, padding, ceil_mode``."""
     src = call["self"]
@@ -180,10 +190,7 @@ def _pool(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1)
         if any(pad_l):
             return None
         alg = "avg_exclude_padding"
-    dst = call.emit(
-        "pooling", {"src": batched(call, src, spatial + 2)}, Pooling(alg, kernel, strides, dilates, pad_l, pad_r)
-    )
-    return unbatched(call, dst, like=src)
+    return _emit(call, Pooling(alg, kernel, strides, dilates, pad_l, pad_r))
 
 
 def _max(spatial: int) -> Importer:
@@ -237,7 +244,7 @@ def _adaptive(alg: str, spatial: int) -> Importer:
         kernel, strides = zip(*(window for window in windows if window), strict=True)
         zeros = (0,) * spatial
         attrs = Pooling(alg, kernel, strides, zeros, zeros, zeros)
-        return unbatched(call, call.emit("pooling", {"src": batched(call, src, spatial + 2)}, attrs), like=src)
+        return _emit(call, attrs)
 
     return importer
 

@@ -140,16 +140,18 @@ def _resample(alg: str, spatial: int, torch_kernel: str) -> Importer:
     """Return an importer that declines where oneDNN would read other source positions than `torch_kernel`."""
 
     def importer(call: Call) -> Value | None:
-        src = call["input"] if "input" in call.args else call["self"]
+        src: Value = call["input"] if "input" in call.args else call["self"]
         if not computable(call, src) or call.args.get("align_corners", False):
             return None
         sizes, scales = call.type(src).dims[2:], _scales(call, spatial)
         counts = call["output_size"]
         if counts is None:
             counts = [floor(size * scale) for size, scale in zip(sizes, call["scale_factors"], strict=True)]
-        axes = zip(sizes, counts, scales, strict=True)
+        axes = list(zip(sizes, counts, scales, strict=True))
         if not all(_samples_alike(alg, torch_kernel, *axis) for axis in axes):
             return None
+        if tuple(counts) == sizes:
+            return src
         return call.emit("resampling", {"src": src}, Resampling(alg, tuple(counts)))
 
     return importer

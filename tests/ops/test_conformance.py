@@ -34,7 +34,7 @@ def runs_bf16():
     """Tell whether this CPU's oneDNN computes convolutions in bf16."""
     convolution = OPSET["convolution"]
     sample = next(iter(convolution.samples()))
-    return conform(convolution, sample, "bf16", "any")[0].status == "PASSED"
+    return conform(convolution, sample, "bf16", "any", limit=1)[0].status != "UNIMPLEMENTED"
 
 
 def test_every_op_has_samples_with_unique_names_that_infer():

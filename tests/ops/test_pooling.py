@@ -108,6 +108,13 @@ def test_the_default_stride_is_the_kernel():
     assert call.graph.nodes()[-1].attrs.strides == (2, 3)
 
 
+def test_windows_of_one_element_are_no_pooling():
+    assert check_import("aten.adaptive_avg_pool2d.default", IMAGES[2], [10, 9]).ops() == []
+    assert check_import("aten.adaptive_max_pool1d.default", IMAGES[1], [11]).ops() == []
+    assert check_import("aten.max_pool2d.default", IMAGES[2], [1, 1]).ops() == []
+    assert check_import("aten.max_pool2d.default", IMAGES[2], [1, 1], [2, 2]).ops() == ["pooling"]
+
+
 def test_a_missing_batch_axis():
     call = check_import("aten.max_pool2d.default", TensorType((3, 8, 8)), [2, 2])
     assert call.ops() == ["reshape", "pooling", "reshape"]
@@ -120,9 +127,7 @@ def test_a_divisor_of_the_users_is_declined():
 
 
 @pytest.mark.parametrize("kind", ["avg", "max"])
-@pytest.mark.parametrize(
-    ("spatial", "size"), [(1, [1]), (1, [11]), (2, [5, 3]), (2, [1, 1]), (3, [1, 2, 4]), (2, [1, 4])]
-)
+@pytest.mark.parametrize(("spatial", "size"), [(1, [1]), (2, [5, 3]), (2, [1, 1]), (3, [1, 2, 4]), (2, [1, 4])])
 def test_adaptive_pooling_with_equal_windows(kind, spatial, size):
     assert check_import(f"aten.adaptive_{kind}_pool{spatial}d.default", IMAGES[spatial], size).ops() == ["pooling"]
 

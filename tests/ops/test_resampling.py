@@ -56,10 +56,15 @@ def test_nearest_is_torchs_exact_one(size):
 # ---------------------------------------------------------------- importers
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.0, 3.0, 8.0])
+@pytest.mark.parametrize("factor", [2.0, 3.0, 8.0])
 def test_nearest_by_whole_factors_is_the_same_in_both(factor):
     call = check_import("aten.upsample_nearest2d.vec", X, None, [factor, factor])
     assert call.ops() == ["resampling"]
+
+
+@pytest.mark.parametrize("target", ["aten.upsample_nearest2d.vec", "aten._upsample_nearest_exact2d.vec"])
+def test_the_size_that_it_has_already_is_no_resampling(target):
+    assert check_import(target, X, [6, 4], None).ops() == []
 
 
 def test_nearest_in_its_other_forms():
@@ -82,7 +87,7 @@ def test_exact_nearest_is_always_taken(size):
     assert check_import("aten._upsample_nearest_exact2d.vec", X, size, None).ops() == ["resampling"]
 
 
-@pytest.mark.parametrize("size", [[3, 2], [9, 5], [12, 8], [6, 4], [1, 1]])
+@pytest.mark.parametrize("size", [[3, 2], [9, 5], [12, 8], [6, 5], [1, 1]])
 def test_linear_between_pixel_centres(size):
     check_import("aten.upsample_bilinear2d.vec", X, size, False, None)
     check_import("aten.upsample_bilinear2d.default", X, size, False)
