@@ -1,0 +1,91 @@
+"""NaN goes through as in PyTorch, except in the ops that docs/numerics.md lists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+
+
+class Function(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+FAITHFUL = {
+    "convolution": nn.Conv2d(8, 8, 1),
+    "linear": nn.Linear(8, 8),
+    "batch_norm": nn.BatchNorm2d(8).eval(),
+    "layer_norm": nn.LayerNorm(8),
+    "avg_pool": nn.AvgPool2d(2),
+    "upsample": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "leaky_relu": nn.LeakyReLU(0.1),
+    "elu": nn.ELU(),
+    "gelu": nn.GELU(),
+    "silu": nn.SiLU(),
+    "mish": nn.Mish(),
+    "hardswish": nn.Hardswish(),
+    "softplus": nn.Softplus(),
+    "tanh": nn.Tanh(),
+    "sigmoid": nn.Sigmoid(),
+    "prelu": nn.PReLU(8),
+    "add": Function(lambda x: x + x),
+    "sum": Function(lambda x: x.sum(1)),
+    "mean": Function(lambda x: x.mean((2, 3))),
+    "cat": Function(lambda x: torch.cat([x, x], 1)),
+}
+
+#: op -> what stands at the place of the NaN
+EXCEPTIONS = {
+    "relu": (nn.ReLU(), 0.0),
+    "fused relu": (nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()), 0.0),
+    "clamp": (nn.Hardtanh(), -1.0),
+    "hardsigmoid": (nn.Hardsigmoid(), 1.0),
+    "exp": (Function(torch.exp), torch.inf),
+}
+
+
+def poisoned() -> torch.Tensor:
+    x = torch.randn(1, 8, 4, 8, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize("name", FAITHFUL)
+def test_nan_goes_through_as_in_pytorch(name):
+    module, x = FAITHFUL[name], poisoned()
+    with torch.no_grad():
+        want = module(x)
+    assert torch.isnan(want).any()
+    assert torch.equal(torch.isnan(fp.compile(module, x)(x)), torch.isnan(want))
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_documented_exceptions_are_as_documented(name):
+    module, value = EXCEPTIONS[name]
+    x = poisoned()
+    got = fp.compile(module, x)(x)
+    assert got[0, 0, 0, 0].item() == value
+    assert not torch.isnan(got).any()
+
+
+@pytest.mark.parametrize("module", [nn.MaxPool2d(2), Function(lambda x: x.amax((2, 3)))], ids=["max_pool", "amax"])
+def test_maxima_ignore_nan(module):
+    x = poisoned()
+    got = fp.compile(module, x)(x)
+    with torch.no_grad():
+        want = module(x.nan_to_num(-100.0))
+    assert torch.equal(got, want)
+
+
+def test_softmax_confines_nan_to_its_row():
+    x = poisoned()
+    got = fp.compile(nn.Softmax(-1), x)(x)
+    assert torch.isnan(got[0, 0, 0]).any()
+    assert not torch.isnan(got[0, 0, 1:]).any()
