@@ -191,6 +191,8 @@ def compile(
 ) -> CompiledModel:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
+    The model is taken as it is now: later changes of its parameters, or of ``torch.set_num_threads``, do not reach it.
+
     Parameters
     ----------
     model : torch.nn.Module, torch.export.ExportedProgram, Graph, str or path
@@ -325,10 +327,11 @@ def _reroute(target: OneDnnTarget, wrong: list[Mismatch]) -> None:
 
 def _check_whole(net: CompiledModel, graph: Graph) -> None:
     from fmtprop.ops.evaluate import evaluate
+    from fmtprop.report.comparison import TOLERANCES
 
     inputs = net.random_inputs()
     expected = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
-    tolerance = 1e-4 if net.precision == "f32" else 5e-2
+    tolerance = TOLERANCES[net.precision]
     for (name, _), got, want in zip(net.plan.outputs, net.run_flat(inputs), expected, strict=True):
         error = relative_error(got, want) if want.dtype.is_floating_point else float(not torch.equal(got, want))
         if error > tolerance:

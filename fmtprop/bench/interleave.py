@@ -148,6 +148,12 @@ class Benchmark:
         """Return the result as indented JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
+    def to_text(self) -> str:
+        """Return the result as a table for a terminal."""
+        from fmtprop.bench.text import benchmark_text
+
+        return benchmark_text(self)
+
 
 def interleave(
     callables: Mapping[str, Runnable],

@@ -107,9 +107,9 @@ def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     plain = plain_node(node)
     inputs = {operand: _reference(value) for operand, value in graph.inputs(name).items()}
     row: dict[str, Any] = {"name": name, "op": node.op, "inputs": inputs}
-    row["attrs"] = _spell_floats(plain["attrs"])
+    row["attrs"] = spell_floats(plain["attrs"])
     row["results"] = plain["results"]
-    row["post_ops"] = _spell_floats(plain["post_ops"])
+    row["post_ops"] = spell_floats(plain["post_ops"])
     row["origin"] = node.origin
     if node.op == "constant":
         row["data"] = writer.data(node, graph.constants[name])
@@ -121,13 +121,14 @@ def _reference(value: Value) -> str | list[Any]:
     return value.node if value.index == 0 else [value.node, value.index]
 
 
-def _spell_floats(item: Any) -> Any:
+def spell_floats(item: Any) -> Any:
+    """Return plain data with each float that JSON lacks written as ``{"float": "inf"}``."""
     if isinstance(item, float) and not math.isfinite(item):
         return {"float": str(item)}
     if isinstance(item, list | tuple):
-        return [_spell_floats(part) for part in item]
+        return [spell_floats(part) for part in item]
     if isinstance(item, dict):
-        return {key: _spell_floats(part) for key, part in item.items()}
+        return {key: spell_floats(part) for key, part in item.items()}
     return item
 
 

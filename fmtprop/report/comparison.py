@@ -10,6 +10,9 @@ from pathlib import Path
 
 from fmtprop.report.model import SCHEMA, Report
 
+#: largest error relative to PyTorch that a policy may have, by the data type that its compute-intensive ops run in
+TOLERANCES = {"f32": 1e-4, "bf16": 5e-2}
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -31,6 +34,16 @@ class Comparison:
         """Put reports side by side."""
         return cls(tuple(reports), tuple(errors))
 
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is wrong with each policy whose outputs differ from PyTorch's; empty if none does."""
+        return tuple(
+            f"policy {report.policy}: outputs are off by {error:.1e} relative to PyTorch (tolerance "
+            f"{TOLERANCES[report.precision]:.0e} in {report.precision})"
+            for report, error in zip(self.reports, self.errors, strict=True)
+            if not error <= TOLERANCES[report.precision]
+        )
+
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """Return the comparison as JSON; also write it when a path is given."""
         rows = [{**asdict(report), "error": error} for report, error in zip(self.reports, self.errors, strict=True)]
@@ -39,8 +52,15 @@ class Comparison:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
 
-    def to_text(self) -> str:
-        """Return the comparison as text for a terminal."""
+    def to_text(self, *, details: bool = False) -> str:
+        """Return the comparison as text for a terminal.
+
+        Parameters
+        ----------
+        details : bool
+            False: the policies side by side, and of each what runs, its formats and its costliest reorders. True: the
+            policies side by side, then the whole report of each.
+        """
         from fmtprop.report.text import comparison_text
 
-        return comparison_text(self)
+        return comparison_text(self, details=details)

@@ -221,10 +221,12 @@ def _whole_run(net: Compiled, repeats: int) -> float:
 def _step_row(step: Step, seconds: float) -> StepRow:
     choice = step.node.choice
     impl, reason = (choice.impl, choice.reason) if choice is not None else ("", "")
-    return StepRow(step.node.name, _op(step.node), impl, step.target, _formats(step), seconds, reason, step.node.origin)
+    return StepRow(
+        step.node.name, op_with_tail(step.node), impl, step.target, _formats(step), seconds, reason, step.node.origin
+    )
 
 
-def _op(node: Node) -> str:
+def op_with_tail(node: Node) -> str:
     """Return the op and its fused tail: ``convolution+sum+relu``."""
     names = [node.op if node.op != "eltwise" else getattr(node.attrs, "alg", node.op)]
     names += [getattr(p.attrs, "alg", p.op) if p.op != "sum" else "sum" for p in node.post_ops]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 132
 _SLOWEST = 10
+#: a comparison is a summary: of each policy only the costliest reorders; its report has all
+_COSTLIEST = 5
 
 
 def report_text(report: Report) -> str:
@@ -24,8 +26,23 @@ def report_text(report: Report) -> str:
     return _render(Group(*parts))
 
 
-def comparison_text(comparison: Comparison) -> str:
-    """Return several policies side by side, then the reorders of each."""
+def comparison_text(comparison: Comparison, *, details: bool = False) -> str:
+    """Return several policies side by side, then what each runs and its costliest reorders, or its whole report."""
+    parts: list[RenderableType] = [_machine(comparison.reports[0]), _side_by_side(comparison), _verdict(comparison)]
+    for report in comparison.reports:
+        if details:
+            parts += ["", report_text(report)]
+            continue
+        parts.append(_counts(report))
+        if report.reorders:
+            parts.append(_reorders(report, _COSTLIEST))
+    return _render(Group(*parts))
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _side_by_side(comparison: Comparison) -> Table:
     table = Table(title=f"{comparison.reports[0].model}: policies of format assignment")
     for column in (
         "policy",
@@ -54,13 +71,13 @@ def comparison_text(comparison: Comparison) -> str:
             str(len(report.fallbacks)),
             f"{error:.1e}",
         )
-    parts: list[RenderableType] = [_machine(comparison.reports[0]), table]
-    parts += [_counts(report) for report in comparison.reports]
-    parts += [_reorders(report) for report in comparison.reports if report.reorders]
-    return _render(Group(*parts))
+    return table
 
 
-# ---------------------------------------------------------------- parts
+def _verdict(comparison: Comparison) -> str:
+    if comparison.failures:
+        return "check against PyTorch FAILED: " + "; ".join(comparison.failures)
+    return "check against PyTorch: passed under each policy"
 
 
 def _machine(report: Report) -> str:
@@ -79,11 +96,13 @@ def _headline(report: Report) -> str:
     )
 
 
-def _reorders(report: Report) -> Table:
-    table = Table(title=f"policy {report.policy}: reorders of every run")
+def _reorders(report: Report, limit: int | None = None) -> Table:
+    rows = sorted(report.reorders, key=lambda row: -row.seconds)
+    which = f"the {limit} costliest of {len(rows)} reorders" if limit is not None and limit < len(rows) else "reorders"
+    table = Table(title=f"policy {report.policy}: {which} of every run")
     for column in ("reorder", "from", "to", "dims", "moved", "time", "share", "why"):
         table.add_column(column, justify="right" if column in ("moved", "time", "share") else "left", overflow="fold")
-    for row in sorted(report.reorders, key=lambda row: -row.seconds):
+    for row in rows[:limit]:
         dims = "x".join(map(str, row.dims))
         table.add_row(
             row.name, row.src, row.dst, dims, _bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}", row.reason

@@ -1,0 +1,107 @@
+"""One model under several policies: compiled, checked against PyTorch and measured, one policy after the other.
+
+Owns the order of these steps and what is compared. Compiling is :mod:`fmtprop.api`'s affair, figures and words are
+:mod:`fmtprop.report`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs, relative_error
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.graph import Graph
+from fmtprop.ops.evaluate import evaluate
+from fmtprop.report import Comparison
+
+__all__ = ["compare_policies", "use_threads"]
+
+#: called with what is being done, steps done, steps in all
+Progress = Callable[[str, int, int], None]
+
+
+def compare_policies(
+    graph: Graph,
+    options: Sequence[Options],
+    *,
+    threads: int | None = None,
+    repeats: int = 10,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compile a graph in several ways, check each against PyTorch, and measure it.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported.
+    options : sequence of Options
+        How to compile; the first is the baseline of the ratios.
+    threads : int, optional
+        Threads of torch and oneDNN, for the whole process; as they are if not given.
+    repeats : int, optional
+        Runs over which each step's median is taken.
+    seed : int, optional
+        Seed of the random inputs.
+    progress : callable, optional
+        Called with a description, steps done and steps in all, before each step and at the end.
+
+    Returns
+    -------
+    Comparison
+        Its ``failures`` say which policies gave other outputs than PyTorch.
+
+    Raises
+    ------
+    FmtpropError
+        There are no options, or the graph cannot be compiled or run under one of them.
+
+    Examples
+    --------
+    >>> from fmtprop.frontends import load
+    >>> comparison = compare_policies(load("chain"), [Options(policy="plain"), Options()], repeats=1)
+    >>> [report.policy for report in comparison.reports], comparison.failures
+    (['plain', 'propagate'], ())
+    """
+    if not options:
+        raise FmtpropError("compare_policies: options is empty; give at least one Options()")
+    use_threads(threads)
+    say = progress or _silent
+    total = 1 + 2 * len(options)
+    say("running in PyTorch", 0, total)
+    inputs = random_inputs(graph, seed)
+    named = {node.name: tensor for node, tensor in zip(graph.input_nodes, inputs, strict=True)}
+    expected = evaluate(graph, named)
+    reports, errors = [], []
+    for done, option in enumerate(options):
+        say(f"compiling under {option.policy}", 1 + 2 * done, total)
+        net = compile_graph(graph, option)
+        say(f"measuring {option.policy}", 2 + 2 * done, total)
+        errors.append(_worst_error(net, inputs, expected))
+        reports.append(net.report(repeats=repeats))
+        net.close()
+    say("done", total, total)
+    return Comparison.of(reports, errors)
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the threads of torch, and with them oneDNN's, for the whole process; ``None`` leaves them."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _worst_error(net: CompiledModel, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest relative error of all outputs; infinite where a whole-number output differs at all."""
+    return max(_error(got, want) for got, want in zip(net.run_flat(inputs), expected, strict=True))
+
+
+def _error(got: torch.Tensor, want: torch.Tensor) -> float:
+    if want.dtype.is_floating_point:
+        return relative_error(got, want)
+    return 0.0 if torch.equal(got, want) else float("inf")
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Report to nobody."""

@@ -1,0 +1,57 @@
+"""A benchmark as a table for a terminal or a log. Reads the result, measures nothing."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fmtprop.bench.interleave import Benchmark, Entry, Quartiles
+
+__all__ = ["benchmark_text"]
+
+_WIDTH = 132
+
+
+def benchmark_text(benchmark: Benchmark) -> str:
+    """Return machine, latencies with quartiles, speed-ups, and what disagreed.
+
+    Parameters
+    ----------
+    benchmark : Benchmark
+        The result.
+
+    Returns
+    -------
+    str
+    """
+    table = Table(title=f"median of {benchmark.rounds} rounds, quartiles in brackets")
+    for column in ("runtime", "ms per run", f"speed-up over {benchmark.reference}", "error"):
+        table.add_column(column, justify="left" if column == "runtime" else "right")
+    for entry in benchmark.entries:
+        table.add_row(entry.name, _cell(entry.latency), _cell(entry.speedup), f"{entry.agreement.error:.1e}")
+    wrong = [_disagreement(entry) for entry in benchmark.entries if not entry.agreement.passed]
+    out = StringIO()
+    console = Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
+    console.print(Group(_environment(benchmark), table, *wrong))
+    return out.getvalue()
+
+
+def _environment(benchmark: Benchmark) -> str:
+    environment = benchmark.environment
+    isa = environment.isa[-1] if environment.isa else "unknown instruction set"
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    return f"{environment.cpu}, {isa}, {environment.threads} threads of {environment.cpus} CPUs; {versions}"
+
+
+def _cell(figures: Quartiles | None) -> str:
+    if figures is None:
+        return "not timed"
+    return f"{figures.median:.2f} [{figures.low:.2f}, {figures.high:.2f}]"
+
+
+def _disagreement(entry: Entry) -> str:
+    return f"{entry.name} disagrees with PyTorch and was not timed: {entry.agreement.message}"
