@@ -230,7 +230,7 @@ class _Walk:
         made = self.table[call.target][1](call)
         if made is None:
             return None
-        found = made if isinstance(made, list | tuple) and not isinstance(made, Value) else (made,)
+        found = (made,) if isinstance(made, Value) else made
         for index, expected in enumerate(call.results):
             value = found[index] if index < len(found) else None
             if value is None and index not in used:

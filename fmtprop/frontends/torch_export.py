@@ -25,6 +25,7 @@ from fmtprop.frontends.torch_call import tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe
+from fmtprop.ir.verify import Stage, verify
 
 __all__ = ["from_torch"]
 
@@ -77,6 +78,11 @@ def from_torch(
     if isinstance(module, ExportedProgram):
         program = module
         _check_tensors({**program.state_dict, **program.constants})
+    elif isinstance(module, torch.jit.ScriptModule):
+        raise ImportModelError(
+            f"{module.original_name} is a TorchScript module, which torch.export does not take; import the nn.Module "
+            "that it was made from"
+        )
     elif isinstance(module, nn.Module):
         program = _export(module, example_inputs, dict(kwargs or {}))
     else:
@@ -88,7 +94,9 @@ def from_torch(
     if isinstance(module, ExportedProgram) and example_inputs is not None:
         _check_examples(program, example_inputs, dict(kwargs or {}))
     signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
-    return _Importer(program, name or _name_of(program, module), signature).graph
+    graph = _Importer(program, name or _name_of(program, module), signature).graph
+    verify(graph, Stage.IMPORTED)
+    return graph
 
 
 # ---------------------------------------------------------------- export
@@ -140,8 +148,10 @@ def _separated(tree: Any) -> Any:
 
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
+    # Not module.eval(): some models do more there (fuse their branches, say), others refuse it.
     modes = [(child, child.training) for child in module.modules()]
-    module.eval()
+    for child, _ in modes:
+        child.training = False
     try:
         yield
     finally:

@@ -398,6 +398,38 @@ def test_only_modules_are_imported():
         from_torch(lambda x: x, TOKENS)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, TOKENS)])
+def test_torchscript_is_refused(make):
+    with pytest.raises(ImportModelError, match=r"Linear is a TorchScript module.*import the nn.Module"):
+        from_torch(make(nn.Linear(16, 4)), TOKENS)
+
+
+def test_a_program_as_a_module_can_be_imported():
+    program = torch.export.export(nn.Linear(16, 4), (TOKENS,))
+    compare(run(from_torch(program.module(), TOKENS), TOKENS), program.module()(TOKENS).detach())
+
+
+def test_custom_ops_are_refused_by_name():
+    @torch.library.custom_op("fmtprop_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    with pytest.raises(ImportModelError, match=r"twice: fmtprop_tests\.twice\.default cannot be called from a graph"):
+        from_torch(Call(twice), TOKENS)
+
+
+def test_a_run_time_check_is_left_out_with_a_warning():
+    def checked(x):
+        torch.ops.aten._assert_async.msg((x > -9).all(), "too small")
+        return x * 2
+
+    with pytest.warns(UserWarning, match="run-time check aten._assert_async.msg is left out of the graph"):
+        graph = from_torch(Call(checked), TOKENS)
+    compare(run(graph, TOKENS), TOKENS * 2)
+
+
 # ---------------------------------------------------------------- importers
 
 
