@@ -38,6 +38,7 @@ def build_plan(graph: Graph, target: Target) -> Plan:
     PlanError
         A node has no format or no way to run.
     """
+    torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
     return _Builder(graph, target).build()
 
 
@@ -77,7 +78,7 @@ class _Builder:
         )
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak, tuple(self.packed),
-            torch.get_num_threads(),
+            dnnl.lib().threads,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ nodes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -69,20 +70,36 @@ class Executor:
             self._free.pop().close()
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        context = self._context()
-        results = context.run(tensors)
-        self._free.append(context)
-        return results
+        with self._threads():
+            context = self._context()
+            results = context.run(tensors)
+            self._free.append(context)
+            return results
 
     def _profile(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
-        context = self._context()
-        outcome = context.profile(tensors)
-        self._free.append(context)
-        return outcome
+        with self._threads():
+            context = self._context()
+            outcome = context.profile(tensors)
+            self._free.append(context)
+            return outcome
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Run with the threads that the primitives were made for: their scratchpads have room for no more."""
+        library, wanted = dnnl.lib(), self.plan.threads
+        # a thread that is new to torch takes over the number that was set for the process
+        torch.get_num_threads()
+        current = library.threads
+        if current == wanted:
+            yield
+            return
+        library.set_threads(wanted)
+        try:
+            yield
+        finally:
+            library.set_threads(current)
 
     def _context(self) -> Context:
-        # a thread that is new to torch takes over the number of threads that was set for the process
-        torch.get_num_threads()
         try:
             return self._free.pop()
         except IndexError:

@@ -252,6 +252,22 @@ def test_two_threads_run_one_model_at_once(small):
     assert wrong == []
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (1, 4)])
+def test_a_model_keeps_the_threads_it_was_compiled_for(before, after):
+    torch.manual_seed(3)
+    module, x = Small().eval(), torch.randn(4, 3, 31, 17)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before)
+        net = fp.compile(module, x)
+        torch.set_num_threads(after)
+        assert relative_error(net(x), expected(module, x)) < 1e-5
+        assert dnnl.lib().threads == after
+        assert net.plan.threads == before
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _in_child(net, x, queue) -> None:
     queue.put(net(x).tolist())
 
