@@ -15,6 +15,7 @@ import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 from fmtprop.errors import GraphError, InputError
@@ -294,6 +295,7 @@ def _has_slot(spec: Any) -> bool:
 # ---------------------------------------------------------------- reading the text
 
 
+@lru_cache(maxsize=256)  # read at every run of a model; nobody changes what it returns
 def _parse(structure: str) -> Any:
     try:
         data = json.loads(structure)
