@@ -43,7 +43,7 @@ run: $(VENV)/.installed-report ## Compile ResNet-50, run it, check it against Py
 .PHONY: bench
 bench: $(VENV)/.installed-report $(VENV)/.installed-bench ## Compare with torch, ONNX Runtime and OpenVINO on this machine
 	@mkdir -p $(REPORTS)
-	$(BIN)/fmtprop bench $(MODEL) --vs torch,onnxruntime,openvino
+	$(BIN)/fmtprop bench $(MODEL) --vs torch,onnxruntime,openvino --report $(REPORTS)/bench-$(MODEL).json
 
 ##@ Check
 
