@@ -33,11 +33,12 @@ OUTPUT_SHAPES = {
     "residual": (1, 32, 32, 32),
     "concat": (1, 32, 32, 32),
 }
+BIG = {"vgg16", "densenet121", "inception_v3"}
 MATMULS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Linear)
 
 names = pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-names_vgg16_slow = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "vgg16" else ()) for name in sorted(ARCHITECTURES)]
+names_big_slow = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in BIG else ()) for name in sorted(ARCHITECTURES)]
 )
 
 
@@ -95,7 +96,7 @@ def test_init_scales_name_existing_tensors(name: str) -> None:
         assert any(fnmatchcase(key, pattern) for key in keys), f"{pattern} matches no tensor of {name}"
 
 
-@names_vgg16_slow
+@names_big_slow
 def test_activations_stay_in_range(name: str) -> None:
     """No layer blows up, vanishes or dies, whatever the depth."""
     architecture = ARCHITECTURES[name]
@@ -120,7 +121,7 @@ def test_activations_stay_in_range(name: str) -> None:
     assert 0.1 < y.std() < 10
 
 
-@names_vgg16_slow
+@names_big_slow
 def test_every_output_depends_on_the_input(name: str) -> None:
     architecture = ARCHITECTURES[name]
     module = architecture.module()
