@@ -151,7 +151,7 @@ def _rows_attr(attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
     """Return the attributes with the second source of each binary post-op seen as rows."""
     from fmtprop import dnnl
 
-    if not any(op.src1 is not None for op in attr.ops):
+    if all(op.kind in ("eltwise", "sum") for op in attr.ops):
         return attr
     post_ops = dnnl.PostOps()
     for index, op in enumerate(attr.ops):
@@ -164,7 +164,7 @@ def _rows_attr(attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
             post_ops.append_sum(scale, int(zero_point), op.dtype or None)
         else:
             raise UnsupportedOpError(
-                f"matmul of a batch by one matrix cannot carry a {op.kind} post-op beside a binary"
+                f"matmul of a batch by one matrix cannot carry a {op.kind} post-op: keep it as a node of its own"
             )
     return dnnl.PrimitiveAttr(post_ops, fpmath=attr.fpmath, scales=attr.scales, zero_points=attr.zero_points)
 

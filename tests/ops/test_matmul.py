@@ -87,6 +87,33 @@ def test_a_bias_that_varies_along_some_leading_axes_is_refused():
         MATMUL.primitive(MatMul(), descs, None, "forward_inference")
 
 
+def post_ops(*dims):
+    other = dnnl.NativeDesc.from_desc(MemoryDesc(dims, "f32", tag="abc"))
+    return dnnl.PostOps().append_eltwise("eltwise_relu").append_binary("binary_add", other)
+
+
+def test_the_operand_of_a_binary_post_op_is_seen_as_rows_too():
+    descs = natives(src=any_(2, 7, 32), weights=any_(32, 24), dst=any_(2, 7, 24))
+    for dims, rows in (((2, 7, 24), (14, 24)), ((1, 1, 24), (1, 24))):
+        attr = dnnl.PrimitiveAttr(post_ops(*dims).append_sum(0.5))
+        lowering = MATMUL.primitive(MatMul(), descs, attr, "forward_inference")
+        second = lowering.pd.arg_md(dnnl.Arg.ATTR_MULTIPLE_POST_OP(1) | dnnl.Arg.SRC_1)
+        assert second is not None
+        assert second.dims == rows
+
+
+def test_post_ops_that_rows_cannot_carry_are_refused():
+    descs = natives(src=any_(2, 7, 32), weights=any_(32, 24), dst=any_(2, 7, 24))
+    some = dnnl.PrimitiveAttr(post_ops(1, 7, 24))
+    with pytest.raises(UnsupportedOpError, match=r"the operand of post-op 1 has \(1, 7\) there: give it all of these"):
+        MATMUL.primitive(MatMul(), descs, some, "forward_inference")
+    prelu = dnnl.PrimitiveAttr(dnnl.PostOps().append_prelu(2))
+    with pytest.raises(
+        UnsupportedOpError, match="one matrix cannot carry a prelu post-op: keep it as a node of its own"
+    ):
+        MATMUL.primitive(MatMul(), descs, prelu, "forward_inference")
+
+
 # ---------------------------------------------------------------- importers
 
 
