@@ -44,6 +44,11 @@ class Snapshot:
     after: str
     graph: Graph
 
+    @property
+    def title(self) -> str:
+        """What it is, for a heading: its stage and the pass that gave it."""
+        return f"{self.stage}, after {self.after}" if self.after else self.stage
+
 
 def normalise(graph: Graph, dtype: str = "f32", observer: Observer | None = None) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.

@@ -14,8 +14,10 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,7 +26,18 @@ import torch
 from fmtprop.bench.environment import Environment
 from fmtprop.errors import FmtpropError
 
-__all__ = ["Agreement", "Benchmark", "Entry", "Quartiles", "compare_outputs", "interleave"]
+__all__ = [
+    "Agreement",
+    "Benchmark",
+    "Entry",
+    "Quartiles",
+    "compare_outputs",
+    "entry_of",
+    "interleave",
+    "take_turns",
+    "time_turn",
+    "uncollected",
+]
 
 Runnable = Callable[..., Any]
 
@@ -136,6 +149,15 @@ class Benchmark:
                 return entry
         raise KeyError(name)
 
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is wrong with each callable that disagrees with the oracle and was not timed; empty if none does."""
+        return tuple(
+            f"{entry.name} disagrees with the oracle and was not timed: {entry.agreement.message}"
+            for entry in self.entries
+            if not entry.agreement.passed
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return nested dictionaries and lists; infinite errors become ``None``, which JSON can carry."""
         data = asdict(self)
@@ -232,13 +254,18 @@ def interleave(
         name: compare_outputs(_tensors(run(*inputs)), expected, tolerances[name]) for name, run in callables.items()
     }
     timed = {name: run for name, run in callables.items() if agreements[name].passed}
-    times = _measure(timed, inputs, rounds, repeats, warmup, rest, seed, progress)
+    for run in timed.values():
+        for _ in range(warmup):
+            run(*inputs)
+    turns = {name: partial(time_turn, run, inputs, repeats, rest) for name, run in timed.items()}
+    with uncollected():
+        times = take_turns(turns, rounds, seed, progress)
     return Benchmark(
         reference=reference,
         rounds=rounds,
         repeats=repeats,
         seed=seed,
-        entries=tuple(_entry(name, agreements[name], times, reference) for name in callables),
+        entries=tuple(entry_of(name, agreements[name], times, reference) for name in callables),
         environment=environment or Environment.capture(),
     )
 
@@ -306,42 +333,81 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def _measure(
-    callables: Mapping[str, Runnable],
-    inputs: Sequence[torch.Tensor],
+def take_turns(
+    turns: Mapping[str, Callable[[], float]],
     rounds: int,
-    repeats: int,
-    warmup: int,
-    rest: float,
     seed: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of every callable, one figure per round."""
-    times: dict[str, list[float]] = {name: [] for name in callables}
-    for run in callables.values():
-        for _ in range(warmup):
-            run(*inputs)
+    """Let everyone have a turn in every round, in a new random order each time.
+
+    Parameters
+    ----------
+    turns : mapping of str to callable
+        Each takes one turn and returns its figure.
+    rounds : int
+        Turns of everyone.
+    seed : int
+        Seed of the orders.
+    progress : callable, optional
+        Called with (turns done, turns in all) after each turn.
+
+    Returns
+    -------
+    dict of str to list of float
+        One figure per round.
+
+    Examples
+    --------
+    >>> take_turns({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2, seed=0)
+    {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
+    """
+    figures: dict[str, list[float]] = {name: [] for name in turns}
     shuffler = random.Random(seed)
-    done, total = 0, rounds * len(callables)
+    done, total = 0, rounds * len(turns)
+    for _ in range(rounds):
+        order = list(turns)
+        shuffler.shuffle(order)
+        for name in order:
+            figures[name].append(turns[name]())
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return figures
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector away: a collection in a timed run would be charged to whoever allocates next."""
     collecting = gc.isenabled()
     gc.collect()
-    gc.disable()  # a collection inside a timed run would be charged to whoever allocates next
+    gc.disable()
     try:
-        for _ in range(rounds):
-            order = list(callables)
-            shuffler.shuffle(order)
-            for name in order:
-                times[name].append(_turn(callables[name], inputs, repeats, rest))
-                done += 1
-                if progress is not None:
-                    progress(done, total)
+        yield
     finally:
         if collecting:
             gc.enable()
-    return times
 
 
-def _turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: float) -> float:
+def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: float = 0.0) -> float:
+    """Rest, run once untimed, then return the median milliseconds of some runs.
+
+    Parameters
+    ----------
+    run : callable
+        Called with the inputs.
+    inputs : sequence of torch.Tensor
+        Arguments.
+    repeats : int
+        Timed runs.
+    rest : float, optional
+        Seconds of sleep before.
+
+    Returns
+    -------
+    float
+        Milliseconds.
+    """
     time.sleep(rest)
     run(*inputs)
     figures = []
@@ -352,7 +418,24 @@ def _turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: flo
     return median(figures)
 
 
-def _entry(name: str, agreement: Agreement, times: Mapping[str, Sequence[float]], reference: str) -> Entry:
+def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float]], reference: str) -> Entry:
+    """Summarise the figures of one callable, which has none if its outputs disagree.
+
+    Parameters
+    ----------
+    name : str
+        Its key.
+    agreement : Agreement
+        The comparison.
+    times : mapping of str to sequence of float
+        Milliseconds of all that were timed, one per round.
+    reference : str
+        Key of the callable that speed-ups are relative to.
+
+    Returns
+    -------
+    Entry
+    """
     if name not in times:
         return Entry(name, agreement, (), None, None)
     own = times[name]

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fmtprop.bench.interleave import Benchmark, Entry, Quartiles
+    from fmtprop.bench.interleave import Benchmark, Quartiles
 
 __all__ = ["benchmark_text"]
 
@@ -33,10 +33,9 @@ def benchmark_text(benchmark: Benchmark) -> str:
         table.add_column(column, justify="left" if column == "runtime" else "right")
     for entry in benchmark.entries:
         table.add_row(entry.name, _cell(entry.latency), _cell(entry.speedup), f"{entry.agreement.error:.1e}")
-    wrong = [_disagreement(entry) for entry in benchmark.entries if not entry.agreement.passed]
     out = StringIO()
     console = Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
-    console.print(Group(_environment(benchmark), table, *wrong))
+    console.print(Group(_environment(benchmark), table, *benchmark.failures))
     return out.getvalue()
 
 
@@ -51,7 +50,3 @@ def _cell(figures: Quartiles | None) -> str:
     if figures is None:
         return "not timed"
     return f"{figures.median:.2f} [{figures.low:.2f}, {figures.high:.2f}]"
-
-
-def _disagreement(entry: Entry) -> str:
-    return f"{entry.name} disagrees with PyTorch and was not timed: {entry.agreement.message}"

@@ -52,15 +52,14 @@ class Comparison:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
 
-    def to_text(self, *, details: bool = False) -> str:
-        """Return the comparison as text for a terminal.
-
-        Parameters
-        ----------
-        details : bool
-            False: the policies side by side, and of each what runs, its formats and its costliest reorders. True: the
-            policies side by side, then the whole report of each.
-        """
+    def to_text(self) -> str:
+        """Return the comparison as text: the policies side by side, then the whole report of each."""
         from fmtprop.report.text import comparison_text
 
-        return comparison_text(self, details=details)
+        return comparison_text(self)
+
+    def summary(self) -> str:
+        """Return the comparison as text, short: of each policy what runs, its formats and its costliest reorders."""
+        from fmtprop.report.text import comparison_summary
+
+        return comparison_summary(self)

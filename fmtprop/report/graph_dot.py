@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.passes.formats import describe
 from fmtprop.report.model import op_with_tail
 
-__all__ = ["graph_dot"]
+__all__ = ["graph_dot", "graphs_dot"]
 
 _STYLES = {
     "input": "shape=ellipse",
@@ -46,6 +48,11 @@ def graph_dot(graph: Graph, title: str = "") -> str:
             label = _quoted(f"{operand}: {_tensor(graph, value)}")
             lines.append(f"  {_quoted(value.node)} -> {_quoted(node.name)} [label={label}];")
     return "\n".join([*lines, "}"])
+
+
+def graphs_dot(graphs: Iterable[tuple[str, Graph]]) -> str:
+    """Return several graphs, each with its title, as DOT; ``dot`` draws one after the other."""
+    return "\n".join(graph_dot(graph, f"{graph.name}, {title}") for title, graph in graphs)
 
 
 def _label(node: Node) -> str:

@@ -14,7 +14,7 @@ from fmtprop.ir.node import Node
 from fmtprop.passes.formats import describe
 from fmtprop.report.model import op_with_tail
 
-__all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_json", "graph_text", "op_counts"]
+__all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_json", "graph_text", "graphs_text", "op_counts"]
 
 
 def graph_text(graph: Graph, title: str = "") -> str:
@@ -42,6 +42,17 @@ def graph_text(graph: Graph, title: str = "") -> str:
     heading = f"{graph.name}{', ' if title else ''}{title}: {len(graph)} nodes"
     counts = ", ".join(f"{count} {op}" for op, count in op_counts(graph).most_common())
     return "\n".join([f"{heading}; {counts}" if counts else heading, *_aligned([_row(graph, n) for n in graph])])
+
+
+def graphs_text(graphs: Iterable[tuple[str, Graph]]) -> str:
+    """Return a graph's history, each state with its title; of one that changed nothing the heading alone."""
+    parts: list[str] = []
+    before = ""
+    for title, graph in graphs:
+        heading, _, body = graph_text(graph, title).partition("\n")
+        parts.append(f"{heading}\n{body}" if body != before else f"{heading} (unchanged)")
+        before = body
+    return "\n\n".join(parts)
 
 
 def _row(graph: Graph, node: Node) -> tuple[str, ...]:

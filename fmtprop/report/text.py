@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 132
 _SLOWEST = 10
-#: a comparison is a summary: of each policy only the costliest reorders; its report has all
+#: reorders of each policy in a summary; the report has all
 _COSTLIEST = 5
 
 
@@ -26,13 +26,16 @@ def report_text(report: Report) -> str:
     return _render(Group(*parts))
 
 
-def comparison_text(comparison: Comparison, *, details: bool = False) -> str:
-    """Return several policies side by side, then what each runs and its costliest reorders, or its whole report."""
-    parts: list[RenderableType] = [_machine(comparison.reports[0]), _side_by_side(comparison), _verdict(comparison)]
+def comparison_text(comparison: Comparison) -> str:
+    """Return several policies side by side, then the whole report of each."""
+    whole = [text for report in comparison.reports for text in ("", report_text(report))]
+    return _render(Group(*_head(comparison), *whole))
+
+
+def comparison_summary(comparison: Comparison) -> str:
+    """Return several policies side by side, then what each runs, its formats and its costliest reorders."""
+    parts = _head(comparison)
     for report in comparison.reports:
-        if details:
-            parts += ["", report_text(report)]
-            continue
         parts.append(_counts(report))
         if report.reorders:
             parts.append(_reorders(report, _COSTLIEST))
@@ -40,6 +43,10 @@ def comparison_text(comparison: Comparison, *, details: bool = False) -> str:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _head(comparison: Comparison) -> list[RenderableType]:
+    return [_machine(comparison.reports[0]), _side_by_side(comparison), _verdict(comparison), ""]
 
 
 def _side_by_side(comparison: Comparison) -> Table:

@@ -1,0 +1,68 @@
+"""The program: its commands, its own options, and how it ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fmtprop import __version__
+from fmtprop.cli.compare import report, run
+from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, show_warning
+from fmtprop.cli.doctor import doctor
+from fmtprop.cli.graphs import models, show
+from fmtprop.cli.layout import layout
+from fmtprop.cli.race import bench
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+for command in (run, report, show, models, bench, layout, doctor):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        emit(f"fmtprop {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Exit codes: 0 fine, 1 a check failed or a run went wrong, 2 a bad argument or model, 130 interrupted."
+)
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the program an error arose.")] = False,
+) -> None:
+    """Plan the memory format of every tensor of a neural network, run it on oneDNN, and say what each reorder costs.
+
+    MODEL is a built-in name, a graph file (.json) or an exported program (.pt2).
+    """
+    del version
+    TRACEBACK.set(traceback)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and end the process.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The words after the program's name; those of this process if not given.
+
+    Raises
+    ------
+    SystemExit
+        Always: 0 fine, 1 a check failed or a run went wrong, 2 a bad argument or model, 130 interrupted.
+    """
+    with warnings.catch_warnings(), failing(FAILED):
+        warnings.showwarning = show_warning
+        app(args=None if arguments is None else list(arguments), prog_name="fmtprop")

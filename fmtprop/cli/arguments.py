@@ -1,0 +1,51 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A built-in graph (`fmtprop models` lists them), a graph file (.json) or an exported program (.pt2).",
+        show_default=False,
+    ),
+]
+Policy = Annotated[str, typer.Option("--policy", "-p", help="How formats are chosen: propagate, naive or plain.")]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        "--policies",
+        "-p",
+        metavar="NAME[,NAME...]",
+        help="How formats are chosen: propagate, naive, plain. Several are compared; the first is the baseline.",
+        show_default=False,
+    ),
+]
+Dtype = Annotated[str, typer.Option("--dtype", "-d", help="What compute-intensive ops run in: f32 or bf16.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, help="Threads of PyTorch and oneDNN.", show_default="as PyTorch chooses"),
+]
+Verify = Annotated[
+    str,
+    typer.Option(
+        "--verify", help="The plan's own check: on (each distinct primitive once), full (the whole model too) or off."
+    ),
+]
+Repeats = Annotated[int, typer.Option("--repeats", "-n", min=1, help="Runs over which medians are taken.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text, and nothing else, on stdout.")]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", "-r", metavar="FILE", help="Also write the whole report: .txt or .json.", dir_okay=True),
+]
+
+
+def words(values: Iterable[str]) -> list[str]:
+    """Return the names in options that take several: repeated, or separated by commas, or both."""
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]

@@ -1,0 +1,97 @@
+"""``fmtprop run`` and ``fmtprop report``: policies compiled, checked, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fmtprop.cli.arguments import Dtype, Json, Model, Policies, Repeats, ReportFile, Threads, Verify, words
+from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fmtprop.report import Comparison
+
+
+def run(
+    model: Model,
+    policy: Policies = None,
+    dtype: Dtype = "f32",
+    threads: Threads = None,
+    verify: Verify = "on",
+    repeats: Repeats = 10,
+    report: ReportFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compile and run a model, check it against PyTorch.
+
+    The model runs on seeded random inputs under each policy (default: propagate). The summary has run times, memory,
+    and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ from PyTorch's.
+    """
+    comparison = _compare(model, words(policy or ["propagate"]), dtype, threads, verify, repeats, report)
+    emit(comparison.to_json() if as_json else comparison.summary())
+    _finish(comparison, report)
+
+
+def report(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to: .txt or .json.", show_default="stdout"),
+    ] = None,
+    policy: Policies = None,
+    dtype: Dtype = "f32",
+    threads: Threads = None,
+    verify: Verify = "on",
+    repeats: Repeats = 10,
+    as_json: Json = False,
+) -> None:
+    """Report what each reorder costs, policies side by side.
+
+    Of each policy (default: all of them): every reorder with its cost and its reason, implementations, formats, the
+    slowest steps, what oneDNN does not run, memory and compile time.
+    """
+    names = words(policy or ["plain,naive,propagate"])
+    comparison = _compare(model, names, dtype, threads, verify, repeats, output)
+    if output is None or as_json:
+        emit(comparison.to_json() if as_json else comparison.to_text())
+    _finish(comparison, output)
+
+
+def _compare(
+    model: str,
+    policies: Sequence[str],
+    dtype: str,
+    threads: int | None,
+    verify: str,
+    repeats: int,
+    destination: Path | None,
+) -> Comparison:
+    with progress() as say:
+        from fmtprop.api import Options
+        from fmtprop.bench.policies import compare_policies
+        from fmtprop.frontends import load
+        from fmtprop.report.files import check_destination
+
+        with failing(USAGE):
+            if destination is not None:
+                check_destination(destination)
+            options = [Options(dtype=dtype, policy=name, verify=verify) for name in policies]
+            graph = load(model)
+        return compare_policies(graph, options, threads=threads, repeats=repeats, progress=say)
+
+
+def _finish(comparison: Comparison, destination: Path | None) -> None:
+    """Write the file, and fail if the check did."""
+    from fmtprop.report.files import write_report
+
+    if destination is not None:
+        write_report(comparison, destination)
+        note(f"wrote {destination}")
+    for failure in comparison.failures:
+        complain(failure)
+    if comparison.failures:
+        raise typer.Exit(FAILED)

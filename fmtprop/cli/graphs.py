@@ -1,0 +1,73 @@
+"""``fmtprop show`` and ``fmtprop models``: graphs as they are, nothing run."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy
+from fmtprop.cli.console import USAGE, emit, failing, progress
+
+
+class Form(str, Enum):
+    """How a graph is printed."""
+
+    TEXT = "text"
+    DOT = "dot"
+    JSON = "json"
+
+
+class StageName(str, Enum):
+    """How far a graph goes before it is printed."""
+
+    IMPORTED = "imported"
+    NORMAL = "normal"
+    FORMATTED = "formatted"
+
+
+def show(
+    model: Model,
+    stage: Annotated[StageName, typer.Option("--stage", "-s", help="How far the model goes.")] = StageName.FORMATTED,
+    passes: Annotated[bool, typer.Option("--passes", help="Show the graph after each pass on the way.")] = False,
+    policy: Policy = "propagate",
+    dtype: Dtype = "f32",
+    form: Annotated[Form, typer.Option("--format", "-f", help="How it is printed.")] = Form.TEXT,
+) -> None:
+    """Show the graph after a stage, or after every pass.
+
+    One line for each node: name, op with its post-ops, what it reads, result types, and once formats are chosen, those,
+    the implementation and the reason. For a picture: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
+    """
+    from fmtprop.api import Options
+    from fmtprop.frontends import load
+    from fmtprop.report.graph_dot import graphs_dot
+    from fmtprop.report.graph_text import graph_data, graphs_text
+    from fmtprop.stages import snapshots
+
+    with failing(USAGE):
+        options = Options(policy=policy, dtype=dtype)
+        graph = load(model)
+    shots = snapshots(graph, stage.value, policy=options.policy, dtype=options.dtype, passes=passes)
+    if form is Form.JSON:
+        data = [{"stage": shot.stage, "after": shot.after, **graph_data(shot.graph)} for shot in shots]
+        emit(json.dumps(data if passes else data[0], indent=1, allow_nan=False))
+        return
+    titled = [(shot.title, shot.graph) for shot in shots]
+    emit(graphs_text(titled) if form is Form.TEXT else graphs_dot(titled))
+
+
+def models(as_json: Json = False) -> None:
+    """List the built-in graphs: inputs, parameters, ops."""
+    with progress() as say:
+        from fmtprop.frontends import load
+        from fmtprop.ir.builtin import builtin_names
+        from fmtprop.report.graph_text import catalogue_data, catalogue_text
+
+        names, graphs = builtin_names(), []
+        for done, name in enumerate(names):
+            say(f"reading {name}", done, len(names))
+            graphs.append(load(name))
+    emit(json.dumps(catalogue_data(graphs), indent=1) if as_json else catalogue_text(graphs))

@@ -1,0 +1,57 @@
+"""``fmtprop bench``: a model raced against other runtimes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, Threads, words
+from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
+
+
+def bench(
+    model: Model,
+    versus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vs",
+            metavar="NAME[,NAME...]",
+            help="torch, torch-channels-last, inductor, onnxruntime, openvino, openvino-bf16. Speed-ups are relative "
+            "to the first. ONNX Runtime and OpenVINO come with pip install 'fmtprop[bench]'.",
+            show_default="torch",
+        ),
+    ] = None,
+    policy: Policy = "propagate",
+    dtype: Dtype = "f32",
+    threads: Threads = None,
+    rounds: Annotated[int, typer.Option("--rounds", "-n", min=1, help="Turns of every runtime, interleaved.")] = 20,
+    report: ReportFile = None,
+    as_json: Json = False,
+) -> None:
+    """Race a model against other runtimes.
+
+    All get the same weights, the same input and the same threads, and take turns in random order. Outputs are compared
+    with PyTorch's first; a runtime that disagrees is not timed, and the exit code is 1.
+    """
+    with progress() as say:
+        from fmtprop.api import Options
+        from fmtprop.bench.models import choose_peers, race
+        from fmtprop.frontends import load
+        from fmtprop.report.files import check_destination, write_report
+
+        with failing(USAGE):
+            if report is not None:
+                check_destination(report)
+            options = Options(dtype=dtype, policy=policy)
+            peers = choose_peers(words(versus or ["torch"]))
+            graph = load(model)
+        result = race(graph, peers, options, threads=threads, rounds=rounds, progress=say)
+    emit(result.to_json() if as_json else result.to_text())
+    if report is not None:
+        write_report(result, report)
+        note(f"wrote {report}")
+    for failure in result.failures:
+        complain(failure)
+    if result.failures:
+        raise typer.Exit(FAILED)
