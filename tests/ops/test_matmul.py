@@ -109,7 +109,7 @@ def test_post_ops_that_rows_cannot_carry_are_refused():
         MATMUL.primitive(MatMul(), descs, some, "forward_inference")
     prelu = dnnl.PrimitiveAttr(dnnl.PostOps().append_prelu(2))
     with pytest.raises(
-        UnsupportedOpError, match="one matrix cannot carry a prelu post-op: keep it as a node of its own"
+        UnsupportedOpError, match="cannot carry a prelu post-op: keep it as a node of its own"
     ):
         MATMUL.primitive(MatMul(), descs, prelu, "forward_inference")
 
