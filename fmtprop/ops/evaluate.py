@@ -13,8 +13,9 @@ import torch
 from fmtprop.errors import GraphError, InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, PostOp, Value
-from fmtprop.ir.op import opdef
+from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
+from fmtprop.layout import DataType
 
 __all__ = ["evaluate", "evaluate_node"]
 
@@ -90,7 +91,12 @@ def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
         Its results; they may share memory with the operands.
     """
     tails = {post_op.operand for post_op in node.post_ops}
-    results = opdef(node.op).reference(node.attrs, {name: t for name, t in tensors.items() if name not in tails})
+    operands = {name: t for name, t in tensors.items() if name not in tails}
+    declaration = opdef(node.op)
+    if declaration.category is Category.COMPUTE and node.results[0].dtype is DataType.F32:
+        # narrow operands, the accumulator stored as it is: references compute in the type of src
+        operands["src"] = operands["src"].float()
+    results = declaration.reference(node.attrs, operands)
     if not node.post_ops:
         return tuple(results)
     # As a primitive does: the tail works on the accumulator in f32, and what is stored is rounded once.

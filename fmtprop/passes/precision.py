@@ -20,7 +20,8 @@ class LowerPrecision:
     Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops and views keep
     the type of what they read. Biases, normalization statistics, scales and shifts stay f32, host ops get their f32
     operands back, and graph outputs keep their type. Conversions are reorder nodes, which the format assignment
-    merges with the change of format beside them.
+    merges with the change of format beside them. A compute-intensive op whose result would only be converted back
+    writes f32 itself: that is what it accumulates in.
 
     Parameters
     ----------
@@ -52,6 +53,7 @@ class _Conversion:
     def run(self) -> Graph:
         for node in self.source.nodes():
             self._visit(node)
+        self._store_accumulators()
         return self.out
 
     def _visit(self, node: Node) -> None:
@@ -106,6 +108,33 @@ class _Conversion:
         if (value, dtype) not in self.casts:
             self.casts[value, dtype] = emit(self.out, "reorder", {"src": value}, Reorder(dtype.value))
         return self.casts[value, dtype]
+
+    def _store_accumulators(self) -> None:
+        """Let a compute-intensive op write f32 itself where its result would only be converted back."""
+        for (value, dtype), cast in self.casts.items():
+            if dtype is not DataType.F32:
+                continue
+            path = self._way_from_compute(value)
+            for node in path:
+                self.out.replace(node.with_(results=(node.results[0].with_dtype(dtype),)))
+            if path:
+                self.out.replace_uses(cast, value)
+                self.out.remove(cast.node)
+
+    def _way_from_compute(self, value: Value) -> list[Node]:
+        """Return the compute-intensive op that a value comes from and the views between, if nobody else reads them."""
+        path: list[Node] = []
+        while self.out.reader_count(value) == 1:
+            node = self.out.node(value.node)
+            path.append(node)
+            category = None if node.is_boundary else opdef(node.op).category
+            if category is Category.COMPUTE:
+                # a sum adds into the residual's own buffer, which has the narrow type
+                return [] if any(post_op.op == "sum" for post_op in node.post_ops) else path
+            if category is not Category.VIEW:
+                return []
+            value = self.out.inputs(node.name)["src"]
+        return []
 
 
 def _is_parameter(declaration: OpDef, name: str) -> bool:

@@ -1,0 +1,158 @@
+"""Lower precision: which types change, where conversions stand, and that the meaning stays within bf16's rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.api import relative_error
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import DataType
+from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.base import Pipeline
+from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.precision import LowerPrecision
+
+
+def lowered(module: nn.Module, x: torch.Tensor) -> Graph:
+    graph = Pipeline(NORMALISE, Stage.NORMAL).run(fp.from_torch(module.eval(), x))
+    result = LowerPrecision(DataType.BF16).run(graph)
+    verify(result, Stage.NORMAL)
+    return result
+
+
+def types(graph: Graph, op: str) -> list[str]:
+    return [node.results[0].dtype.value for node in graph.nodes() if node.op == op]
+
+
+def check(module: nn.Module, x: torch.Tensor) -> Graph:
+    graph = lowered(module, x)
+    (got,) = evaluate(graph, {graph.input_nodes[0].name: x})
+    with torch.no_grad():
+        want = module(x)
+    assert got.dtype is want.dtype
+    error = relative_error(got, want)
+    # not exact, else nothing was rounded; a few times bf16's unit roundoff 2**-8
+    assert 0 < error < 2e-2
+    return graph
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return x + self.c(self.b(x))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_operands_are_narrow_and_parameters_of_one_axis_stay_wide():
+    graph = check(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1)), torch.randn(1, 4, 8, 8))
+    first, second = (node for node in graph.nodes() if node.op == "convolution")
+    for node in (first, second):
+        read = {name: graph.type_of(value).dtype.value for name, value in graph.inputs(node.name).items()}
+        assert read == {"src": "bf16", "weights": "bf16", "bias": "f32"}
+    assert first.results[0].dtype is DataType.BF16
+
+
+def test_the_input_is_converted_once_for_all_readers():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            return torch.cat([self.a(x), self.b(x)], 1)
+
+    graph = check(Two(), torch.randn(1, 4, 8, 8))
+    x = graph.input_nodes[0]
+    readers = {reader for reader, _ in graph.readers(fp.ir.Value(x.name))}
+    assert {graph.node(name).op for name in readers} == {"reorder"}
+    assert len(readers) == 1
+
+
+def test_a_product_at_the_end_stores_its_accumulator():
+    graph = check(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(2, 16))
+    assert types(graph, "inner_product") == ["bf16", "f32"]
+    # of activations only the input is converted
+    assert [graph.node(name).op for name, _ in graph.readers(graph.inputs("output_1")["src"])] == ["output"]
+    assert graph.node(graph.inputs("output_1")["src"].node).op == "inner_product"
+
+
+def test_views_between_do_not_stand_in_the_way():
+    graph = check(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten()), torch.randn(2, 4, 6, 6))
+    assert types(graph, "convolution") == ["f32"]
+    assert set(types(graph, "reshape") + types(graph, "flatten")) == {"f32"}
+
+
+def test_a_result_that_others_read_narrow_is_converted():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            y = self.a(x)
+            return torch.relu(y) * 1.0, self.b(y), y
+
+    graph = lowered(Both(), torch.randn(1, 4, 8, 8))
+    assert types(graph, "convolution") == ["bf16", "f32"]
+
+
+def test_a_sum_keeps_the_type_of_the_buffer_that_it_adds_into():
+    graph = check(Residual(), torch.randn(1, 8, 6, 6))
+    summing = [node for node in graph.nodes() if any(post_op.op == "sum" for post_op in node.post_ops)]
+    assert [node.results[0].dtype for node in summing] == [DataType.BF16]
+    assert graph.node(graph.inputs("output_1")["src"].node).op == "reorder"
+
+
+def test_bandwidth_limited_ops_keep_what_they_read():
+    x = torch.randn(1, 4, 8, 8)
+    assert types(lowered(nn.MaxPool2d(2), x), "pooling") == ["f32"]
+    graph = check(nn.Sequential(nn.Conv2d(4, 8, 1), nn.MaxPool2d(2)), x)
+    assert types(graph, "pooling") == ["bf16"]
+
+
+def test_normalization_reads_its_statistics_in_f32():
+    norm = nn.BatchNorm2d(4)
+    norm.running_mean.normal_()
+    graph = check(nn.Sequential(nn.Conv2d(4, 4, 1), nn.MaxPool2d(2), norm), torch.randn(1, 4, 8, 8))
+    (node,) = (node for node in graph.nodes() if node.op == "batch_normalization")
+    read = {name: graph.type_of(value).dtype.value for name, value in graph.inputs(node.name).items()}
+    assert read.pop("src") == "bf16"
+    assert set(read.values()) == {"f32"}
+
+
+def test_host_ops_get_f32_back():
+    class Sorted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.b(torch.cumsum(self.a(x), 1))
+
+    graph = check(Sorted(), torch.randn(2, 8))
+    (host,) = (node for node in graph.nodes() if node.op == "aten")
+    assert [graph.type_of(value).dtype for value in graph.inputs(host.name).values()] == [DataType.F32]
+    assert types(graph, "inner_product") == ["f32", "f32"]
+
+
+def test_integers_stay_integers():
+    graph = lowered(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)), torch.tensor([[1, 2]]))
+    assert graph.input_nodes[0].results[0].dtype is DataType.S64
+
+
+def test_what_does_not_compute_is_unchanged():
+    graph = lowered(nn.Softmax(1), torch.randn(2, 4))
+    assert {node.op for node in graph.nodes()} == {"input", "softmax", "output"}
+    assert types(graph, "softmax") == ["f32"]
