@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,14 @@ def test_every_dependency_is_pinned() -> None:
     named = {name.lower() for name in re.findall(r'"([A-Za-z][\w-]*)(?:\[\w+\])?>=', text)}
     assert {"torch", "numpy", "ruff", "transformers"} <= named
     assert named - pinned == set()
+
+
+def test_documented_commands_exist() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "fmtprop", "--help"], check=True, capture_output=True, text=True, timeout=120, cwd=ROOT
+    ).stdout
+    commands = set(re.findall(r"^  ([a-z]+)  ", shown.partition("Commands:")[2], re.MULTILINE))
+    assert {"run", "report", "show", "bench", "doctor"} <= commands
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:^\$ |`)fmtprop ([a-z]+)", read(document), re.MULTILINE))
+        assert named <= commands, f"{document} names commands that do not exist: {named - commands}"
