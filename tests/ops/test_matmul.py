@@ -108,9 +108,7 @@ def test_post_ops_that_rows_cannot_carry_are_refused():
     with pytest.raises(UnsupportedOpError, match=r"the operand of post-op 1 has \(1, 7\) there: give it all of these"):
         MATMUL.primitive(MatMul(), descs, some, "forward_inference")
     prelu = dnnl.PrimitiveAttr(dnnl.PostOps().append_prelu(2))
-    with pytest.raises(
-        UnsupportedOpError, match="cannot carry a prelu post-op: keep it as a node of its own"
-    ):
+    with pytest.raises(UnsupportedOpError, match="cannot carry a prelu post-op: keep it as a node of its own"):
         MATMUL.primitive(MatMul(), descs, prelu, "forward_inference")
 
 
