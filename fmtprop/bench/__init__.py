@@ -7,8 +7,9 @@ extra ``fmtprop[bench]`` and are imported only when their peer is prepared. The 
 
 from __future__ import annotations
 
+from fmtprop.bench.compare import Agreement, compare_outputs
 from fmtprop.bench.environment import Environment
-from fmtprop.bench.interleave import Agreement, Benchmark, Entry, Quartiles, compare_outputs
+from fmtprop.bench.interleave import Benchmark, Entry, Quartiles
 from fmtprop.bench.peers import PEERS, Inductor, OnnxRuntime, OpenVINO, Peer, TorchEager, export_onnx, peer
 
 __all__ = [

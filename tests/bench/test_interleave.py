@@ -52,7 +52,7 @@ def test_ratios_are_paired_within_a_round(monkeypatch: pytest.MonkeyPatch) -> No
     drift = {"reference": iter([10.0, 20.0, 40.0]), "half": iter([5.0, 10.0, 20.0])}
     runs = {name: (lambda x, name=name: 2 * x) for name in drift}
     by_run = {id(run): name for name, run in runs.items()}
-    monkeypatch.setattr(interleave_module, "_turn", lambda run, *_: next(drift[by_run[id(run)]]))
+    monkeypatch.setattr(interleave_module, "time_turn", lambda run, *_: next(drift[by_run[id(run)]]))
     result = interleave(runs, [X], oracle=double, reference="reference", rounds=3)
     assert result["half"].speedup == Quartiles(2.0, 2.0, 2.0)
     assert result["half"].milliseconds == (5.0, 10.0, 20.0)

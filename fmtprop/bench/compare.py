@@ -1,0 +1,98 @@
+"""Are a callable's outputs the right ones? Asked before anything is timed. Knows nothing of timing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Agreement", "compare_outputs", "tensors_of"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a callable's outputs are from the oracle's.
+
+    Parameters
+    ----------
+    passed : bool
+        Whether every output has the oracle's shape and is within the tolerance.
+    error : float
+        Largest absolute difference over largest absolute value, the worst of all outputs; infinite where they
+        cannot be compared.
+    tolerance : float
+        What ``error`` may be.
+    message : str
+        Why the comparison failed; empty if it passed.
+    """
+
+    passed: bool
+    error: float
+    tolerance: float
+    message: str = ""
+
+
+def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
+    """Compare outputs with the right ones.
+
+    Parameters
+    ----------
+    actual, expected : torch.Tensor or nested tuple, list or mapping of torch.Tensor
+        Outputs of a callable and of the oracle; anything else inside them is ignored.
+    tolerance : float
+        Largest admissible error, relative to the largest absolute value of the expected output.
+
+    Returns
+    -------
+    Agreement
+        NaN and infinity agree only with themselves, at the same place.
+
+    Examples
+    --------
+    >>> compare_outputs(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), tolerance=0.1).error
+    0.2
+    """
+    left, right = tensors_of(actual), tensors_of(expected)
+    if len(left) != len(right):
+        return Agreement(False, math.inf, tolerance, f"{len(left)} outputs, expected {len(right)}")
+    worst = 0.0
+    for index, (a, b) in enumerate(zip(left, right, strict=True)):
+        if a.shape != b.shape:
+            message = f"output {index}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
+            return Agreement(False, math.inf, tolerance, message)
+        error = _relative_error(a.detach().to(torch.float64), b.detach().to(torch.float64))
+        worst = max(worst, error)
+        if error > tolerance:
+            message = f"output {index}: largest relative error {error:.3g} exceeds the tolerance {tolerance:g}"
+            return Agreement(False, worst, tolerance, message)
+    return Agreement(True, worst, tolerance)
+
+
+def _relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    if expected.numel() == 0:
+        return 0.0
+    finite = torch.isfinite(expected)
+    same = torch.where(finite, torch.isfinite(actual), (actual == expected) | (actual.isnan() & expected.isnan()))
+    if not bool(same.all()):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0
+    difference = float((actual[finite] - expected[finite]).abs().max())
+    scale = float(expected[finite].abs().max())
+    if difference == 0.0:
+        return 0.0
+    return difference / scale if scale else math.inf
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested tuples, lists and mappings, depth first; anything else is ignored."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in tensors_of(item)]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
