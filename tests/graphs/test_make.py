@@ -55,3 +55,10 @@ def test_graphs_compute_what_their_modules_compute(name):
 def test_unknown_architectures_are_named(tmp_path: Path):
     with pytest.raises(GraphError, match="there is no architecture 'lenet'; there are resnet50"):
         write("lenet", tmp_path)
+
+
+def test_readme_lists_every_graph_as_it_is():
+    rows = [line.split("|") for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| `")]
+    listed = {row[1].strip(" `"): (row[2].strip(), int(row[3])) for row in rows}
+    shapes = {name: "×".join(map(str, a.input_shape)) for name, a in ARCHITECTURES.items()}
+    assert listed == {name: (shapes[name], len(load(name))) for name in ARCHITECTURES}
