@@ -28,7 +28,7 @@ def test_diagnosis_of_this_machine() -> None:
 
 def test_nothing_usable_says_what_to_do() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None\nfrom fmtprop.dnnl import doctor\nprint(doctor.diagnose().to_text())"
+        "import sys; sys.modules['torch'] = None\nfrom fmtprop.dnnl.doctor import diagnose as d\nprint(d().to_text())"
     )
     environment = {**os.environ, "FMTPROP_DNNL_LIBRARY": "/nowhere/libdnnl.so", "OMP_NUM_THREADS": "1"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)

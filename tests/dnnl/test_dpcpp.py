@@ -56,20 +56,14 @@ print("version", *library.version)
 @pytest.mark.slow
 def test_dpcpp_wheel(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
+    python = str(tmp_path / "env" / "bin" / "python")
     install = [python, "-m", "pip", "install", "-q", "onednn", "numpy"]
     done = subprocess.run(install, capture_output=True, text=True, timeout=1800)
     if done.returncode:
         pytest.skip(f"the package index does not offer the onednn wheel here: {done.stderr[-300:]}")
     environment = {name: value for name, value in os.environ.items() if name not in ("OCL_ICD_FILENAMES", "DNNLROOT")}
     environment |= {"PYTHONPATH": str(ROOT), "FMTPROP_DNNL_LIBRARY": ""}
-    result = subprocess.run(
-        [python, "-W", "error", "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-        cwd=tmp_path,
-    )
+    command = [python, "-W", "error", "-c", PROGRAM]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("version 3"), result.stdout

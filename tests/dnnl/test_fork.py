@@ -32,7 +32,8 @@ def convolution():
     pd = dnnl.convolution_forward("forward_inference", "convolution_direct", plain, weights, None, plain,
                                   (1, 1), (0, 0), (1, 1), (1, 1))
     y = torch.zeros(shape)
-    args = {Arg.SRC: dnnl.memory_of(x, plain), Arg.WEIGHTS: dnnl.memory_of(w, weights), Arg.DST: dnnl.memory_of(y, plain)}
+    args = {Arg.SRC: dnnl.memory_of(x, plain), Arg.WEIGHTS: dnnl.memory_of(w, weights)}
+    args[Arg.DST] = dnnl.memory_of(y, plain)
     scratchpad = pd.query_md("scratchpad")
     if scratchpad is not None:
         args[Arg.SCRATCHPAD] = dnnl.memory_of(torch.zeros(scratchpad.nbytes, dtype=torch.uint8), scratchpad)

@@ -10,7 +10,7 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.dnnl import library as library_module
-from fmtprop.dnnl.locate import candidates, explicit_path, opencl_cpu_driver
+from fmtprop.dnnl.locate import Candidate, candidates, explicit_path, opencl_cpu_driver
 from fmtprop.errors import DnnlError, LibraryError, LoadError
 
 
@@ -118,7 +118,7 @@ def test_opencl_driver_beside_the_library(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
     library.write_bytes(b"not a library")
     with pytest.raises(LoadError, match=r"libdnnl.so.3"):
-        library_module._load_first([library_module.Candidate(str(library), "test")])
+        library_module._load_first([Candidate(str(library), "test")])
     assert "OCL_ICD_FILENAMES" not in os.environ
 
 
