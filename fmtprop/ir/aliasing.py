@@ -13,9 +13,11 @@ __all__ = ["aliases", "overwrite_hazard", "storage"]
 
 
 def is_view(graph: Graph, name: str) -> bool:
-    """Return whether a node only transforms the descriptor of its source."""
+    """Return whether a node only transforms the descriptor of its source; once assigned, its choice tells."""
     node = graph.node(name)
-    return not node.is_boundary and opdef(node.op).category is Category.VIEW
+    if node.is_boundary or opdef(node.op).category is not Category.VIEW:
+        return False
+    return node.choice is None or node.choice.target == "view"
 
 
 def storage(graph: Graph, value: Value) -> Value:

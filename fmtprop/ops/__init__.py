@@ -27,6 +27,7 @@ from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
 from fmtprop.ops.shuffle import SHUFFLE, Shuffle
+from fmtprop.ops.slice1 import slice1
 from fmtprop.ops.softmax import SOFTMAX, Softmax
 from fmtprop.ops.sum import SUM, Sum
 from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, Reshape, Slice
@@ -91,4 +92,5 @@ __all__ = [
     "Softmax",
     "Sum",
     "emit",
+    "slice1",
 ]

@@ -384,7 +384,7 @@ def samples() -> Iterable[Sample]:
     x, y = Value("x"), Value("y")
     image = TensorType((2, 17, 5, 7))
     yield sample("aten.cumsum.default", {"self": x, "dim": 1}, {"src_0": image})
-    yield sample("aten.flip.default", {"self": x, "dims": [2, 3]}, {"src_0": image})
+    yield sample("aten.roll.default", {"self": x, "shifts": [1, 2], "dims": [2, 3]}, {"src_0": image})
     yield sample("aten.where.self", {"condition": x, "self": y, "other": y}, {
         "src_0": TensorType((3, 40), "boolean"), "src_1": TensorType((3, 40)),
     })  # fmt: skip

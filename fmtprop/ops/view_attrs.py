@@ -50,12 +50,13 @@ class Permute(Attrs):
 
 @dataclass(frozen=True)
 class Slice(Attrs):
-    """A window, every ``steps``-th element of it.
+    """A window, every ``steps``-th element of it: ``dst[x] = src[starts + steps * x]`` (SPEC S1).
 
     Parameters
     ----------
     starts, sizes, steps : tuple of int
-        First index, number of elements taken and distance between them, one per axis; steps are positive.
+        First index, number of elements taken and distance between them, one per axis. A negative step goes backwards;
+        no step is 0.
     """
 
     starts: tuple[int, ...]
@@ -70,8 +71,8 @@ class Slice(Attrs):
                 f"slice: starts {self.starts}, sizes {self.sizes} and steps {self.steps} must have one entry per axis"
             )
         for axis, step in enumerate(self.steps):
-            if step < 1:
-                raise ShapeError(f"slice: steps[{axis}] is {step}; a step must be positive (flip is not a view)")
+            if not isinstance(step, int) or step == 0:
+                raise ShapeError(f"slice: steps[{axis}] is {step!r}; a step must be an int other than 0")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Value
 from fmtprop.ops.building import normalised_axis
-from fmtprop.ops.view_attrs import expanded, permuted, reshaped, windowed
+from fmtprop.ops.view_attrs import Slice, expanded, permuted, reshaped, windowed
 
 
 def _identity(call: Call) -> Value:
@@ -122,6 +122,16 @@ def _split(call: Call) -> tuple[Value, ...] | None:
     return tuple(parts)
 
 
+def _flip(call: Call) -> Value:
+    dims = call.type(call["self"]).dims
+    axes = {normalised_axis(axis, len(dims)) for axis in call["dims"]}
+    if not axes or 0 in dims:
+        return _identity(call)
+    starts = tuple(size - 1 if axis in axes else 0 for axis, size in enumerate(dims))
+    steps = tuple(-1 if axis in axes else 1 for axis in range(len(dims)))
+    return call.emit("slice", {"src": call["self"]}, Slice(starts, dims, steps))
+
+
 def _unbind(call: Call) -> tuple[Value, ...]:
     axis = _axis(call)
     slices = (windowed(call, call["self"], axis, i, 1) for i in range(len(call.results)))
@@ -168,6 +178,7 @@ SLICE_IMPORTERS: dict[str, Importer] = {
     **_spelled(_split, "split_copy.Tensor", "split_with_sizes_copy.default"),
     **_spelled(_split, "tensor_split.sections", "tensor_split.indices"),
     **_spelled(_unbind, "unbind.int", "unbind_copy.int"),
+    **_spelled(_flip, "flip.default"),
 }
 
 

@@ -48,12 +48,13 @@ def infer_slice(attrs: Slice, types: Mapping[str, TensorType]) -> tuple[TensorTy
     src = types["src"]
     _same_rank("starts", attrs.starts, src)
     for axis, (start, size, step) in enumerate(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)):
-        last = start + (size - 1) * step if size else start - 1
-        if last >= src.dims[axis]:
-            raise ShapeError(
-                f"src axis {axis} has size {src.dims[axis]} but the slice reads index {last} "
-                f"(start {start}, size {size}, step {step})"
-            )
+        ends = (start, start + (size - 1) * step) if size else (start - 1,)
+        for index in ends:
+            if index >= src.dims[axis] or (size and index < 0):
+                raise ShapeError(
+                    f"src axis {axis} has size {src.dims[axis]} but the slice reads index {index} "
+                    f"(start {start}, size {size}, step {step})"
+                )
     return (src.with_dims(attrs.sizes),)
 
 
@@ -85,9 +86,12 @@ def reference_permute(attrs: Permute, tensors: Mapping[str, torch.Tensor]) -> tu
 
 def reference_slice(attrs: Slice, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
-    window = zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)
-    # A stop beyond the end is clipped, so the last step may reach over it.
-    return (tensors["src"][tuple(slice(a, a + n * s, s) for a, n, s in window)],)
+    window = list(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True))
+    # A stop beyond the end is clipped, so the last step may reach over it. PyTorch has no negative steps: flip.
+    forward = [(a if s > 0 else a + (n - 1) * s, n, abs(s)) for a, n, s in window]
+    taken = tensors["src"][tuple(slice(a, a + n * s, s) for a, n, s in forward)]
+    backwards = [axis for axis, (_, n, s) in enumerate(window) if s < 0 and n > 1]
+    return (taken.flip(backwards) if backwards else taken,)
 
 
 def reference_expand(attrs: Expand, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -106,7 +110,12 @@ def _view(rule: Callable[..., MemoryDesc]) -> Callable[..., MemoryDesc]:
 
 view_reshape = _view(lambda attrs, desc: desc.reshape(attrs.shape))
 view_permute = _view(lambda attrs, desc: desc.transpose(attrs.order))
-view_slice = _view(lambda attrs, desc: desc.slice(attrs.starts, attrs.sizes, attrs.steps))
+# One element has no direction: its step does not matter.
+view_slice = _view(
+    lambda attrs, desc: desc.slice(
+        attrs.starts, attrs.sizes, [1 if n == 1 else s for n, s in zip(attrs.sizes, attrs.steps, strict=True)]
+    )
+)
 view_expand = _view(lambda attrs, desc: desc.expand(attrs.shape))
 
 
@@ -139,6 +148,7 @@ def samples_slice() -> Iterable[Sample]:
     yield Sample("odd_channels", Slice((0, 3, 0, 0), (2, 9, 5, 7), (1, 1, 1, 1)), _src(2, 17, 5, 7))
     yield Sample("step", Slice((0, 0, 1, 0), (2, 17, 2, 4), (1, 1, 2, 2)), _src(2, 17, 5, 7))
     yield Sample("batch", Slice((1, 0), (2, 40), (1, 1)), _src(4, 40))
+    yield Sample("backwards", Slice((0, 16, 4, 0), (2, 9, 5, 4), (1, -2, -1, 1)), _src(2, 17, 5, 7))
 
 
 def samples_expand() -> Iterable[Sample]:

@@ -146,7 +146,12 @@ class _Assignment:
             reason = "view: no data moves" if refusal is None else f"view after a reorder: {refusal}"
             self._place(node, {"src": value}, (result,), Choice("view", "view", {"src": desc}, reason))
             return
-        raise FormatError(f"{node.label}: no format of src takes this view: {refusal}")
+        # backwards, say: no descriptor expresses it, so the data moves
+        operands = {"src": tensor.desc}
+        candidate = self._fall_back(node, operands)
+        value = self._convert(tensor, candidate.operands["src"], node, "src")
+        reason = f"no format takes this view, copied instead: {refusal}"
+        self._place(node, {"src": value}, candidate.results, candidate.choice(reason))
 
     def _visit_op(self, node: Node) -> None:
         operands = self._operands(node)
@@ -176,15 +181,16 @@ class _Assignment:
                     slow = slow or (candidate, option.reason + "; only a reference implementation exists")
         if slow is not None:
             return slow
+        why = "no oneDNN primitive"
+        if declaration.category is not Category.HOST:
+            why = f"{self.spec.target.name} can't run it"
+        return self._fall_back(node, given), f"{why}: runs on the {self.spec.fallback.name} target"
+
+    def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
         request |= {name: _row_major(type_) for name, type_ in zip(_result_names(node), node.results, strict=True)}
         for candidate in self.spec.fallback.candidates(node, request):
-            why = (
-                "no oneDNN primitive"
-                if declaration.category is Category.HOST
-                else f"{self.spec.target.name} can't run it"
-            )
-            return candidate, f"{why}: runs on the {self.spec.fallback.name} target"
+            return candidate
         raise UnsupportedOpError(
             f"{node.label}: neither {self.spec.target.name} nor {self.spec.fallback.name} can run it"
         )

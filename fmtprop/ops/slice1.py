@@ -1,0 +1,64 @@
+"""DirectML's DML_SLICE1 in a graph: validated as its documentation says, then an ordinary slice (SPEC S1-S4)."""
+
+from __future__ import annotations
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.layout.slice1 import FeatureLevel, Slice1
+from fmtprop.ops.building import emit
+from fmtprop.ops.view_attrs import Slice
+
+
+def slice1(
+    graph: Graph,
+    src: Value,
+    operator: Slice1,
+    *,
+    feature_level: FeatureLevel | str = FeatureLevel.LEVEL_4_1,
+    name: str | None = None,
+) -> Value:
+    """Add a DML_SLICE1 to a graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        Where to add it.
+    src : Value
+        InputTensor.
+    operator : Slice1
+        Window offsets, sizes, strides and output sizes.
+    feature_level : FeatureLevel or str
+        Whose ranks and data types are allowed: ``"2.1"``, ``"3.0"`` or ``"4.1"``.
+    name : str, optional
+        Node name.
+
+    Returns
+    -------
+    Value
+        OutputTensor. It is a view wherever the format permits: positive strides on strided formats; a copy elsewhere.
+
+    Raises
+    ------
+    ShapeError
+        A rule of SPEC S2 is broken; the message names dimension, value and rule.
+
+    Examples
+    --------
+    >>> from fmtprop.ir import Graph, TensorType
+    >>> g = Graph("s3")
+    >>> x = g.input("x", TensorType((1, 1, 4, 4)))
+    >>> y = slice1(g, x, Slice1((0, 0, 0, 1), (1, 1, 4, 3), (1, 1, -2, 2)))
+    >>> g.node(y.node).attrs
+    Slice(starts=(0, 0, 3, 1), sizes=(1, 1, 2, 2), steps=(1, 1, -2, 2))
+
+    References
+    ----------
+    ``DML_SLICE1_OPERATOR_DESC`` (directml.h); SPEC S1-S4.
+    """
+    type_ = graph.type_of(src)
+    try:
+        operator.check(type_.dims, type_.dtype, feature_level=feature_level)
+    except ShapeError as error:
+        raise ShapeError(f"DML_SLICE1 of {src}: {error}") from error
+    return emit(graph, "slice", {"src": src}, Slice(operator.start, operator.output_sizes, operator.strides), name=name)
