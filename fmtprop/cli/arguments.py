@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 Model = Annotated[
     str,
     typer.Argument(
+        metavar="MODEL",
         help="A built-in graph (`fmtprop models` lists them), a graph file (.json) or an exported program (.pt2).",
         show_default=False,
     ),
@@ -46,6 +47,9 @@ ReportFile = Annotated[
 ]
 
 
-def words(values: Iterable[str]) -> list[str]:
+def words(values: Sequence[str]) -> list[str]:
     """Return the names in options that take several: repeated, or separated by commas, or both."""
-    return [word.strip() for value in values for word in value.split(",") if word.strip()]
+    found = [word.strip() for value in values for word in value.split(",") if word.strip()]
+    if not found:
+        raise typer.BadParameter(f"{','.join(values)!r} has no name in it")
+    return found

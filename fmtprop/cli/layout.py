@@ -23,7 +23,9 @@ def layout(
     ],
     dims: Annotated[
         str | None,
-        typer.Argument(help="Sizes, such as 2,17,5,7; an XLA shape brings its own.", show_default=False),
+        typer.Argument(
+            metavar="DIMS", help="Sizes, such as 2,17,5,7; an XLA shape brings its own.", show_default=False
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", "-d", help="Data type of the elements.", show_default="f32")
@@ -34,8 +36,9 @@ def layout(
 ) -> None:
     """Describe and draw a memory format.
 
-    Tells strides, blocks, padding, the same in other dialects, and shows a picture. Needs neither PyTorch nor oneDNN. Examples: fmtprop layout nChw16c 2,17,5,7 --at 1,16,4,6; fmtprop layout dml:NHWC
-    1,3,4,5; fmtprop layout 'f32[2,3]{0,1}'
+    Tells strides, blocks, padding and the same in other dialects, and shows a picture. Needs neither PyTorch nor
+    oneDNN. Examples: fmtprop layout nChw16c 2,17,5,7 --at 1,16,4,6; fmtprop layout dml:NHWC 1,3,4,5; fmtprop layout
+    'f32[2,3]{0,1}'
     """
     from fmtprop.layout.command import describe, draw, read_layout
 

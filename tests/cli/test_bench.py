@@ -1,0 +1,66 @@
+"""`fmtprop bench`."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import pytest
+
+from fmtprop.bench import peers
+from tests.cli.command import fmtprop
+
+
+def test_bench_against_torch(capsys, tmp_path):
+    path = tmp_path / "race.json"
+    code, out, err = fmtprop(capsys, "bench", "chain", "--rounds", 1, "--report", path)
+    assert (code, err) == (0, f"wrote {path}\n")
+    assert "speed-up over torch" in out and "│ fmtprop" in out
+    data = json.loads(path.read_text())
+    assert data["reference"] == "torch"
+    assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch"]
+    assert all(entry["agreement"]["passed"] and entry["latency"]["median"] > 0 for entry in data["entries"])
+
+
+def test_bench_json(capsys):
+    _, out, err = fmtprop(capsys, "bench", "chain", "--rounds", 1, "--vs", "torch,torch-channels-last", "--json")
+    assert err == ""
+    data = json.loads(out)
+    assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch", "torch channels_last"]
+    assert set(data["environment"]) >= {"cpu", "isa", "threads", "versions"}
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_missing_peer_names_the_extra(capsys, monkeypatch, name):
+    def gone(package: str) -> object:
+        if package == name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return import_module(package)
+
+    monkeypatch.setattr(peers, "import_module", gone)
+    code, out, err = fmtprop(capsys, "bench", "chain", "--vs", f"torch,{name}")
+    assert (code, out) == (2, "")
+    assert err == f"error: peer {name}: package {name!r} is not installed; pip install 'fmtprop[bench]'\n"
+
+
+def test_unknown_peer(capsys):
+    code, _, err = fmtprop(capsys, "bench", "chain", "--vs", "tflite")
+    assert code == 2
+    assert err.startswith("error: unknown peer 'tflite'; known peers: torch, ")
+
+
+def test_a_runtime_that_disagrees_is_not_timed(capsys, monkeypatch):
+    class Wrong:
+        name = "wrong"
+
+        def prepare(self, module, example_inputs, threads):
+            return lambda *inputs: module(*inputs) + 1
+
+        def versions(self):
+            return {"wrong": "1.0"}
+
+    monkeypatch.setitem(peers.PEERS, "wrong", Wrong)
+    code, out, err = fmtprop(capsys, "bench", "chain", "--vs", "torch,wrong", "--rounds", 1)
+    assert code == 1
+    assert err.startswith("error: wrong disagrees with the oracle and was not timed: output 0: largest relative error")
+    assert "not timed" in out

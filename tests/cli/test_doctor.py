@@ -1,0 +1,33 @@
+"""`fmtprop doctor`."""
+
+from __future__ import annotations
+
+import json
+
+from fmtprop import dnnl
+from fmtprop.dnnl import doctor
+from fmtprop.errors import LoadError
+from tests.cli.command import fmtprop
+
+
+def test_doctor(capsys):
+    code, out, err = fmtprop(capsys, "doctor")
+    assert (code, err) == (0, "")
+    assert f"instruction set  {dnnl.lib().isa}" in out
+
+
+def test_doctor_json(capsys):
+    code, out, _ = fmtprop(capsys, "doctor", "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert data["isa"] == dnnl.lib().isa and data["data_types"]["f32"] is True
+
+
+def test_no_library_is_code_1_and_says_what_to_install(capsys, monkeypatch):
+    def absent() -> None:
+        raise LoadError("no oneDNN library was found")
+
+    monkeypatch.setattr(doctor, "load", absent)
+    code, out, _ = fmtprop(capsys, "doctor")
+    assert code == 1
+    assert "oneDNN           not usable" in out and "pip install" in out

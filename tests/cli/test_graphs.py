@@ -1,0 +1,80 @@
+"""`fmtprop show` and `fmtprop models`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fmtprop.ir.builtin import builtin_names
+from tests.cli.command import fmtprop
+
+
+def test_show_is_the_formatted_graph(capsys):
+    code, out, err = fmtprop(capsys, "show", "chain", "--policy", "plain")
+    assert (code, err) == (0, "")
+    heading, *lines = out.splitlines()
+    assert heading == "chain, formatted, after assign-formats: 6 nodes; 1 convolution+relu, 1 pooling"
+    (conv,) = [line for line in lines if line.startswith("conv_1 ")]
+    assert "f32[1,32,32,32]" in conv and "f32:abcd" in conv
+
+
+@pytest.mark.parametrize(
+    ("stage", "heading"),
+    [
+        ("imported", "chain, imported: 7 nodes; 1 convolution, 1 relu, 1 pooling"),
+        ("normal", "chain, normal, after fuse-post-ops: 6 nodes; 1 convolution+relu, 1 pooling"),
+    ],
+)
+def test_show_a_stage(capsys, stage, heading):
+    code, out, _ = fmtprop(capsys, "show", "chain", "--stage", stage)
+    assert code == 0
+    assert out.splitlines()[0] == heading
+    assert "f32:abcd" not in out, "no formats before they are chosen"
+
+
+def test_show_every_pass(capsys):
+    code, out, _ = fmtprop(capsys, "show", "chain", "--stage", "normal", "--passes")
+    headings = [block.splitlines()[0] for block in out.split("\n\n")]
+    assert code == 0
+    assert headings[0].startswith("chain, imported:") and headings[-1].startswith("chain, normal, after fuse-post-ops:")
+    assert headings[1].endswith("(unchanged)"), "there is no identity to remove"
+    assert len(out.split("\n\n")[1].splitlines()) == 1, "what did not change is not printed again"
+
+
+def test_show_dot(capsys):
+    code, out, _ = fmtprop(capsys, "show", "chain", "--stage", "imported", "--format", "dot", "--passes")
+    assert code == 0
+    assert out.startswith('digraph "chain" {') and out.endswith("}\n")
+    assert '"conv_1" -> "relu_1"' in out
+
+
+def test_show_json(capsys):
+    _, out, _ = fmtprop(capsys, "show", "chain", "--policy", "plain", "--format", "json")
+    data = json.loads(out)
+    assert (data["name"], data["stage"], data["after"]) == ("chain", "formatted", "assign-formats")
+    (conv,) = [node for node in data["nodes"] if node["name"] == "conv_1"]
+    assert conv["target"] == "onednn" and conv["formats"] == ["f32:abcd"] and conv["reads"]["src"] == "f32:abcd"
+    _, out, _ = fmtprop(capsys, "show", "chain", "--stage", "normal", "--passes", "--format", "json")
+    assert [shot["stage"] for shot in json.loads(out)] == ["imported"] + ["normal"] * (len(json.loads(out)) - 1)
+
+
+def test_models(capsys):
+    code, out, err = fmtprop(capsys, "models")
+    assert (code, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split() == ["name", "inputs", "parameters", "ops"]
+    assert [line.split()[0] for line in lines] == builtin_names()
+    (chain,) = [line for line in lines if line.startswith("chain ")]
+    assert chain.split(maxsplit=4)[1:] == ["f32[1,3,32,32]", "0.00", "M", "1 convolution, 1 relu, 1 pooling"]
+
+
+def test_models_json(capsys):
+    _, out, _ = fmtprop(capsys, "models", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert rows["chain"] == {
+        "name": "chain",
+        "inputs": {"input": "f32[1,3,32,32]"},
+        "parameters": 32 * 3 * 3 * 3 + 32,
+        "ops": {"convolution": 1, "relu": 1, "pooling": 1},
+    }
