@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fmtprop.dnnl.convolution import convolution_forward
 from fmtprop.dnnl.desc import NativeDesc
-from fmtprop.dnnl.matrix import convolution_forward
 from fmtprop.errors import DnnlError
 from fmtprop.layout import DataType, MemoryDesc
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from fmtprop.dnnl.convolution import (
+    convolution_backward_data,
+    convolution_backward_weights,
+    convolution_forward,
+    deconvolution_backward_data,
+    deconvolution_backward_weights,
+    deconvolution_forward,
+)
 from fmtprop.dnnl.data import (
     concat,
     reduction,
@@ -13,12 +21,6 @@ from fmtprop.dnnl.data import (
     sum,
 )
 from fmtprop.dnnl.matrix import (
-    convolution_backward_data,
-    convolution_backward_weights,
-    convolution_forward,
-    deconvolution_backward_data,
-    deconvolution_backward_weights,
-    deconvolution_forward,
     inner_product_backward_data,
     inner_product_backward_weights,
     inner_product_forward,
