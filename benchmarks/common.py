@@ -1,0 +1,132 @@
+"""What the benchmark scripts share: options, models of any batch size, tables, JSON. Measures nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fmtprop.bench import Environment
+from fmtprop.errors import FmtpropError
+from fmtprop.frontends import from_torch, load
+from fmtprop.ir.builtin import builtin_names
+from fmtprop.ir.graph import Graph
+from graphs.architectures import ARCHITECTURES
+from graphs.make import describe_weights
+
+__all__ = ["add_options", "batched", "headline", "table", "tell", "write_json"]
+
+_WIDTH = 120
+
+
+def add_options(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
+    """Add the options that every script has.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Changed in place.
+    default : sequence of str
+        Models if none are named.
+    """
+    known = ", ".join(builtin_names())
+    parser.add_argument("models", nargs="*", default=list(default), metavar="MODEL", help=f"of {known}, or a file")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every runtime (default: 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+
+
+def batched(name: str, batch: int) -> Graph:
+    """Return a model's graph for a batch size.
+
+    Parameters
+    ----------
+    name : str
+        A built-in graph; for batch 1 also a file.
+    batch : int
+        Images at a time.
+
+    Returns
+    -------
+    Graph
+        The same weights for every batch size.
+
+    Raises
+    ------
+    FmtpropError
+        If the batch is not positive, or not 1 for a model that is not built in.
+
+    Examples
+    --------
+    >>> [batched("chain", batch).input_nodes[0].results for batch in (1, 4)]
+    [(f32[1,3,32,32],), (f32[4,3,32,32],)]
+    """
+    if batch < 1:
+        raise FmtpropError(f"{name}: batch is {batch}, must be at least 1")
+    if batch == 1:
+        return load(name)
+    if name not in ARCHITECTURES:
+        raise FmtpropError(
+            f"{name}: a graph has one batch size; {batch} images are possible for the built-in models only "
+            f"({', '.join(ARCHITECTURES)})"
+        )
+    architecture = ARCHITECTURES[name]
+    module = architecture.module()
+    graph = from_torch(module, torch.cat([architecture.example_input()] * batch), name=f"{name}_batch{batch}")
+    describe_weights(graph, module)
+    return graph
+
+
+def headline(environment: Environment) -> str:
+    """Return the machine and the versions in a line.
+
+    Examples
+    --------
+    >>> headline(Environment("A CPU", ("sse4_1", "avx2"), 4, 2, {"torch": "2.9"}))
+    'A CPU (avx2), 2 threads of 4 CPUs; torch 2.9'
+    """
+    isa = environment.isa[-1] if environment.isa else "instruction sets unknown"
+    versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
+    return f"{environment.cpu} ({isa}), {environment.threads} threads of {environment.cpus} CPUs; {versions}"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a text table, its first column aligned left.
+
+    Examples
+    --------
+    >>> print(table("sizes", ["what", "KB"], [["a", "1"]]).replace(" ", "."))
+    ....sizes....
+    what.......KB
+    ─────────────
+    a...........1
+    """
+    grid = Table(title=title, box=None, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    out = StringIO()
+    Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(grid)
+    return out.getvalue().rstrip("\n")
+
+
+def write_json(path: Path | None, data: Any) -> None:
+    """Write figures to a file, if one was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def tell(text: str) -> None:
+    """Say on a terminal what is going on; nothing where the errors go to a file."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
