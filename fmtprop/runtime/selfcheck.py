@@ -169,7 +169,10 @@ def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
     algorithms = {getattr(p.attrs, "alg", "") for p in node.post_ops} | {getattr(node.attrs, "alg", "")}
     positive = name == "variance" or (node.op == "eltwise" and algorithms & _POSITIVE) or "div" in algorithms
     low, high = (1, 9) if positive else (-8, 9)
-    quarters = torch.randint(low, high, desc.dims, generator=generator, dtype=torch.int8)
+    single = desc.dims
+    if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
+        single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
+    quarters = torch.randint(low, high, single, generator=generator, dtype=torch.int8).expand(desc.dims)
     return quarters.to(torch_dtype(desc.dtype)) / 4 if desc.dtype.is_floating else quarters.to(torch_dtype(desc.dtype))
 
 

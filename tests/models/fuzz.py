@@ -1,0 +1,466 @@
+"""Random models: a program of PyTorch calls over random tensors, drawn from a seed, run, and cut down when it fails.
+
+Owns what a program is, how one is drawn, compared with PyTorch and made smaller. Which calls there are is
+:mod:`tests.models.fuzz_calls`'s affair. By hand, for many seeds:
+
+    python -m tests.models.fuzz --seeds 1000:2000
+
+runs them in child processes, so that a crash costs one seed and leaves a trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fmtprop.api import Options, compile_graph
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends import from_torch
+
+#: error relative to the largest expected magnitude
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+#: refusals that are right: the import says so, with a remedy
+REFUSED = ("modifies its input", "run-time check")
+#: most elements of a tensor
+SIZE = 30_000
+#: largest magnitude
+RANGE = 1e3
+
+
+class Unfit(Exception):
+    """The call that was tried does not fit the tensors that there are."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call: ``results = function(*args)``, all by name; ``module`` holds its parameters if it has its own."""
+
+    text: str
+    function: Callable[..., Any]
+    args: tuple[str, ...]
+    results: tuple[str, ...]
+    module: nn.Module | None = None
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.results)} = {self.text}  # reads {', '.join(self.args)}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Calls in order, with the tensors that they start from and the form in which results are handed over."""
+
+    inputs: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    form: str = "tuple"
+
+    def __str__(self) -> str:
+        lines = [f"input     {n}: {t.dtype} {tuple(t.shape)} strides {t.stride()}" for n, t in self.inputs.items()]
+        lines += [f"parameter {n}: {t.dtype} {tuple(t.shape)}" for n, t in self.parameters.items()]
+        return "\n".join([*lines, *map(str, self.steps), f"return {self.form}({', '.join(self.outputs)})"])
+
+
+class Model(nn.Module):
+    """A program as a module."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        for name, tensor in program.parameters.items():
+            if tensor.dtype.is_floating_point:
+                self.register_parameter(name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+        self.children_of_steps = nn.ModuleList([s.module for s in program.steps if s.module is not None])
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        values: dict[str, Any] = dict(zip(self.program.inputs, inputs, strict=True))
+        values |= {name: getattr(self, name) for name in self.program.parameters}
+        for step in self.program.steps:
+            made = step.function(*(values[name] for name in step.args))
+            made = made if isinstance(made, tuple | list) else (made,)
+            values |= dict(zip(step.results, made, strict=True))
+        results = [values[name] for name in self.program.outputs]
+        match self.program.form:
+            case "one":
+                return results[0]
+            case "dict":
+                return {f"out_{i}": value for i, value in enumerate(results)}
+            case "nested":
+                return results[0], {"rest": results[1:]}
+        return tuple(results)
+
+
+# ---------------------------------------------------------------- drawing
+
+
+@dataclass
+class Draw:
+    """A program in the making; its tensors are computed as it grows, so that every call is known to be legal."""
+
+    rng: random.Random
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    def normal(self, shape: Sequence[int]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.rng.randrange(2**31))
+        return torch.randn(tuple(shape), generator=generator)
+
+    def input(self, tensor: torch.Tensor) -> str:
+        if len(self.inputs) >= 8:
+            raise Unfit
+        name = f"x{len(self.inputs)}"
+        self.values[name] = tensor
+        self.inputs.append(name)
+        return name
+
+    def parameter(self, tensor: torch.Tensor) -> str:
+        """Add a parameter; sometimes a used one of that shape, an input, or a computed tensor instead."""
+        same = [n for n in self.parameters if self.values[n].shape == tensor.shape]
+        if same and self.rng.random() < 0.3:
+            return self.rng.choice(same)
+        if self.rng.random() < 0.08:
+            return self.input(tensor)
+        name = f"p{len(self.parameters)}"
+        self.values[name] = tensor
+        self.parameters.append(name)
+        return self.call("p * 2", lambda p: p * 2, [name]) if self.rng.random() < 0.05 else name
+
+    def weight(self, *shape: int, positive: bool = False) -> str:
+        fan = 1
+        for size in shape[1:]:
+            fan *= size
+        tensor = self.normal(shape) / max(fan, 1) ** 0.5
+        return self.parameter(tensor.abs() + 0.5 if positive else tensor)
+
+    def pick(self, ndim: Sequence[int] = range(7), fits: Callable[[torch.Tensor], bool] = lambda t: True) -> str:
+        """Return a float tensor of one of these ranks, recent ones rather than old ones; make one where none is."""
+        found = [
+            name
+            for name, t in self.values.items()
+            if t.ndim in ndim and t.dtype == torch.float32 and name not in self.parameters and fits(t)
+        ]
+        if not found or self.rng.random() < 0.04:
+            rank = self.rng.choice(list(ndim))
+            tensor = self.normal(self.shape(rank))
+            if not fits(tensor):
+                raise Unfit
+            return self.input(self.strided(tensor))
+        return self.rng.choice(found[-4:] if self.rng.random() < 0.7 else found)
+
+    def shape(self, rank: int) -> list[int]:
+        rng = self.rng
+        batch, channels = rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3, 4, 6, 8, 8, 12, 16, 16, 17, 24, 32])
+        rest = [
+            rng.choice([1, 2, 4, 5, 7, 8]) if rank > 4 else rng.choice([1, 3, 4, 7, 8, 9, 12, 14]) for _ in range(6)
+        ]
+        if rng.random() < 0.01:
+            batch = 0
+        return [batch, channels, *rest][:rank]
+
+    def strided(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = self.rng.random()
+        if kind < 0.15 and tensor.ndim == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        if kind < 0.25 and tensor.ndim > 1:
+            return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        if kind < 0.35:
+            flat = torch.zeros(tensor.numel() + 1)
+            flat[1:] = tensor.flatten()
+            return flat[1:].view(tensor.shape)  # not aligned to more than one element
+        return tensor
+
+    def call(
+        self, text: str, function: Callable[..., Any], args: Sequence[str], module: nn.Module | None = None
+    ) -> str:
+        """Add a call; return the name of its first result."""
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = function(*(self.values[name] for name in args))
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+            raise Unfit from error
+        made = tuple(made) if isinstance(made, tuple | list) else (made,)
+        for tensor in made:
+            if tensor.numel() > SIZE or tensor.is_complex():
+                raise Unfit
+            if tensor.numel() and not bool((tensor.double().abs() < RANGE).all()):
+                raise Unfit
+        names = tuple(f"v{len(self.steps)}" + (f"_{i}" if len(made) > 1 else "") for i in range(len(made)))
+        self.steps.append(Step(text, function, tuple(args), names, module))
+        self.values |= dict(zip(names, made, strict=True))
+        return names[0]
+
+    def program(self) -> Program:
+        rng = self.rng
+        computed = [name for step in self.steps for name in step.results]
+        if not computed:
+            raise Unfit
+        outputs = [computed[-1], *(name for name in computed[:-1] if rng.random() < 0.15)][:6]
+        if rng.random() < 0.05:
+            outputs.append(outputs[0])
+        if rng.random() < 0.03:
+            outputs.append(rng.choice([*self.inputs, *self.parameters]))
+        form = rng.choice(["tuple", "tuple", "dict", "nested"]) if len(outputs) > 1 else rng.choice(["one", "tuple"])
+        return Program(
+            {name: self.values[name] for name in self.inputs},
+            {name: self.values[name] for name in self.parameters},
+            tuple(self.steps), tuple(outputs), form,
+        )  # fmt: skip
+
+
+def draw(seed: int, calls: int = 12) -> Program:
+    """Draw a program of about so many calls."""
+    from tests.models.fuzz_calls import CALLS
+
+    rng = random.Random(seed)
+    state = Draw(rng)
+    names, weights = list(CALLS), [weight for _, weight in CALLS.values()]
+    favourites = rng.sample(names, 6)
+    for _ in range(calls):
+        name = rng.choice(favourites) if rng.random() < 0.3 else rng.choices(names, weights)[0]
+        kept = (dict(state.values), list(state.inputs), list(state.parameters), list(state.steps))
+        try:
+            CALLS[name][0](state)
+        except Unfit:
+            state.values, state.inputs, state.parameters, state.steps = kept
+    if not state.steps:
+        x = state.input(state.normal([2, 3]))
+        state.call("relu", torch.relu, [x])
+    # what in-place calls did to the drawn tensors must not be in the inputs
+    return state.program()
+
+
+# ---------------------------------------------------------------- checking
+
+
+def check(program: Program, policies: Sequence[str] = ("propagate", "naive", "plain"), runs: int = 2) -> str | None:
+    """Return what is wrong with a program's compiled forms, None where all is well."""
+    model = Model(program).eval()
+    inputs = [fresh(t, 0) for t in program.inputs.values()]
+    try:
+        graph = from_torch(model, tuple(inputs))
+    except ImportModelError as error:
+        if any(text in str(error) for text in REFUSED):
+            return None
+        return f"import: {error}"
+    for policy in policies:
+        try:
+            net = compile_graph(graph, Options(policy=policy))
+            for seed in range(1, runs + 1):
+                inputs = [fresh(t, seed) for t in program.inputs.values()]
+                kept = [t.clone() for t in inputs]
+                with torch.no_grad():
+                    expected = model(*(t.clone() for t in inputs))
+                got = net(*inputs)
+                wrong = differ(got, expected)
+                if wrong and not _is_noise(model, kept, expected, program):
+                    return f"{policy}, run {seed}: {wrong}"
+                if any(not torch.equal(a, b) for a, b in zip(inputs, kept, strict=True)):
+                    return f"{policy}, run {seed}: an input was changed"
+        except Exception as error:
+            return f"{policy}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
+    return None
+
+
+def fresh(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return other numbers of the same kind, in the same strides."""
+    if seed == 0 or not tensor.dtype.is_floating_point:
+        return tensor
+    generator = torch.Generator().manual_seed(seed)
+    if seed > 1:
+        return torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+    result = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return result.copy_(torch.randn(tensor.shape, generator=generator))
+
+
+def differ(got: Any, expected: Any, scale: float = 1.0) -> str | None:
+    """Return how results differ: structure, type, shape or numbers."""
+    ours, spec = torch.utils._pytree.tree_flatten(got)
+    theirs, wanted = torch.utils._pytree.tree_flatten(expected)
+    if spec != wanted:
+        return f"structure {spec} instead of {wanted}"
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"output {index} is {a.dtype} {tuple(a.shape)}, not {b.dtype} {tuple(b.shape)}"
+        if not b.numel():
+            continue
+        if not b.dtype.is_floating_point:
+            if not torch.equal(a, b):
+                return f"output {index} ({b.dtype}) differs in {int((a != b).sum())} of {b.numel()} elements"
+            continue
+        x, y = a.double(), b.double()
+        odd = ~torch.isfinite(y)
+        if not torch.equal(x[odd].nan_to_num(7.0), y[odd].nan_to_num(7.0)):
+            return f"output {index}: {int(odd.sum())} of {b.numel()} elements are not finite in PyTorch, others here"
+        if odd.all():
+            continue
+        error = ((x - y)[~odd].abs().nan_to_num(torch.inf).max() / y[~odd].abs().max().clamp(min=1e-3)).item()
+        if error > scale * TOLERANCE[b.dtype]:
+            return f"output {index} is off by {error:.1e}"
+    return None
+
+
+def _is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, program: Program) -> bool:
+    """Tell whether PyTorch's own answer changes as much when inputs change in their last digits."""
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        moved = [
+            t * (1 + 1e-6 * torch.randn(t.shape, generator=generator)).to(t.dtype) if t.dtype.is_floating_point else t
+            for t in inputs
+        ]
+        with torch.no_grad():
+            if differ(model(*moved), expected, 0.1) is not None:
+                return True
+    return False
+
+
+# ---------------------------------------------------------------- cutting down
+
+
+def minimise(program: Program, fails: Callable[[Program], bool]) -> Program:
+    """Return a smaller program that still fails: outputs dropped, calls replaced by inputs, forms simplified."""
+    changed = True
+    while changed:
+        changed = False
+        for smaller in _smaller(program):
+            if fails(smaller):
+                program, changed = smaller, True
+                break
+    return program
+
+
+def _smaller(program: Program) -> list[Program]:
+    values = _values(program)
+    found = [replace(program, outputs=(name,), form="one") for name in program.outputs if len(program.outputs) > 1]
+    if program.form != "one" and len(program.outputs) == 1:
+        found.append(replace(program, form="one"))
+    for index in range(len(program.steps) - 1, -1, -1):
+        # results of the call before become the results of the program
+        if len(program.outputs) == 1 and program.outputs[0] in program.steps[index].results:
+            found += [replace(program, outputs=(a,)) for a in program.steps[index].args if a not in program.parameters]
+    for index in range(len(program.steps)):
+        step = program.steps[index]
+        inputs = {**program.inputs, **{name: values[name] for name in step.results}}
+        found.append(replace(program, inputs=inputs, steps=program.steps[:index] + program.steps[index + 1 :]))
+    dead = _without_dead(program)
+    found = [_without_dead(p) for p in found]
+    size = len(program.steps), len(program.outputs), program.form != "one"
+    found = [p for p in found if p.steps and (len(p.steps), len(p.outputs), p.form != "one") < size]
+    return [dead, *found] if len(dead.steps) < len(program.steps) else found
+
+
+def _values(program: Program) -> dict[str, torch.Tensor]:
+    values = {name: t.clone() for name, t in {**program.inputs, **program.parameters}.items()}
+    first: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for step in program.steps:
+            made = step.function(*(values[name] for name in step.args))
+            made = made if isinstance(made, tuple | list) else (made,)
+            values |= dict(zip(step.results, made, strict=True))
+            first |= {name: values[name].clone() for name in step.results}
+    return first
+
+
+def _without_dead(program: Program) -> Program:
+    needed, steps = set(program.outputs), []
+    for step in reversed(program.steps):
+        if needed & set(step.results) or "_(" in step.text:  # an in-place call
+            needed |= set(step.args)
+            steps.append(step)
+    keep = {n: t for n, t in program.inputs.items() if n in needed}
+    parameters = {n: t for n, t in program.parameters.items() if n in needed}
+    return replace(program, inputs=keep, parameters=parameters, steps=tuple(reversed(steps)))
+
+
+def reduced(seed: int, calls: int = 12) -> tuple[Program, str] | None:
+    """Check one seed; return the smallest failing program and what is wrong, None where all is well."""
+    program = draw(seed, calls)
+    if (wrong := check(program)) is None:
+        return None
+    kind = wrong.split(":")[1][:12] if ":" in wrong else wrong
+
+    def fails(candidate: Program) -> bool:
+        try:
+            found = check(candidate)
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
+            return False  # cutting made it illegal
+        return found is not None and (found.split(":")[1][:12] if ":" in found else found) == kind
+
+    small = minimise(program, fails)
+    return small, check(small) or wrong
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:200", help="first:end")
+    parser.add_argument("--calls", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=50, help="seeds per child process; 0 for none")
+    parser.add_argument("--raw", action="store_true", help="do not cut failures down")
+    options = parser.parse_args()
+    first, end = map(int, options.seeds.split(":"))
+    if options.batch == 0:
+        _run_here(range(first, end), options.calls, options.raw)
+        return
+    while first < end:
+        done = _run_child(first, min(first + options.batch, end), options)
+        first = done + 1
+
+
+def _run_here(seeds: Sequence[int], calls: int, raw: bool) -> None:
+    faulthandler.enable()
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", r".*run-time check.*")
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    for seed in seeds:
+        print(f"@{seed}", flush=True)
+        faulthandler.dump_traceback_later(120, exit=True)
+        if raw:
+            wrong = check(draw(seed, calls))
+            failed = None if wrong is None else (draw(seed, calls), wrong)
+        else:
+            failed = reduced(seed, calls)
+        faulthandler.cancel_dump_traceback_later()
+        if failed is not None:
+            print(f"FAILED {seed}\n{failed[0]}\n=> {failed[1]}\n", flush=True)
+
+
+def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
+    command = [sys.executable, "-m", "tests.models.fuzz", "--seeds", f"{first}:{end}", "--batch", "0"]
+    command += ["--calls", str(options.calls), *(["--raw"] if options.raw else [])]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    last, tail = first, []
+    for line in child.stdout or ():
+        if line.startswith("@"):
+            last, tail = int(line[1:]), []
+        else:
+            tail.append(line)
+            print(line, end="", flush=True)
+    if child.wait():
+        print(f"CRASHED {last}: exit code {child.returncode}\n{draw(last, options.calls)}", flush=True)
+        return last
+    print(f"done to {end}", flush=True)
+    return end - 1
+
+
+if __name__ == "__main__":
+    from tests.models import fuzz  # the module that the calls import, not a second one named __main__
+
+    fuzz.main()
