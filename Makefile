@@ -12,8 +12,9 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-# One test process per core, each with one thread: OpenMP threads that wait for each other would starve.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One test process per core, each with one thread: OpenMP threads that wait for each other would starve. The tests that
+# are about threads set their own number, and wait without spinning.
+TEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
 .PHONY: help
 help: ## Show this help

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import resource
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -31,8 +32,17 @@ class Small(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    """Run this file with two threads, whatever the suite runs with: pools, forks and scratchpads are about them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def small() -> tuple[nn.Module, fp.CompiledModel, torch.Tensor]:
+def small(two_threads: None) -> tuple[nn.Module, fp.CompiledModel, torch.Tensor]:
     torch.manual_seed(1)
     module = Small().eval()
     x = torch.randn(2, 3, 12, 12)
