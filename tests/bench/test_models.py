@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop.bench import TorchEager
+from fmtprop.bench.models import choose_peers, race
+from fmtprop.errors import FmtpropError
+from fmtprop.frontends import from_torch, load
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_everyone_gets_the_same_weights_and_inputs():
+    seen = []
+
+    class Watcher(TorchEager):
+        def prepare(self, module, example_inputs, threads):
+            seen.append((module, example_inputs, threads))
+            return super().prepare(module, example_inputs, threads)
+
+    told = []
+    result = race(
+        load("chain"), [Watcher()], threads=1, rounds=2, progress=lambda what, done, total: told.append((what, done))
+    )
+    ((module, inputs, threads),) = seen
+    assert threads == 1 == result.environment.threads == torch.get_num_threads()
+    weights = load("chain")
+    assert sum(p.numel() for p in module.parameters()) == sum(n.results[0].size for n in weights if n.op == "constant")
+    assert [tuple(x.shape) for x in inputs] == [(1, 3, 32, 32)]
+    assert [entry.name for entry in result.entries] == ["fmtprop", "torch"]
+    assert result.failures == () and result["fmtprop"].speedup is not None
+    assert told[0] == ("compiling", 0) and told[-1] == ("timing", 4)
+
+
+def test_nested_arguments_and_results_are_flattened():
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"sum": x + more["y"], "relu": x.relu()}
+
+    graph = from_torch(Net().eval(), (torch.randn(2, 3), {"y": torch.randn(2, 3)}))
+    result = race(graph, [TorchEager()], rounds=1)
+    assert result.failures == ()
+    assert graph.structure, "the graph itself keeps its structure"
+
+
+def test_text_names_machine_figures_and_disagreements():
+    class Wrong(TorchEager):
+        name = "wrong"
+
+        def prepare(self, module, example_inputs, threads):
+            return lambda *inputs: 2 * module(*inputs) + 1
+
+    text = race(load("chain"), [TorchEager(), Wrong()], rounds=1).to_text()
+    assert "speed-up over torch" in text and "threads of" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("│ wrong")]
+    assert row.count("not timed") == 2
+    assert "wrong disagrees with the oracle and was not timed: output 0: largest relative error" in text
+
+
+def test_peers_are_checked_before_the_work():
+    with pytest.raises(FmtpropError, match="no peer to compare with; give at least one, such as torch"):
+        choose_peers([])
+    with pytest.raises(FmtpropError, match="no peer to compare with"):
+        race(load("chain"), [])
+    with pytest.raises(FmtpropError, match="peer 'torch' is given twice"):
+        choose_peers(["torch", "torch"])
+    with pytest.raises(FmtpropError, match="unknown peer 'tflite'; known peers: torch"):
+        choose_peers(["tflite"])
+
+
+@pytest.mark.peers
+def test_the_other_runtimes():
+    names = ["torch", "onnxruntime", "openvino"]
+    result = race(load("residual"), choose_peers(names), rounds=1, repeats=1)
+    assert result.failures == ()
+    assert set(result.environment.versions) >= {"onnxruntime", "openvino"}

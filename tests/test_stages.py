@@ -1,0 +1,67 @@
+"""The graph on its way: which stages there are, what is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from fmtprop import dnnl
+from fmtprop.errors import FmtpropError, GraphError
+from fmtprop.frontends import load
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.stages import normalise, snapshots
+
+
+def test_every_pass_in_order():
+    shots = snapshots(load("residual"), passes=True)
+    assert [shot.after for shot in shots] == ["", *(step.name for step in NORMALISE), "assign-formats"]
+    assert [shot.stage for shot in shots] == ["imported", *["normal"] * len(NORMALISE), "formatted"]
+    verify(shots[-2].graph, Stage.NORMAL)
+    verify(shots[-1].graph, Stage.FORMATTED)
+
+
+@pytest.mark.parametrize("stage", ["imported", "normal", "formatted"])
+def test_the_last_alone(stage):
+    (shot,) = snapshots(load("chain"), stage)
+    assert shot.stage == stage
+    assert any(node.descs for node in shot.graph) == (stage == "formatted")
+
+
+def test_the_graph_given_stays_as_it_is():
+    graph = load("chain")
+    before = [(node, graph.inputs(node.name)) for node in graph]
+    snapshots(graph, policy="naive")
+    assert [(node, graph.inputs(node.name)) for node in graph] == before
+
+
+def test_titles():
+    assert [shot.title for shot in snapshots(load("chain"), passes=True)][:2] == [
+        "imported",
+        "normal, after remove-identities",
+    ]
+
+
+def test_what_is_shown_is_what_is_compiled():
+    from fmtprop.api import Options, compile_graph
+
+    net = compile_graph(load("residual"), Options(policy="naive"))
+    (shown,) = snapshots(load("residual"), policy="naive")
+    assert [(n.name, n.op, n.descs) for n in shown.graph] == [(n.name, n.op, n.descs) for n in net.graph]
+
+
+def test_bf16_or_a_warning(monkeypatch):
+    monkeypatch.setattr(dnnl, "supports", lambda dtype: True)
+    lowered = []
+    _, precision = normalise(load("chain"), "bf16", lambda name, graph: lowered.append(name))
+    assert (precision, lowered[-1]) == ("bf16", "lower-precision")
+    monkeypatch.setattr(dnnl, "supports", lambda dtype: False)
+    with pytest.warns(RuntimeWarning, match=r"oneDNN has no bf16 on this CPU \(.+\): compute-intensive ops run in f32"):
+        _, precision = normalise(load("chain"), "bf16")
+    assert precision == "f32"
+
+
+def test_unknown_stage_and_policy():
+    with pytest.raises(FmtpropError, match="unknown stage 'last'; known: imported, normal, formatted"):
+        snapshots(load("chain"), "last")
+    with pytest.raises(GraphError, match="unknown policy 'fast'; known: plain"):
+        snapshots(load("chain"), policy="fast")
