@@ -101,7 +101,7 @@ def _builtin(name: str) -> Path:
     try:
         return builtin_path(name)
     except GraphError as error:
-        raise ImportModelError(f"{error}. A file has an extension: {_KINDS}") from error
+        raise ImportModelError(f"{error} (a file has an extension: {_KINDS})") from error
 
 
 def _check_file(file: Path) -> None:

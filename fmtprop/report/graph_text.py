@@ -36,8 +36,8 @@ def graph_text(graph: Graph, title: str = "") -> str:
     Examples
     --------
     >>> from fmtprop.frontends import load
-    >>> print(graph_text(load("chain")).splitlines()[1])
-    x       input                                          f32[1,3,32,32]
+    >>> print(graph_text(load("chain")).splitlines()[0])
+    chain: 7 nodes; 1 convolution, 1 relu, 1 pooling
     """
     heading = f"{graph.name}{', ' if title else ''}{title}: {len(graph)} nodes"
     counts = ", ".join(f"{count} {op}" for op, count in op_counts(graph).most_common())
