@@ -162,7 +162,7 @@ def call_in_process(name: str, function: Callable[[], Any]) -> Any:
     name : str
         For messages.
     function : callable
-        Picklable, as is its result.
+        Picklable, as is its result; torch tensors go through files, since their memory ends with the process.
 
     Returns
     -------
