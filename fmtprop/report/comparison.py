@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -45,9 +46,10 @@ class Comparison:
         )
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return the comparison as JSON; also write it when a path is given."""
-        rows = [{**asdict(report), "error": error} for report, error in zip(self.reports, self.errors, strict=True)]
-        text = json.dumps({"schema": SCHEMA, "policies": rows}, indent=1)
+        """Return the comparison as JSON; also write it when a path is given. An error that is no number is null."""
+        errors = [error if math.isfinite(error) else None for error in self.errors]
+        rows = [{**asdict(report), "error": error} for report, error in zip(self.reports, errors, strict=True)]
+        text = json.dumps({"schema": SCHEMA, "policies": rows}, indent=1, allow_nan=False)
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text

@@ -30,7 +30,9 @@ def test_failures_say_policy_error_and_tolerance():
 
 @pytest.mark.parametrize("error", [float("nan"), float("inf")])
 def test_what_cannot_be_compared_has_failed(error):
-    assert len(Comparison.of([report("plain")], [error]).failures) == 1
+    comparison = Comparison.of([report("plain")], [error])
+    assert len(comparison.failures) == 1
+    assert json.loads(comparison.to_json())["policies"][0]["error"] is None
 
 
 def test_verdict_is_in_both_texts():
