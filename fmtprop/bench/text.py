@@ -36,7 +36,7 @@ def benchmark_text(benchmark: Benchmark) -> str:
     out = StringIO()
     console = Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
     console.print(Group(_environment(benchmark), table, *benchmark.failures))
-    return out.getvalue()
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"  # rich pads titles
 
 
 def _environment(benchmark: Benchmark) -> str:

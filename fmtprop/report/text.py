@@ -155,7 +155,7 @@ def _fallbacks(report: Report) -> Table:
 def _render(content: RenderableType) -> str:
     out = StringIO()
     Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(content)
-    return out.getvalue()
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"  # rich pads titles
 
 
 def _share(report: Report) -> float:

@@ -1,0 +1,37 @@
+"""The Python code in the documents runs as it stands, and gives what they say."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
+
+
+def test_tutorial() -> None:
+    failed, attempted = doctest.testfile(str(ROOT / "docs" / "tutorial.md"), module_relative=False, optionflags=OPTIONS)
+    assert attempted > 20
+    assert failed == 0
+
+
+def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks build on each other; a few names in them are the reader's own."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {
+        "array": np.ones((2, 17, 5, 7), np.float32),
+        "model": torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval(),
+        "example": torch.randn(1, 3, 8, 8),
+        "x": torch.randn(1, 3, 8, 8),
+    }
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert len(blocks) == 3
+    assert (tmp_path / "net.json").exists()
+    torch.testing.assert_close(names["y"], names["model"](names["x"]))
