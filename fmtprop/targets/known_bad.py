@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fmtprop.ir.node import Node
+from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request
 
 Version = tuple[int, ...]
@@ -35,9 +36,9 @@ class KnownBad:
     why: str
 
 
-def _resampling_with_tail_on_blocked(node: Node, request: Request, impl: str) -> bool:
+def _resampling_with_tail_not_row_major(node: Node, request: Request, impl: str) -> bool:
     tail = any(post_op.op in ("sum", "binary") for post_op in node.post_ops)
-    return node.op == "resampling" and tail and not request["src"].is_plain
+    return node.op == "resampling" and tail and request["src"] != plain(request["src"])
 
 
 def _binary_tail_not_dense(node: Node, request: Request, impl: str) -> bool:
@@ -49,8 +50,8 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     KnownBad(
         (3, 0),
         (3, 4),
-        _resampling_with_tail_on_blocked,
-        "resampling with sum or binary post-ops on non-plain formats gives wrong results",
+        _resampling_with_tail_not_row_major,
+        "resampling with sum or binary post-ops gives wrong results in any format but row-major",
     ),
     KnownBad(
         (3, 0),

@@ -87,12 +87,16 @@ class OneDnnTarget:
                 raise
             self.declined.append((node.label, str(error)))
             return
-        pd: dnnl.PrimitiveDesc | None = lowering.pd
-        while pd is not None:
+        seen: set[object] = set()
+        for pd in lowering.pd.implementations():
             candidate = self._candidate(node, declaration, request, lowering, pd)
-            if candidate is not None:
+            if candidate is None:
+                continue
+            # oneDNN names an implementation again where its primitive cache knows an earlier one
+            identity = (candidate.impl, tuple(candidate.operands.values()), candidate.results)
+            if identity not in seen:
+                seen.add(identity)
                 yield candidate
-            pd = pd.next_impl()
 
     def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
         tail = dnnl.PostOps()
@@ -101,7 +105,7 @@ class OneDnnTarget:
             if post_op.op == "eltwise":
                 tail.append_eltwise(f"eltwise_{attrs['alg']}", attrs["alpha"], attrs["beta"])
             elif post_op.op == "sum":
-                tail.append_sum(1.0)
+                tail.append_sum(attrs["scales"][0])
             elif post_op.op == "binary" and post_op.operand is not None:
                 tail.append_binary(f"binary_{attrs['alg']}", natives[post_op.operand])
             else:
