@@ -1,0 +1,335 @@
+"""The oneDNN target: what it offers, what it keeps, what it leaves out and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from fmtprop import dnnl
+from fmtprop.errors import DnnlError, GraphError, PlanError
+from fmtprop.ir.node import PostOp
+from fmtprop.ir.op import opdef
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.pooling import Pooling
+from fmtprop.ops.prelu import Prelu
+from fmtprop.ops.reorder import Reorder
+from fmtprop.ops.resampling import Resampling
+from fmtprop.ops.sum import Sum
+from fmtprop.runtime import selfcheck
+from fmtprop.runtime.plan import Access, Step
+from fmtprop.targets import OneDnnTarget, onednn
+from fmtprop.targets.arguments import arguments
+from fmtprop.targets.known_bad import known_bad
+from tests.targets.nodes import chosen, convolution, node_of, request
+
+RELU = PostOp("eltwise", Eltwise("relu"))
+IMAGE = (2, 16, 12, 12)
+
+
+@pytest.fixture
+def target() -> OneDnnTarget:
+    return OneDnnTarget()
+
+
+def step_of(node) -> Step:
+    """Return the step of a chosen node, without a plan."""
+    operands = {name: Access(0, desc) for name, desc in node.choice.operands.items()}
+    return Step(node, operands, tuple(Access(0, d) for d in node.descs), None, dnnl.Primitive(node.choice.handle))
+
+
+# ---------------------------------------------------------------- offers
+
+
+def test_any_becomes_concrete_and_the_best_comes_first(target):
+    node, formats = convolution()
+    offers = list(target.candidates(node, request(node, formats)))
+    assert len(offers) > 1
+    for offer in offers:
+        assert set(offer.operands) == {"src", "weights", "bias"}
+        assert all(desc.kind != "any" for desc in (*offer.operands.values(), *offer.results))
+        assert offer.target == "onednn"
+        assert offer.is_ref == offer.impl.startswith("ref") == offer.handle.is_reference
+    assert not offers[0].is_ref
+    # what oneDNN itself would take
+    assert [offer.handle.index for offer in offers] == sorted(offer.handle.index for offer in offers)
+    assert offers[0].handle.index == 0
+
+
+def test_a_concrete_request_is_served_as_asked(target):
+    node, formats = convolution()
+    plain = MemoryDesc((2, 16, 10, 10), "f32")
+    for offer in target.candidates(node, request(node, {**formats, "src": plain})):
+        assert offer.operands["src"] == plain
+
+
+def test_implementations_are_asked_for_one_by_one(target, monkeypatch):
+    asked: list[str] = []
+    honest = target._candidate
+    monkeypatch.setattr(target, "_candidate", lambda *args: asked.append(args[-1].impl) or honest(*args))
+    node, formats = convolution()
+    answers = target.candidates(node, request(node, formats))
+    assert asked == []
+    first = next(iter(answers))
+    assert asked == [first.impl]
+    rest = list(answers)
+    assert rest[0] is first
+    assert len(asked) == len(rest)
+
+
+def test_equal_questions_share_one_answer(target):
+    node, formats = convolution()
+    other = node.with_(name="conv_2", origin="elsewhere")
+    first = next(iter(target.candidates(node, request(node, formats))))
+    assert next(iter(target.candidates(other, request(other, formats)))).handle is first.handle
+    tailed = node.with_(post_ops=(RELU,))
+    assert next(iter(target.candidates(tailed, request(tailed, formats)))).handle is not first.handle
+
+
+def test_offers_end_although_their_primitives_are_made_on_the_way(target):
+    """OneDNN's iterator goes back to the start for what its primitive cache holds."""
+    node, formats = convolution()
+    offers = []
+    for offer in target.candidates(node, request(node, formats)):
+        offers.append((offer.impl, *offer.results))
+        dnnl.Primitive(offer.handle)
+        assert len(offers) < 50
+    assert len(set(offers)) == len(offers)
+    again = [(offer.impl, *offer.results) for offer in OneDnnTarget().candidates(node, request(node, formats))]
+    assert again == offers
+
+
+# ---------------------------------------------------------------- post-ops
+
+
+def test_a_sum_reads_the_format_of_dst(target):
+    node, formats = convolution(post_ops=[PostOp("sum", Sum((1.0,)), "post_op_0"), RELU])
+    residual = MemoryDesc.any((2, 32, 10, 10), "f32")
+    for offer in target.candidates(node, request(node, {**formats, "post_op_0": residual})):
+        assert offer.operands["post_op_0"] == offer.results[0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_sum_scales_what_it_adds(target, scale):
+    node, formats = convolution(post_ops=[PostOp("sum", Sum((scale,)), "post_op_0")])
+    residual = MemoryDesc.any((2, 32, 10, 10), "f32")
+    step = step_of(chosen(target, node, {**formats, "post_op_0": residual}))
+    assert selfcheck.check_step(step) is None
+
+
+def test_a_binary_tail_comes_in_the_format_asked_for_or_in_onednns(target):
+    node, formats = convolution(post_ops=[PostOp("binary", Binary("add"), "post_op_0")])
+    plain = MemoryDesc((1, 32, 1, 1), "f32")
+    assert chosen(target, node, {**formats, "post_op_0": plain}).choice.operands["post_op_0"] == plain
+    wanted = MemoryDesc.any((2, 32, 10, 10), "f32")
+    free = chosen(target, node, {**formats, "post_op_0": wanted})
+    assert free.choice.operands["post_op_0"].kind == "blocked"
+    assert selfcheck.check_step(step_of(free)) is None
+
+
+def test_a_tail_that_onednn_has_not_is_refused_by_name(target):
+    node, formats = convolution(post_ops=[PostOp("prelu", Prelu(), "post_op_0")])
+    slope = MemoryDesc((1, 32, 1, 1), "f32")
+    with pytest.raises(GraphError, match=r"node conv_1 \(convolution\): oneDNN has no post-op 'prelu'"):
+        list(target.candidates(node, request(node, {**formats, "post_op_0": slope})))
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_what_onednn_declines_is_recorded_with_its_words(target):
+    node = node_of("pooling", Pooling("max", (2, 2), (2, 2), (0, 0), (0, 0), (0, 0)), {"src": TensorType(IMAGE)})
+    ask = {"src": MemoryDesc(IMAGE, "f32"), "dst": MemoryDesc((2, 16, 6, 6), "f32", tag="aBcd8b")}
+    fast = [offer for offer in target.candidates(node, ask) if not offer.is_ref]
+    assert fast == []
+    blocked = {"src": MemoryDesc.any(IMAGE, "f32"), "dst": ask["dst"]}  # of a pooling, src must be given
+    assert list(target.candidates(node, blocked)) == []
+    label, message = target.declined[-1]
+    assert label == "node pool_1 (pooling)"
+    assert "dnnl_pooling_forward_primitive_desc_create" in message
+
+
+def test_failures_are_not_refusals(target, monkeypatch):
+    node, formats = convolution()
+
+    def fail(*_):
+        raise DnnlError("dnnl_convolution_forward_primitive_desc_create", "out_of_memory", "details", "")
+
+    declaration = opdef("convolution")
+    monkeypatch.setattr(onednn, "opdef", lambda op: type("Failing", (), {"primitive": fail, "name": declaration.name}))
+    with pytest.raises(DnnlError, match="out_of_memory"):
+        list(target.candidates(node, request(node, formats)))
+    assert target.declined == []
+
+
+def test_an_op_without_a_primitive_has_no_candidates(target):
+    node = node_of("reshape", opdef("reshape").attrs((4, 6)), {"src": TensorType((2, 12))})
+    assert list(target.candidates(node, {"src": MemoryDesc((2, 12), "f32")})) == []
+    assert opdef("aten").primitive is None
+
+
+# ---------------------------------------------------------------- data types
+
+
+@pytest.mark.parametrize("dtype", ["f64", "s64", "s32", "boolean"])
+def test_other_types_than_floats_are_left_to_the_reference_target(target, dtype):
+    node = node_of("pooling", Pooling("max", (2, 2), (2, 2), (0, 0), (0, 0), (0, 0)), {"src": TensorType(IMAGE, dtype)})
+    assert list(target.candidates(node, request(node, {"src": MemoryDesc(IMAGE, dtype)}))) == []
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "served"),
+    [
+        ("f32", "f32", True),
+        ("f32", "bf16", True),
+        ("bf16", "f32", True),
+        ("s8", "s8", True),
+        ("s32", "s32", True),
+        ("s64", "s64", False),
+        ("f64", "f64", False),
+        ("s8", "u8", False),  # oneDNN saturates where PyTorch wraps
+        ("f32", "s8", False),  # oneDNN rounds where PyTorch truncates
+        ("f32", "f64", False),
+    ],
+)
+def test_reorders_of_types(target, src, dst, served):
+    attrs = Reorder("" if src == dst else dst)
+    node = node_of("reorder", attrs, {"src": TensorType(IMAGE, src)})
+    ask = {"src": MemoryDesc(IMAGE, src), "dst": MemoryDesc(IMAGE, dst, tag="acdb")}
+    offers = list(target.candidates(node, ask))
+    assert bool(offers) is served
+    assert all((offer.operands["src"], offer.results[0]) == tuple(ask.values()) for offer in offers)
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+def test_a_product_of_bf16_may_store_f32(target):
+    node, formats = convolution(dtype="bf16")
+    node = node.with_(results=(TensorType(node.results[0].dims, "f32"),))
+    best = chosen(target, node, formats)
+    assert not best.choice.handle.is_reference
+    assert selfcheck.check_step(step_of(best)) is None
+
+
+# ---------------------------------------------------------------- routed around
+
+
+def test_a_rejected_implementation_is_not_offered_again(target):
+    node, formats = convolution()
+    first = chosen(target, node, formats)
+    target.reject(first)
+    offers = list(target.candidates(node, request(node, formats)))
+    assert offers
+    assert all((offer.impl, offer.results) != (first.choice.impl, first.descs) for offer in offers)
+    second = chosen(target, node, formats)
+    target.reject(second)
+    assert chosen(target, node, formats).choice.impl not in (first.choice.impl, second.choice.impl)
+
+
+def test_rejecting_is_about_one_problem_only(target):
+    node, formats = convolution()
+    target.reject(chosen(target, node, formats))
+    other, others = convolution(channels=24)
+    assert chosen(target, other, others).choice.impl == chosen(OneDnnTarget(), other, others).choice.impl
+
+
+def test_rejecting_a_node_without_a_choice_changes_nothing(target):
+    node, formats = convolution()
+    target.reject(node)
+    assert chosen(target, node, formats).choice.impl == chosen(OneDnnTarget(), node, formats).choice.impl
+
+
+def resampling(tag: str, tail: str = "binary"):
+    node = node_of(
+        "resampling",
+        Resampling("nearest", (12, 12)),
+        {"src": TensorType((2, 16, 6, 6))},
+        {"binary": [PostOp("binary", Binary("add"), "post_op_0")], "eltwise": [RELU]}[tail],
+    )
+    formats = {"src": MemoryDesc((2, 16, 6, 6), "f32", tag=tag)}
+    return node, formats | ({"post_op_0": MemoryDesc(IMAGE, "f32", tag=tag)} if tail == "binary" else {})
+
+
+@pytest.mark.parametrize(
+    ("version", "tag", "tail", "bad"),
+    [
+        ((3, 2, 0), "aBcd8b", "binary", True),
+        ((3, 2, 0), "acdb", "binary", True),
+        ((3, 2, 0), "abcd", "binary", False),
+        ((3, 2, 0), "aBcd8b", "eltwise", False),
+        ((3, 4, 0), "aBcd8b", "binary", False),
+        ((3, 0, 0), "aBcd8b", "binary", True),
+    ],
+)
+def test_known_bad_resampling(version, tag, tail, bad):
+    node, formats = resampling(tag, tail)
+    why = known_bad(version, node, formats, "simple:any")
+    assert (why is not None) is bad
+    assert why is None or "resampling" in why
+
+
+def test_known_bad_binary_tail():
+    node, formats = convolution(post_ops=[PostOp("binary", Binary("add"), "post_op_0")])
+    dense = MemoryDesc((2, 32, 10, 10), "f32", tag="acdb")
+    gaps = MemoryDesc((2, 32, 10, 10), "f32", strides=(6400, 200, 20, 1))
+    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": dense}, "brgconv:avx2") is None
+    assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps}, "brgconv:avx2")
+    assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}, "brgconv:avx2") is None
+
+
+affected = pytest.mark.skipif(
+    not (3, 0) <= dnnl.lib().version < (3, 4), reason="this oneDNN version does not have the defect"
+)
+
+
+@affected
+@pytest.mark.parametrize("tag", ["aBcd8b", "acdb"])
+def test_known_bad_is_not_offered(target, tag):
+    node, formats = resampling(tag)
+    assert list(target.candidates(node, request(node, formats))) == []
+
+
+@affected
+@pytest.mark.parametrize("tag", ["aBcd8b", "acdb"])
+def test_known_bad_is_bad_and_the_plans_own_check_would_find_it(target, monkeypatch, tag):
+    monkeypatch.setattr(onednn, "known_bad", lambda *_: None)
+    node, formats = resampling(tag)
+    error = selfcheck.check_step(step_of(chosen(target, node, formats)))
+    assert error is not None
+    assert error > 0.5
+
+
+# ---------------------------------------------------------------- costs and arguments
+
+
+def test_reorder_costs_grow_with_the_bytes():
+    target = OneDnnTarget()
+    small, large = MemoryDesc((1, 16, 8, 8), "f32"), MemoryDesc((1, 16, 80, 80), "f32")
+    last = MemoryDesc((1, 16, 80, 80), "f32", tag="acdb")
+    assert target.reorder_cost(small, small) == 0.0
+    small_cost = target.reorder_cost(small, MemoryDesc((1, 16, 8, 8), "f32", tag="acdb"))
+    assert 0 < small_cost < target.reorder_cost(large, last)
+    assert target.reorder_cost(large, MemoryDesc((1, 16, 80, 80), "f32", strides=(102400, 0, 80, 1))) is None
+
+
+def test_arguments_name_every_operand_and_result(target):
+    node, formats = convolution(
+        post_ops=[PostOp("binary", Binary("add"), "post_op_0"), RELU],
+    )
+    best = chosen(target, node, {**formats, "post_op_0": MemoryDesc((1, 32, 1, 1), "f32")})
+    found = {name: number for name, number, _ in arguments(best, best.choice.handle)}
+    assert found == {
+        "src": dnnl.Arg.SRC,
+        "weights": dnnl.Arg.WEIGHTS,
+        "bias": dnnl.Arg.BIAS,
+        "dst": dnnl.Arg.DST,
+        "post_op_0": dnnl.Arg.ATTR_MULTIPLE_POST_OP(0) | dnnl.Arg.SRC_1,
+    }
+
+
+def test_an_operand_that_the_primitive_has_not_is_named(target):
+    node, formats = convolution()
+    bare = chosen(target, node, {name: desc for name, desc in formats.items() if name != "bias"})
+    choice = chosen(target, node, formats).choice
+    with pytest.raises(PlanError, match=r"takes no argument \d+ for operand bias"):
+        arguments(bare.with_(choice=choice), bare.choice.handle)

@@ -1,0 +1,74 @@
+"""The reference target: any op, on strided formats, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.reorder import Reorder
+from fmtprop.targets import ReferenceTarget
+from tests.targets.nodes import convolution, node_of, request
+
+DIMS = (2, 16, 6, 6)
+PLAIN = MemoryDesc(DIMS, "f32")
+LAST = MemoryDesc(DIMS, "f32", tag="acdb")
+BLOCKED = MemoryDesc(DIMS, "f32", tag="aBcd8b")
+TYPES = {"src": TensorType(DIMS)}
+
+
+def offers(node, ask):
+    return list(ReferenceTarget().candidates(node, ask))
+
+
+def test_there_is_one_way_and_it_is_torch():
+    node, formats = convolution()
+    (offer,) = offers(node, request(node, formats))
+    assert (offer.target, offer.impl, offer.is_ref, offer.handle) == ("reference", "torch", False, None)
+    assert offer.cost > 0
+
+
+def test_any_becomes_row_major():
+    node, formats = convolution()
+    (offer,) = offers(node, request(node, formats))
+    assert offer.operands == {name: MemoryDesc(desc.dims, desc.dtype) for name, desc in formats.items()}
+    assert offer.results == (MemoryDesc((2, 32, 10, 10), "f32"),)
+
+
+def test_strides_are_taken_as_they_are():
+    node = node_of("eltwise", Eltwise("relu"), TYPES)
+    gaps = MemoryDesc(DIMS, "f32", strides=(1152, 72, 12, 2))
+    (offer,) = offers(node, {"src": gaps, "dst": LAST})
+    assert (offer.operands["src"], offer.results) == (gaps, (LAST,))
+
+
+def test_blocked_operands_are_asked_for_row_major():
+    node = node_of("eltwise", Eltwise("relu"), TYPES)
+    (offer,) = offers(node, {"src": BLOCKED, "dst": MemoryDesc.any(DIMS, "f32")})
+    assert (offer.operands["src"], offer.results) == (PLAIN, (PLAIN,))
+
+
+def test_a_blocked_result_is_refused_rather_than_replaced():
+    node = node_of("eltwise", Eltwise("relu"), TYPES)
+    assert offers(node, {"src": PLAIN, "dst": BLOCKED}) == []
+
+
+@pytest.mark.parametrize(("src", "dst", "count"), [(PLAIN, LAST, 1), (BLOCKED, PLAIN, 0), (PLAIN, BLOCKED, 0)])
+def test_a_reorder_of_blocks_is_not_torchs(src, dst, count):
+    assert len(offers(node_of("reorder", Reorder(), TYPES), {"src": src, "dst": dst})) == count
+
+
+def test_any_type_is_converted():
+    node = node_of("reorder", Reorder("s64"), TYPES)
+    wide = MemoryDesc(DIMS, "s64", tag="acdb")
+    (offer,) = offers(node, {"src": PLAIN, "dst": wide})
+    assert offer.results == (wide,)
+
+
+def test_reorder_costs():
+    target = ReferenceTarget()
+    assert target.reorder_cost(PLAIN, PLAIN) == 0.0
+    assert target.reorder_cost(PLAIN, LAST) > 0
+    assert target.reorder_cost(PLAIN, BLOCKED) is None
+    assert target.reorder_cost(BLOCKED, PLAIN) is None
