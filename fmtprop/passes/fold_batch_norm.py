@@ -126,12 +126,13 @@ def _scale_weights(graph: Graph, producer: Node, affine: _Affine) -> bool:
     channels = producer.results[0].dims[1]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     rows = scale.reshape(_rows_shape(producer, weights, channels))
-    new_weights = (weights.double() * rows).to(weights.dtype)
+    # the product is made in f64 and rounded once, without a temporary of that size
+    new_weights = torch.mul(weights, rows, out=torch.empty_like(weights))
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
     bias_dtype = weights.dtype if bias is None else bias.dtype
     new_bias = (old_bias * scale + shift).to(bias_dtype)
-    # A sum in f64 is finite exactly where every summand is: one pass, no temporary.
-    if not (new_weights.sum(dtype=torch.float64) + new_bias.sum(dtype=torch.float64)).isfinite():
+    # A sum is finite only where every summand is: one pass, no temporary.
+    if not (new_weights.sum() + new_bias.sum()).isfinite():
         return False
     if producer.op == "matmul":
         new_bias = new_bias.reshape(1, channels)
