@@ -34,7 +34,6 @@ from fmtprop.bench.contenders import Contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import as_module
-from fmtprop.ir.graph import Graph
 from fmtprop.passes.policies import POLICIES
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.plan import Home, Plan
@@ -131,11 +130,11 @@ def live_activations(plan: Plan) -> int:
 
 
 def parse_status(text: str, field: str) -> int:
-    """Return a field of a ``/proc`` status file in bytes.
+    r"""Return a field of a ``/proc`` status file in bytes.
 
     Examples
     --------
-    >>> parse_status("VmHWM:\\t    200 kB\\nVmRSS:\\t    100 kB\\n", "VmRSS")
+    >>> parse_status("VmHWM:\t    200 kB\nVmRSS:\t    100 kB\n", "VmRSS")
     102400
     """
     for line in text.splitlines():

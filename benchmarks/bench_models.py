@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.common import add_options, batched, headline, table, tell, write_json
 from fmtprop.bench import Benchmark, Entry, Quartiles
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     rounds=options.rounds,
                     repeats=options.repeats,
                     seed=options.seed,
-                    progress=lambda what, done, total, model=model: tell(f"{model}: {what} {done}/{total}"),
+                    progress=partial(_tell_progress, model),
                 )
             except FmtpropError as error:
                 print(f"\n{model}, batch {batch}: {error}", file=sys.stderr)
@@ -201,6 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append(_record(model, batch, benchmark))
             write_json(options.json, results)  # after each model: hours of figures survive the last one's failure
     return int(failed)
+
+
+def _tell_progress(model: str, what: str, done: int, total: int) -> None:
+    tell(f"{model}: {what} ({done} of {total} turns)")
 
 
 def _record(model: str, batch: int, benchmark: Benchmark) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from io import StringIO
@@ -102,11 +103,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     Examples
     --------
-    >>> print(table("sizes", ["what", "KB"], [["a", "1"]]).replace(" ", "."))
-    ....sizes....
-    what.......KB
-    ─────────────
-    a...........1
+    >>> [line.rstrip() for line in table("size", ["what", "KB"], [["a", "1"]]).splitlines()]
+    ['  size', 'what  KB', 'a      1']
     """
     grid = Table(title=title, box=None, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
@@ -119,10 +117,18 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Write figures to a file, if one was asked for."""
+    """Write figures to a file, if one was asked for; infinite errors become null, since JSON has no infinity."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def tell(text: str) -> None:

@@ -1,0 +1,120 @@
+"""A process for each contender: paired turns, quiet ends, and what happens to those that are wrong, absent or dead."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from fmtprop.bench import Agreement
+from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes, settle
+from fmtprop.errors import FmtpropError
+
+PASSED = Agreement(True, 0.0, 1e-4)
+
+
+def prepare_good(parent: int) -> Prepared:
+    assert os.getpid() != parent, "a contender must not run in the parent"
+    return Prepared(partial(sum, range(1000)), PASSED, {"good": "1.0"})
+
+
+def prepare_wrong() -> Prepared:
+    return Prepared(_never, Agreement(False, 0.5, 1e-4, "output 0 is wrong"), {"wrong": "2.0"})
+
+
+def prepare_absent() -> Prepared:
+    raise FmtpropError("package 'absent' is not installed")
+
+
+def prepare_mortal() -> Prepared:
+    return Prepared(partial(os._exit, 7), PASSED)
+
+
+def refuse() -> None:
+    raise FmtpropError("no such thing")
+
+
+def _never() -> None:
+    """Take its turn; a contender that is wrong is warmed up, but has none."""
+
+
+def test_only_those_that_agree_have_figures() -> None:
+    said: list[tuple[str, int, int]] = []
+    contenders: dict[str, Callable[[], Prepared]] = {
+        "good": partial(prepare_good, os.getpid()),
+        "wrong": prepare_wrong,
+        "absent": prepare_absent,
+    }
+    result = interleave_processes(
+        contenders, reference="good", rounds=3, repeats=2, threads=1, progress=lambda *what: said.append(what)
+    )
+    good, wrong, absent = result.entries
+    assert len(good.milliseconds) == 3 and good.speedup is not None and good.speedup.median == 1.0
+    assert wrong.latency is None and wrong.speedup is None and wrong.agreement.message == "output 0 is wrong"
+    assert absent.latency is None and absent.agreement.message == "cannot run here: package 'absent' is not installed"
+    assert math.isinf(absent.agreement.error)
+    assert result.environment.versions["good"] == "1.0" and result.environment.threads == 1
+    assert [what for what, _, _ in said] == ["preparing good", "preparing wrong", "preparing absent", *["timing"] * 3]
+    assert said[-1] == ("timing", 3, 3)
+
+
+def test_a_dead_contender_is_an_error() -> None:
+    message = "^the process of mortal ended with exit code 7; what it printed says why$"
+    with pytest.raises(FmtpropError, match=message):
+        interleave_processes({"mortal": prepare_mortal}, reference="mortal", rounds=1)
+
+
+def test_call_in_process() -> None:
+    assert call_in_process("elsewhere", os.getpid) != os.getpid()
+    with pytest.raises(FmtpropError, match=r"^thing: no such thing$"):
+        call_in_process("thing", refuse)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"reference": "other"}, "reference 'other' is not one of the contenders: wrong"),
+        ({"rounds": 0}, "interleave_processes: rounds is 0, must be at least 1"),
+        ({"repeats": 0}, "interleave_processes: repeats is 0, must be at least 1"),
+        ({"warmup": -1}, "interleave_processes: warmup is -1, must be at least 0"),
+    ],
+)
+def test_arguments_are_checked(changed: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"reference": "wrong", **changed}
+    with pytest.raises(FmtpropError) as caught:
+        interleave_processes({"wrong": prepare_wrong}, **arguments)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+class Spinner:
+    """A process whose pool burns one core until some moment; time passes only in sleep."""
+
+    def __init__(self, until: float) -> None:
+        self.now, self.until = 0.0, until
+
+    def clock(self) -> float:
+        return self.now
+
+    def used(self) -> float:
+        return min(self.now, self.until)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def settle(self) -> None:
+        settle(self.used, self.sleep, self.clock)
+
+
+@pytest.mark.parametrize("until", [0.0, 0.05, 1.0])
+def test_settle_waits_for_the_end_of_spinning(until: float) -> None:
+    process = Spinner(until)
+    process.settle()
+    assert until + 0.015 < process.now < until + 0.035  # two quiet windows of 10 ms, the first not before the end
+
+
+def test_settle_gives_up() -> None:
+    with pytest.raises(FmtpropError, match=r"keeps its cores busy for 10 s.*leave this contender out"):
+        Spinner(math.inf).settle()
