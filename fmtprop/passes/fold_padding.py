@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -11,7 +10,7 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ops.convolution import Conv
-from fmtprop.ops.host import HostCall
+from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
 
 
@@ -20,7 +19,7 @@ class FoldPadding:
     """Let a convolution or pooling pad by itself what a constant padding before it pads.
 
     Zeros before a convolution; zeros before an average, which then counts them; minus infinity before a maximum.
-    Padding that crops, pads other axes or is wider than a pooling's window stays.
+    Padding of other axes, or wider than a pooling's window, stays.
 
     Notes
     -----
@@ -51,26 +50,18 @@ def _fold(graph: Graph, node: Node) -> None:
     attrs = _padded(node.attrs, padding) if padding is not None else None
     if attrs is not None:
         graph.replace(node.with_(attrs=attrs))
-        graph.set_input(node.name, "src", graph.inputs(source.name)["src_0"])
+        graph.set_input(node.name, "src", graph.inputs(source.name)["src"])
 
 
 def _padding(node: Node, spatial: int) -> _Padding | None:
     """Return what a node adds around the spatial axes, None where it is not a constant padding of them alone."""
     attrs = node.attrs
-    if not isinstance(attrs, HostCall) or attrs.target not in ("aten.constant_pad_nd.default", "aten.pad.default"):
+    if not isinstance(attrs, Pad):
         return None
-    arguments = json.loads(attrs.arguments)
-    if arguments.get("mode", "constant") != "constant":
+    outer = len(attrs.pads_l) - spatial
+    if any(attrs.pads_l[:outer]) or any(attrs.pads_r[:outer]):
         return None
-    value = arguments.get("value")
-    number = float(value["float"]) if isinstance(value, dict) else float(value or 0)
-    # PyTorch lists pairs, the last axis first.
-    pairs = [tuple(arguments["pad"][i : i + 2]) for i in range(0, len(arguments["pad"]), 2)][::-1]
-    pairs = [(0, 0)] * (spatial - len(pairs)) + pairs
-    outer, inner = pairs[: len(pairs) - spatial], pairs[len(pairs) - spatial :]
-    if any(map(any, outer)) or any(size < 0 for pair in inner for size in pair):
-        return None
-    return _Padding(tuple(left for left, _ in inner), tuple(right for _, right in inner), number)
+    return _Padding(attrs.pads_l[outer:], attrs.pads_r[outer:], attrs.value)
 
 
 def _padded(attrs: Attrs, padding: _Padding) -> Attrs | None:

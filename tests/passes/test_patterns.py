@@ -6,11 +6,14 @@ import json
 import math
 
 import pytest
+import torch
 
+from fmtprop.frontends import from_torch
 from fmtprop.ops import Permute, Reshape
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.host import HostCall
 from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.shuffle import Shuffle
 from fmtprop.passes.absorb_flatten import AbsorbFlatten
@@ -21,16 +24,15 @@ from tests.passes.rewriting import Builder, rewrite, summary
 # ---------------------------------------------------------------- padding
 
 
-def pad(build: Builder, src, pads, value=0.0, target="aten.constant_pad_nd.default"):
-    value = {"float": str(value)} if isinstance(value, float) and math.isinf(value) else value
-    arguments = {"self": {"tensor": "src_0"}, "pad": pads, "value": value}
-    return build.op("aten", HostCall(target, json.dumps(arguments)), "pad", src_0=src)
+def pad(build: Builder, src, pads, value=0.0):
+    """Pad as `torch.nn.functional.pad` is called: pairs, the last axis first."""
+    flat = [*pads, *[0] * (8 - len(pads))]
+    return build.op("pad", Pad(tuple(flat[-2::-2]), tuple(flat[::-2]), value), "pad", src=src)
 
 
-@pytest.mark.parametrize("target", ["aten.constant_pad_nd.default", "aten.pad.default"])
-def test_zeros_fold_into_a_convolution(target):
+def test_zeros_fold_into_a_convolution():
     build = Builder()
-    conv = build.conv(pad(build, build.input(1, 3, 8, 9), [1, 2, 0, 3], 0.0, target), 4, "conv", kernel=3, pad_l=1)
+    conv = build.conv(pad(build, build.input(1, 3, 8, 9), [1, 2, 0, 3]), 4, "conv", kernel=3, pad_l=1)
     folded = rewrite(build.output(conv), FoldPadding())
     assert summary(folded) == ["conv"]
     assert folded.node("conv").attrs == Conv((1, 1), (0, 0), (1, 2), (4, 3))
@@ -49,12 +51,11 @@ def test_padding_of_the_last_axis_alone_folds():
         ("max", -math.inf, "max"),
         ("avg_include_padding", 0.0, "avg_include_padding"),
         ("avg_exclude_padding", 0.0, "avg_include_padding"),
-        ("avg_include_padding", None, "avg_include_padding"),
     ],
 )
 def test_padding_folds_into_a_pooling_that_means_the_same(alg, value, became):
     build = Builder()
-    source = pad(build, build.input(1, 3, 8, 9), [1, 2, 0, 1], value, "aten.pad.default")
+    source = pad(build, build.input(1, 3, 8, 9), [1, 2, 0, 1], value)
     folded = rewrite(build.output(build.op("pooling", Pooling.make(alg, (3, 3), 2), "pool", src=source)), FoldPadding())
     assert summary(folded) == ["pool"]
     assert folded.node("pool").attrs == Pooling(became, (3, 3), (2, 2), (0, 0), (0, 1), (1, 2))
@@ -67,7 +68,7 @@ def test_padding_folds_into_a_pooling_that_means_the_same(alg, value, became):
         ("avg_include_padding", [1, 1, 1, 1], 1.0, 0),
         ("avg_exclude_padding", [1, 1, 1, 1], 0.0, 1),
         ("avg_include_padding", [3, 3, 0, 0], 0.0, 0),
-        ("avg_include_padding", [-1, 1, 0, 0], 0.0, 0),
+        ("avg_include_padding", [0, 0, 0, 0, 0, 0, 1, 0], 0.0, 0),
         ("avg_include_padding", [0, 0, 0, 0, 1, 0], 0.0, 0),
     ],
 )
@@ -93,6 +94,27 @@ def test_a_padding_with_another_reader_stays_for_that_one():
     folded = rewrite(build.output(build.conv(padded, 4, "conv", kernel=3), padded), FoldPadding())
     assert summary(folded) == ["pad", "conv"]
     assert folded.inputs("conv")["src"].node == "x"
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_padding_folds_as_it_is_imported(mode):
+    """The pass and the importer must mean the same op."""
+
+    class Same(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3, stride=2)
+
+        def forward(self, x):
+            return self.conv(torch.nn.functional.pad(x, (0, 1, 0, 1), mode))
+
+    folded = rewrite(from_torch(Same().eval(), torch.randn(1, 3, 8, 8)), FoldPadding())
+    (conv,) = (node for node in folded.nodes() if node.op == "convolution")
+    if mode == "constant":
+        assert {node.op for node in folded.nodes()} == {"input", "constant", "convolution", "output"}
+        assert (conv.attrs.pad_l, conv.attrs.pad_r) == ((0, 0), (1, 1))
+    else:
+        assert conv.attrs.pad_r == (0, 0)
 
 
 # ---------------------------------------------------------------- channel shuffle
