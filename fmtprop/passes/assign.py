@@ -17,11 +17,14 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
 from fmtprop.passes.target import Candidate, Target
+
+#: types whose every number is an f32 too
+_HALVES = frozenset({DataType.BF16, DataType.F16})
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,13 @@ class _Assignment:
 
     def _visit_cast(self, node: Node) -> None:
         """Leave a conversion of data type pending, to be done in one reorder with the reader's format."""
-        tensor = self._operands(node)["src"]
-        self.tensors[Value(node.name)] = _Tensor(tensor.value, tensor.desc.with_dtype(node.results[0].dtype))
+        value, desc = self._operands(node)["src"]
+        stored, pending = self.out.desc_of(value).dtype, desc.dtype
+        if pending is not stored and not (pending is DataType.F32 and stored in _HALVES):
+            # The pending conversion rounds: another one after it must start from what it leaves.
+            value = self._convert(_Tensor(value, desc), desc, node, "src")
+            self.root[value] = value
+        self.tensors[Value(node.name)] = _Tensor(value, desc.with_dtype(node.results[0].dtype))
 
     def _visit_view(self, node: Node) -> None:
         tensor = self._operands(node)["src"]
