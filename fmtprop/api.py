@@ -70,6 +70,9 @@ class Options:
                 raise UnsupportedOpError(
                     f"The {name!r} parameter of compile must be one of {listed}. Got {value!r} instead."
                 )
+        for name, desc in self.boundary.items():
+            if not isinstance(desc, MemoryDesc):
+                raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
 
 
 class CompiledModel:
@@ -173,6 +176,27 @@ class CompiledModel:
         """Release the native objects of idle contexts; the model can still be run."""
         self._executor.close()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        """Return a model with contexts of its own; the plan and the constants, which never change, are shared."""
+        return CompiledModel(self.graph, self.plan, self.options, self.compile_seconds, self.precision)
+
+    def __copy__(self) -> CompiledModel:
+        """Return a model with contexts of its own, as a deep copy is."""
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled.
+
+        Raises
+        ------
+        PlanError
+            Always.
+        """
+        raise PlanError(
+            f"{self!r} cannot be pickled: its primitives are machine code of this process. Save the module "
+            "(torch.export.save) or its graph (fmtprop.save), and compile it where it is loaded"
+        )
+
     def __repr__(self) -> str:
         size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
         return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
@@ -192,6 +216,7 @@ def compile(
     """Plan the memory format of every tensor of a model and make it ready to run.
 
     The model is taken as it is now: later changes of its parameters, or of ``torch.set_num_threads``, do not reach it.
+    What an enclosing ``torch.autocast`` makes of a module becomes part of it; around a call, it changes nothing.
 
     Parameters
     ----------
@@ -233,8 +258,13 @@ def compile(
     >>> net(torch.ones(2, 8)).shape
     torch.Size([2, 4])
     """
+    if not isinstance(boundary, Mapping | None):
+        raise UnsupportedOpError(
+            f"boundary must map names of inputs and outputs to MemoryDesc, got {type(boundary).__name__}"
+        )
     options = Options(dtype, policy, target, tune, verify, dict(boundary or {}))
-    return compile_graph(_import(model, example_inputs), options)
+    with torch.device("cpu"):  # whatever the caller's default device is
+        return compile_graph(_import(model, example_inputs), options)
 
 
 def compile_graph(graph: Graph, options: Options) -> CompiledModel:
@@ -245,12 +275,14 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
     PlanError, UnsupportedOpError
         As :func:`compile`.
     """
-    if dnnl.fork_guard():
-        return dnnl.after_fork(lambda: _compile_graph(graph, options))
-    return _compile_graph(graph, options)
+    with torch.autocast("cpu", enabled=False):  # the caller's is no part of what is computed here
+        if dnnl.fork_guard():
+            return dnnl.after_fork(lambda: _compile_graph(graph, options))
+        return _compile_graph(graph, options)
 
 
 def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
+    _check_boundary(graph, options.boundary)
     clock = _Clock()
     normal, precision = normalise(graph, options.dtype)
     clock.lap("normalise")
@@ -280,14 +312,15 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
     """Return seeded random inputs of a graph: normal for floats, 0 or 1 for integers and booleans."""
     from fmtprop.ir.tensors import torch_dtype
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     inputs = []
     for node in graph.input_nodes:
         dtype = torch_dtype(node.results[0].dtype)
         if node.results[0].dtype.is_floating:
-            inputs.append(torch.randn(node.results[0].dims, generator=generator).to(dtype))
+            drawn = torch.randn(node.results[0].dims, generator=generator, dtype=torch.float32, device="cpu")
+            inputs.append(drawn.to(dtype))
         else:
-            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator).to(dtype))
+            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
     return inputs
 
 
@@ -317,6 +350,22 @@ def _import(model: Any, example_inputs: Any) -> Graph:
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph or the path of a graph file"
     )
+
+
+def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
+    types = {node.name: node.results[0] for node in graph.input_nodes}
+    types |= {node.name: graph.type_of(graph.inputs(node.name)["src"]) for node in graph.output_nodes}
+    for name, desc in boundary.items():
+        if name not in types:
+            raise UnsupportedOpError(
+                f"boundary names {name!r}, but the inputs and outputs of {graph.name} are {', '.join(types)}"
+            )
+        type_ = types[name]
+        if (desc.dims, desc.dtype) != (type_.dims, type_.dtype) or not desc.is_plain:
+            raise UnsupportedOpError(
+                f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type, and strides "
+                "without blocks"
+            )
 
 
 def _reroute(target: OneDnnTarget, wrong: list[Mismatch]) -> None:

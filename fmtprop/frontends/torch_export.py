@@ -8,6 +8,7 @@ targets or plans.
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from fmtprop.ir.structure import Slot, describe
 from fmtprop.ir.verify import Stage, verify
 
 __all__ = ["from_torch"]
+
+_EXPORTING = threading.RLock()
 
 
 def from_torch(
@@ -75,6 +78,14 @@ def from_torch(
     >>> [node.name for node in graph.input_nodes], sorted(graph.constants)
     (['input'], ['0.bias', '0.weight'])
     """
+    # The exporter patches torch while it works: two at once would break each other, and all that follow.
+    with _EXPORTING:
+        return _from_torch(module, example_inputs, dict(kwargs or {}), name)
+
+
+def _from_torch(
+    module: nn.Module | ExportedProgram, example_inputs: Any, kwargs: dict[str, Any], name: str | None
+) -> Graph:
     if isinstance(module, ExportedProgram):
         program = module
         _check_tensors({**program.state_dict, **program.constants})
@@ -84,7 +95,7 @@ def from_torch(
             "that it was made from"
         )
     elif isinstance(module, nn.Module):
-        program = _export(module, example_inputs, dict(kwargs or {}))
+        program = _export(module, example_inputs, kwargs)
     else:
         raise ImportModelError(
             f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
@@ -92,7 +103,7 @@ def from_torch(
         )
     program = _functionalised(program)
     if isinstance(module, ExportedProgram) and example_inputs is not None:
-        _check_examples(program, example_inputs, dict(kwargs or {}))
+        _check_examples(program, example_inputs, kwargs)
     signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
     graph = _Importer(program, name or _name_of(program, module), signature).graph
     verify(graph, Stage.IMPORTED)

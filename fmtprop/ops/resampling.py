@@ -97,7 +97,7 @@ def reference(attrs: Resampling, tensors: Mapping[str, torch.Tensor]) -> tuple[t
         mode = ("linear", "bilinear", "trilinear")[len(attrs.size) - 1]
         return (F.interpolate(src, attrs.size, mode=mode, align_corners=False),)
     for axis, count in enumerate(attrs.size, start=2):
-        src = src.index_select(axis, torch.tensor(nearest_indices(src.shape[axis], count)))
+        src = src.index_select(axis, torch.tensor(nearest_indices(src.shape[axis], count), device="cpu"))
     return (src,)
 
 
@@ -129,7 +129,7 @@ def _samples_alike(alg: str, torch_kernel: str, size: int, count: int, scale: fl
     PyTorch's ``nearest`` has another convention than oneDNN's, and a given scale factor counts before the sizes.
     """
     kernel = getattr(torch.ops.aten, torch_kernel).default
-    ramp = torch.arange(size, dtype=torch.float32).reshape(1, 1, size)
+    ramp = torch.arange(size, dtype=torch.float32, device="cpu").reshape(1, 1, size)
     extra = (False,) if alg == "linear" else ()
     wanted = kernel(ramp, [count], *extra, scale)
     (given,) = reference(Resampling(alg, (count,)), {"src": ramp})

@@ -19,6 +19,9 @@ def call_reference(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
     PlanError
         PyTorch refused.
     """
+    if torch.is_autocast_enabled("cpu"):  # the caller's: what runs in which type is decided
+        with torch.autocast("cpu", enabled=False):
+            return call_reference(node, tensors)
     try:
         with torch.no_grad():
             return evaluate_node(node, tensors)

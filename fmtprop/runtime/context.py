@@ -92,7 +92,9 @@ class Context:
         for _, access in self.plan.outputs:
             if self.plan.buffers[access.buffer].home is Home.OUTPUT:
                 desc = access.desc
-                self._point(access.buffer, torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype)))
+                # whatever the caller's default device is
+                result = torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu")
+                self._point(access.buffer, result)
 
     def _point(self, buffer: int, tensor: torch.Tensor) -> None:
         self._tensors[buffer] = tensor

@@ -126,10 +126,25 @@ def _lay_out(name: str, tensor: object, desc: MemoryDesc) -> torch.Tensor:
             f"input {name} has shape {tuple(tensor.shape)}, but the model was compiled for {desc.dims}; "
             "compile again with example inputs of this shape"
         )
+    if not _has_memory(tensor):
+        raise InputError(
+            f"input {name} has no memory of its own (a fake tensor, one inside torch.func.vmap or torch.compile, or "
+            "one whose storage was emptied); pass a real tensor, and call the model outside of what transforms it"
+        )
     if data_type(tensor.dtype) is not desc.dtype:
         raise InputError(f"input {name} is {tensor.dtype}, but the model was compiled for {desc.dtype.value}")
     tensor = tensor.detach()
     same = all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
     if same and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there are numbers to read: wrappers and tensors that only record refuse, or point nowhere."""
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        return False
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False

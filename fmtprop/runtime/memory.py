@@ -15,7 +15,7 @@ _HUGE_PAGE = 2 << 20
 
 def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Return flat uint8 memory whose first byte is aligned to 64 bytes."""
-    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu")
     return raw[-raw.data_ptr() % ALIGNMENT :][:nbytes]
 
 
@@ -25,7 +25,7 @@ def huge_bytes(nbytes: int) -> torch.Tensor:
     The memory is touched here because a kernel that reads never-written pages reads one shared zero page.
     """
     if nbytes == 0:
-        return torch.zeros(0, dtype=torch.uint8)
+        return torch.zeros(0, dtype=torch.uint8, device="cpu")
     size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
     # private: shared pages would be written by a forked child too, and get no huge pages
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

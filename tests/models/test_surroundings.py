@@ -1,0 +1,157 @@
+"""Compiling and running amid what a program may have set in PyTorch, in threads, and with tensors without memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.errors import InputError, PlanError, UnsupportedOpError
+from tests.models.fuzz import differ
+
+torch.manual_seed(0)
+MODEL = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Upsample(scale_factor=2)).eval()
+X = torch.randn(2, 3, 9, 9)
+with torch.no_grad():
+    Y = MODEL(X)
+
+
+class Host(nn.Module):
+    """Ops that run on the reference target, one of which autocast would lower."""
+
+    def forward(self, x):
+        x = x.flatten(0, 1)
+        return torch.cumsum(x, 1), torch.addbmm(x[0], x, x)
+
+
+def check(net, x=X):
+    assert differ(net(x), Y) is None
+
+
+@pytest.mark.parametrize("surroundings", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_grad_modes(surroundings):
+    with surroundings():
+        net = fp.compile(MODEL, X)
+        check(net)
+    check(net)
+    assert not net(X.clone().requires_grad_()).requires_grad
+
+
+def test_module_and_inputs_made_in_inference_mode():
+    with torch.inference_mode():
+        module, x = nn.Conv2d(3, 8, 3), X.clone()
+        expected = module(x)
+    assert differ(fp.compile(module, x)(x), expected.clone()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_default_dtype(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        net = fp.compile(MODEL, X, verify="full")
+        check(net)
+        assert net.random_inputs()[0].dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_default_device():
+    net = fp.compile(MODEL, X)
+    with torch.device("meta"):
+        check(net)
+        check(net, X.to(memory_format=torch.channels_last))
+        net.profile(repeats=1)
+        check(fp.compile(MODEL, X))
+
+
+def test_autocast_around_a_call_changes_nothing():
+    graph = fp.from_torch(Host(), X)
+    net = fp.compile(graph)
+    expected = net(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert differ(net(X), expected) is None
+        assert differ(fp.compile(graph)(X), expected) is None
+
+
+def test_deterministic_algorithms():
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(fp.compile(MODEL, X, verify="full"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_compile_in_threads_while_others_run():
+    net, errors, done = fp.compile(MODEL, X), [], threading.Event()
+
+    def guarded(work):
+        try:
+            work()
+        except (RuntimeError, AssertionError, fp.FmtpropError) as error:
+            errors.append(error)
+
+    def run():
+        while not done.is_set():
+            check(net)
+
+    runner = threading.Thread(target=guarded, args=(run,))
+    compilers = [threading.Thread(target=guarded, args=(lambda: check(fp.compile(MODEL, X)),)) for _ in range(3)]
+    runner.start()
+    for thread in compilers:
+        thread.start()
+    for thread in compilers:
+        thread.join()
+    done.set()
+    runner.join()
+    assert not errors
+
+
+def test_copies_share_the_plan():
+    net = fp.compile(MODEL, X)
+    for made in (copy.copy(net), copy.deepcopy(net)):
+        assert made.plan is net.plan
+        check(made)
+        net.close()
+        check(made)
+        made.close()
+        made.close()
+        check(net)
+
+
+def test_pickling_is_refused():
+    with pytest.raises(
+        PlanError, match=r"<CompiledModel Sequential.*cannot be pickled.*torch\.export\.save.*fmtprop\.save"
+    ):
+        pickle.dumps(fp.compile(MODEL, X))
+
+
+def test_tensors_without_memory_are_refused():
+    net = fp.compile(MODEL, X)
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.empty(2, 3, 9, 9)
+    empty = X.clone()
+    empty.untyped_storage().resize_(0)
+    for tensor in (fake, empty):
+        with pytest.raises(InputError, match=r"input input has no memory of its own.*pass a real tensor"):
+            net(tensor)
+    with pytest.raises(InputError, match=r"torch\.func\.vmap"):
+        torch.func.vmap(net)(X[None])
+
+
+def test_boundary_is_checked():
+    desc = fp.MemoryDesc((2, 3, 9, 9), "f32", tag="acdb")
+    check(fp.compile(MODEL, X, boundary={"input": desc}), X.to(memory_format=torch.channels_last))
+    for boundary, message in (
+        (5, "boundary must map names of inputs and outputs to MemoryDesc, got int"),
+        ({"input": 3}, r"boundary\['input'\] must be a MemoryDesc, got int"),
+        ({"nosuch": desc}, "boundary names 'nosuch', but the inputs and outputs of Sequential are input, output"),
+        ({"input": fp.MemoryDesc((2, 3, 9), "f32")}, "it needs these dims and data type"),
+        ({"input": fp.MemoryDesc((2, 3, 9, 9), "f32", tag="aBcd8b")}, "strides without blocks"),
+    ):
+        with pytest.raises(UnsupportedOpError, match=message):
+            fp.compile(MODEL, X, boundary=boundary)
