@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop import dnnl
-from fmtprop.errors import ImportModelError, PlanError, UnsupportedOpError
+from fmtprop.errors import ImportModelError, InputError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
@@ -152,6 +152,7 @@ class CompiledModel:
         list of float
             Seconds, in the order of ``plan.steps``.
         """
+        _check_repeats(repeats)
         inputs = flatten_arguments(self.graph.structure, args, kwargs) if args or kwargs else self.random_inputs()
         runs = [self._executor.profile(inputs)[1] for _ in range(repeats + 2)][2:]
         return [sorted(times)[len(times) // 2] for times in zip(*runs, strict=True)]
@@ -170,6 +171,7 @@ class CompiledModel:
         """
         from fmtprop.report import Report
 
+        _check_repeats(repeats)
         return Report.of(self, repeats=repeats)
 
     def close(self) -> None:
@@ -350,6 +352,11 @@ def _import(model: Any, example_inputs: Any) -> Graph:
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph or the path of a graph file"
     )
+
+
+def _check_repeats(repeats: int) -> None:
+    if repeats < 1:
+        raise InputError(f"repeats must be at least 1 for a median, got {repeats}")
 
 
 def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:

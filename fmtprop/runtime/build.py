@@ -16,6 +16,7 @@ from fmtprop.ir.tensors import materialise
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.memory import check_fits
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 
 
@@ -72,6 +73,8 @@ class _Builder:
         used = {a.buffer for s in self.steps for a in (*s.operands.values(), *s.results)}
         used |= {access.buffer for _, access in outputs}
         buffers, arena, peak, constants = self._freeze(used)
+        results = sum(buffer.nbytes for buffer in buffers if buffer.home is Home.OUTPUT)
+        check_fits(arena + results, f"a run of {self.graph.name}")
         inputs = tuple(
             (node.name, node.descs[0], i if (i := self.places[Value(node.name)].buffer) in used else -1)
             for node in self.graph.input_nodes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import torch
 
+from fmtprop.errors import PlanError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.arena import ALIGNMENT
@@ -13,8 +15,25 @@ from fmtprop.runtime.arena import ALIGNMENT
 _HUGE_PAGE = 2 << 20
 
 
+def check_fits(nbytes: int, what: str) -> None:
+    """Refuse a request for more memory than the machine has, before the system kills the process for it.
+
+    Raises
+    ------
+    PlanError
+        The machine has less.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > total:
+        raise PlanError(
+            f"{what} needs {nbytes / 1e9:.1f} GB of memory at once, this machine has {total / 1e9:.1f} GB; compile for "
+            "smaller inputs"
+        )
+
+
 def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Return flat uint8 memory whose first byte is aligned to 64 bytes."""
+    check_fits(nbytes, "a tensor")
     raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu")
     return raw[-raw.data_ptr() % ALIGNMENT :][:nbytes]
 

@@ -172,8 +172,8 @@ def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
     single = desc.dims
     if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
         single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
-    quarters = torch.randint(low, high, single, generator=generator, dtype=torch.int8).expand(desc.dims)
-    return quarters.to(torch_dtype(desc.dtype)) / 4 if desc.dtype.is_floating else quarters.to(torch_dtype(desc.dtype))
+    quarters = torch.randint(low, high, single, generator=generator, dtype=torch.int8).to(torch_dtype(desc.dtype))
+    return (quarters / 4 if desc.dtype.is_floating else quarters).expand(desc.dims)
 
 
 def _execute(step: Step, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

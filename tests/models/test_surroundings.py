@@ -143,6 +143,27 @@ def test_tensors_without_memory_are_refused():
         torch.func.vmap(net)(X[None])
 
 
+def test_more_memory_than_there_is():
+    class Huge(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.size = size
+
+        def forward(self, x):
+            return torch.cumsum(x.expand(self.size, self.size), 0).relu().sum()
+
+    for size in (1 << 20, 1 << 25):
+        with pytest.raises(PlanError, match=r"a run of Huge needs [\d.]+ GB of memory at once, this machine has"):
+            fp.compile(Huge(size), torch.ones(1, 1))
+
+
+def test_medians_need_a_run():
+    net = fp.compile(MODEL, X)
+    for measure in (net.profile, net.report):
+        with pytest.raises(InputError, match="repeats must be at least 1 for a median, got 0"):
+            measure(repeats=0)
+
+
 def test_boundary_is_checked():
     desc = fp.MemoryDesc((2, 3, 9, 9), "f32", tag="acdb")
     check(fp.compile(MODEL, X, boundary={"input": desc}), X.to(memory_format=torch.channels_last))
