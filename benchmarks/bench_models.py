@@ -12,12 +12,13 @@ which is 1 only where fmtprop's own outputs are wrong or a model could not be me
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.common import add_options, batched, headline, table, tell, write_json
+from benchmarks.common import add_options, batched, headline, table, tell, warn_if_busy, write_json
 from fmtprop.bench import Benchmark, Entry, Quartiles
 from fmtprop.bench.contenders import OURS, REFERENCE, contender, race_in_processes
 from fmtprop.bench.peers import PEERS
@@ -77,8 +78,8 @@ class Verdict:
         if self.measured is None:
             return f"target {self.target.wording}: not measured"
         word = "met" if self.met else "MISSED"
-        spread = f"[{self.measured.low:.2f}, {self.measured.high:.2f}]"
-        return f"target {self.target.wording}: {word}, fmtprop takes {self.measured.median:.2f} {spread} × its time"
+        spread = f"[{self.measured.low:.3f}, {self.measured.high:.3f}]"
+        return f"target {self.target.wording}: {word}, fmtprop takes {self.measured.median:.3f} {spread} × its time"
 
 
 TARGETS = (
@@ -178,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FmtpropError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    warn_if_busy(os.getloadavg()[0])
     for model in options.models:
         for batch in options.batch:
             try:

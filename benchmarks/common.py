@@ -23,7 +23,7 @@ from fmtprop.ir.graph import Graph
 from graphs.architectures import ARCHITECTURES
 from graphs.make import describe_weights
 
-__all__ = ["add_options", "batched", "headline", "table", "tell", "write_json"]
+__all__ = ["add_options", "batched", "headline", "table", "tell", "warn_if_busy", "write_json"]
 
 _WIDTH = 120
 
@@ -136,3 +136,18 @@ def tell(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+
+
+def warn_if_busy(load: float) -> None:
+    """Say so where others use the machine: their work is in every figure, and unequally.
+
+    Parameters
+    ----------
+    load : float
+        Average number of running processes in the last minute, before anything is measured.
+    """
+    if load > 0.5:
+        print(
+            f"warning: the machine is busy (load {load:.1f}); figures depend on who else runs. Wait for a quiet hour",
+            file=sys.stderr,
+        )

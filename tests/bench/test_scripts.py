@@ -49,7 +49,7 @@ def test_verdicts() -> None:
     assert by_peer["torch"].met is True
     assert by_peer["openvino"].met is False
     assert str(by_peer["openvino"]) == (
-        "target at most 1.15 × OpenVINO: MISSED, fmtprop takes 1.25 [1.25, 1.25] × its time"
+        "target at most 1.15 × OpenVINO: MISSED, fmtprop takes 1.250 [1.250, 1.250] × its time"
     )
     assert bench_models.judge("resnet50", 4, benchmark(TIMES)) == []
     assert bench_models.judge("chain", 1, benchmark(TIMES)) == []
@@ -81,6 +81,13 @@ def test_no_figures_of_a_wrong_contender() -> None:
 def test_misspelt_contender_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_models.main(["chain", "--vs", "opnvino"]) == 2
     assert "unknown contender 'opnvino'; known: " in capsys.readouterr().err
+
+
+def test_a_busy_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    common.warn_if_busy(0.2)
+    assert capsys.readouterr().err == ""
+    common.warn_if_busy(3.14)
+    assert "the machine is busy (load 3.1)" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- models of any batch size
