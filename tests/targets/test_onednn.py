@@ -75,7 +75,7 @@ def test_implementations_are_asked_for_one_by_one(target, monkeypatch):
     assert asked == [first.impl]
     rest = list(answers)
     assert rest[0] is first
-    assert len(asked) == len(rest)
+    assert len(asked) >= len(rest) > 1
 
 
 def test_equal_questions_share_one_answer(target):
