@@ -58,7 +58,7 @@ def _fold_reader(graph: Graph, producer: Node) -> bool:
     reader = only_reader(graph, value)
     if reader is None or producer.post_ops or reader.post_ops or reader.results != producer.results:
         return False
-    affine = _affine(graph, reader, value)
+    affine = _affine(graph, reader, value, _channel_axis(producer))
     if affine is None or not _scale_weights(graph, producer, affine):
         return False
     bypass(graph, reader, [value])
@@ -70,17 +70,22 @@ def _fold_reader(graph: Graph, producer: Node) -> bool:
 # ---------------------------------------------------------------- what is folded
 
 
-def _affine(graph: Graph, node: Node, src: Value) -> _Affine | None:
-    """Return what a node does to each channel of ``src``, None where it is not an affine function with constants."""
+def _channel_axis(producer: Node) -> int:
+    """Return the axis of the result along which rows of weights lie: the last of a product, whatever its rank."""
+    return producer.results[0].ndim - 1 if producer.op == "matmul" else 1
+
+
+def _affine(graph: Graph, node: Node, src: Value, axis: int) -> _Affine | None:
+    """Return what a node does to ``src`` along an axis, None where it is not an affine function with constants."""
     inputs = graph.inputs(node.name)
     if isinstance(node.attrs, Eltwise):
         if node.attrs.alg != "linear":
             return None
         return _Affine(torch.tensor([node.attrs.alpha]).double(), torch.tensor([node.attrs.beta]).double())
     if isinstance(node.attrs, BatchNorm):
-        return _batch_norm(graph, node.attrs, inputs) if inputs["src"] == src else None
+        return _batch_norm(graph, node.attrs, inputs) if inputs["src"] == src and axis == 1 else None
     if isinstance(node.attrs, Binary):
-        return _binary(graph, node, inputs, src)
+        return _binary(graph, node, inputs, src, axis)
     return None
 
 
@@ -96,11 +101,13 @@ def _batch_norm(graph: Graph, attrs: BatchNorm, inputs: dict[str, Value]) -> _Af
     return _Affine(scale, shift + known["shift"] if "shift" in known else shift)
 
 
-def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value) -> _Affine | None:
+def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis: int) -> _Affine | None:
     first = inputs["src_0"] == src
     tensor = constant(graph, inputs["src_1" if first else "src_0"])
-    channels = node.results[0].dims[1]
-    if tensor is None or tensor.ndim < 2 or tensor.numel() not in (1, channels) or tensor.shape[1] != tensor.numel():
+    dst = node.results[0]
+    if tensor is None or tensor.ndim != dst.ndim or tensor.numel() not in (1, dst.dims[axis]):
+        return None
+    if tensor.shape[axis] != tensor.numel():
         return None
     vector = tensor.double().reshape(-1)
     one, zero = torch.ones_like(vector), torch.zeros_like(vector)
@@ -123,7 +130,7 @@ def _scale_weights(graph: Graph, producer: Node, affine: _Affine) -> bool:
     bias = constant(graph, inputs["bias"]) if "bias" in inputs else None
     if weights is None or ("bias" in inputs and bias is None) or (producer.op == "matmul" and weights.ndim != 2):
         return False
-    channels = producer.results[0].dims[1]
+    channels = producer.results[0].dims[_channel_axis(producer)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     rows = scale.reshape(_rows_shape(producer, weights, channels))
     # the product is made in f64 and rounded once, without a temporary of that size
@@ -135,7 +142,7 @@ def _scale_weights(graph: Graph, producer: Node, affine: _Affine) -> bool:
     if not (new_weights.sum() + new_bias.sum()).isfinite():
         return False
     if producer.op == "matmul":
-        new_bias = new_bias.reshape(1, channels)
+        new_bias = new_bias.reshape(*(1,) * (producer.results[0].ndim - 1), channels)
     origin = graph.node(inputs["weights"].node).origin
     inputs["weights"] = new_constant(graph, new_weights, producer, origin)
     inputs["bias"] = new_constant(graph, new_bias, producer, origin)

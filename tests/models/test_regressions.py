@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fmtprop as fp
@@ -34,6 +35,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "there and back through a narrower type rounds": (
         lambda x: (x.half().float(), x.bfloat16().transpose(0, 1).float(), x.bfloat16().half().float()),
         (torch.randn(1, 18, 6, 4),),
+    ),
+    "batch normalization over another axis than the columns of a product": (
+        lambda x, w: F.batch_norm(x @ torch.ones(8, 16), w.mean(1), w.var(1), w[:, 0], w[:, 1]),
+        (torch.randn(1, 16, 18, 8), torch.randn(16, 9)),
+    ),
+    "a product of a batch by one matrix, scaled along each axis": (
+        lambda x: [
+            (x @ torch.ones(8, 5)) * torch.arange(1.0, n + 1).reshape([n if axis == i else 1 for i in range(4)])
+            for axis, n in enumerate((1, 5, 18, 5))
+        ],
+        (torch.randn(1, 5, 18, 8),),
     ),
     "a product over rows with a factor of full size": (
         lambda x, w: (x @ w) * torch.linspace(0, 1, 24).reshape(1, 3, 8, 1) + 1,
