@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from fmtprop.errors import GraphError, ImportModelError, ShapeError, UnsupportedOpError
+from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
 from fmtprop.frontends.torch_call import TorchCall, add_constant, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Importer
@@ -227,12 +227,7 @@ class _Walk:
         """Let the op that claims the overload make its nodes; None where it declines or means something else."""
         if call.target not in self.table:
             return None
-        try:
-            made = self.table[call.target][1](call)
-        except ShapeError:
-            if not any(0 in result.dims for result in call.results):
-                raise
-            return None  # oneDNN's windows have no empty results; PyTorch's do
+        made = self.table[call.target][1](call)
         if made is None:
             return None
         found = (made,) if isinstance(made, Value) else made

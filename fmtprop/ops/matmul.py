@@ -110,6 +110,8 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
         return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
     dims = {name: desc.dims for name, desc in descs.items()}
+    if 0 in dims["dst"]:
+        raise UnsupportedOpError(f"matmul: dst has dims {dims['dst']}; rows of no elements tell no batch from another")
     bias = descs.get("bias")
     pd = dnnl.matmul(
         _rows("src", descs["src"], dims["dst"]),

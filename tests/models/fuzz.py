@@ -307,7 +307,7 @@ def traced(program: Program) -> Graph | None:
 
     tensors = [t.detach() for t in (*program.inputs.values(), *program.parameters.values())]
     with torch.no_grad():
-        module = make_fx(function, tracing_mode="fake", pre_dispatch=True)(*tensors)
+        module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*tensors)
     if any(node.op == "get_attr" or "lift" in str(node.target) for node in module.graph.nodes):
         return None
     graph = Graph("traced")

@@ -47,6 +47,23 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         ],
         (torch.randn(1, 5, 18, 8),),
     ),
+    "windows, statistics and sums of a tensor that starts inside of a buffer": (
+        lambda x: (
+            F.max_pool2d(x[1:], 2),
+            F.avg_pool2d(x[1:], 2),
+            x[1:].mean((2, 3)),
+            x[1:].sum(1),
+            F.layer_norm(x[1:], (8,)),
+            F.batch_norm(x[1:], torch.ones(16), torch.ones(16)),
+            F.interpolate(x[2:], scale_factor=2, mode="bilinear"),
+            torch.linalg.vector_norm(x[1:], 2, 1),
+        ),
+        (torch.randn(3, 16, 8, 8),),
+    ),
+    "an empty batch times one matrix": (
+        lambda x: x @ torch.ones(4, 3),
+        (torch.randn(0, 8, 2, 4),),
+    ),
     "a product over rows with a factor of full size": (
         lambda x, w: (x @ w) * torch.linspace(0, 1, 24).reshape(1, 3, 8, 1) + 1,
         (torch.randn(1, 3, 8, 9), torch.randn(9, 1)),
@@ -59,6 +76,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 def test_same_as_pytorch(name, policy, tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     function, inputs = CASES[name]
-    net = fp.compile(Call(function), inputs, policy=policy)
+    net = fp.compile(Call(function), inputs, policy=policy)  # a warning of the plan's own check fails the test
     for _ in range(2):
         assert differ(net(*inputs), function(*inputs), 0.1) is None
