@@ -279,8 +279,11 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
     """
     with torch.autocast("cpu", enabled=False):  # the caller's is no part of what is computed here
         if dnnl.fork_guard():
-            return dnnl.after_fork(lambda: _compile_graph(graph, options))
-        return _compile_graph(graph, options)
+            net = dnnl.after_fork(lambda: _compile_graph(graph, options))
+        else:
+            net = _compile_graph(graph, options)
+    dnnl.trim_heap()  # of the weights that are packed now
+    return net
 
 
 def _compile_graph(graph: Graph, options: Options) -> CompiledModel:

@@ -30,6 +30,7 @@ from fmtprop.dnnl.engine import Engine, Stream
 from fmtprop.dnnl.enums import NormFlags
 from fmtprop.dnnl.fork import after_fork, fork_guard
 from fmtprop.dnnl.handle import live_handles
+from fmtprop.dnnl.heap import trim_heap
 from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status
 from fmtprop.dnnl.memory import ExecArgs, Memory, memory_of
 from fmtprop.dnnl.primitive import Primitive, PrimitiveDesc
@@ -135,6 +136,7 @@ __all__ = [
     "softmax_forward",
     "sum",
     "supports",
+    "trim_heap",
 ]
 
 hot_execute: Any
