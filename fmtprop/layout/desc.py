@@ -193,6 +193,23 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
 
     # ---- transforms
 
+    def at_start(self) -> MemoryDesc:
+        """Return the same layout counted from its own first element: ``offset0`` is 0.
+
+        Returns
+        -------
+        MemoryDesc
+            Itself where there is nothing to change, and for the kinds any and opaque.
+
+        Examples
+        --------
+        >>> MemoryDesc((4, 8)).submemory((2, 8), (1, 0)).at_start()
+        MemoryDesc((2, 8), 'f32', tag='ab')
+        """
+        if self.kind is not FormatKind.BLOCKED or not self.offset0:
+            return self
+        return MemoryDesc._of(self.geometry._replace(offset0=0), self.dtype)
+
     def with_dtype(self, dtype: object) -> MemoryDesc:
         """Return the same layout for another data type.
 

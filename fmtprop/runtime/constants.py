@@ -12,7 +12,7 @@ from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.memory import aligned_bytes, view
-from fmtprop.targets.arguments import arguments
+from fmtprop.targets.arguments import arguments, start_of
 
 
 class ConstantStore:
@@ -61,7 +61,7 @@ class ConstantStore:
         """Execute a node on constants, once, and return its results as flat bytes."""
         results = [aligned_bytes(desc.nbytes) for desc in node.descs]
         if node.choice is not None and node.choice.target == "onednn":
-            _execute(node, {name: flat for name, (flat, _) in operands.items()}, results)
+            _execute(node, operands, results)
         else:
             tensors = {name: view(flat, desc) for name, (flat, desc) in operands.items()}
             for flat, desc, value in zip(results, node.descs, call_reference(node, tensors), strict=True):
@@ -73,18 +73,18 @@ def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
 
 
-def _execute(node: Node, operands: Mapping[str, torch.Tensor], results: list[torch.Tensor]) -> None:
+def _execute(node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]], results: list[torch.Tensor]) -> None:
     engine = dnnl.Engine.cpu()
     if node.choice is None:
         raise PlanError(f"{node.label} has no choice: assign formats before planning")
     pd: dnnl.PrimitiveDesc = node.choice.handle
-    flat = {**operands, "dst": results[0]}
-    memories = {
-        arg: dnnl.Memory(engine, md, flat[name].data_ptr(), flat[name]) for name, arg, md in arguments(node, pd)
-    }
+    memories = {}
+    for name, arg, md in arguments(node, pd):
+        flat, desc = (results[0], node.descs[0]) if name == "dst" else operands[name]
+        memories[arg] = dnnl.Memory(engine, md, flat.data_ptr() + start_of(desc, md), flat)
     if pd.scratchpad_nbytes:
         scratchpad = aligned_bytes(pd.scratchpad_nbytes)
-        md = pd.query_md("scratchpad")
-        if md is not None:
-            memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, scratchpad.data_ptr(), scratchpad)
+        room = pd.query_md("scratchpad")
+        if room is not None:
+            memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, room, scratchpad.data_ptr(), scratchpad)
     dnnl.Primitive(pd).execute(dnnl.Stream(engine), memories)

@@ -17,7 +17,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.memory import huge_bytes, view, view_of_tensor
 from fmtprop.runtime.plan import Access, Home, Plan, Step
-from fmtprop.targets.arguments import arguments
+from fmtprop.targets.arguments import arguments, start_of
 
 #: (function, its four arguments); a function returns 0 or an error status
 _Call = tuple[Callable[..., Any], Any, Any, Any, Any]
@@ -37,8 +37,8 @@ class Context:
         self._engine = dnnl.Engine.cpu()
         self._stream = dnnl.Stream(self._engine)
         self._arena = huge_bytes(plan.arena_nbytes)
-        #: buffer -> memory objects to point at the caller's tensor of each run
-        self._external: dict[int, list[dnnl.Memory]] = {}
+        #: buffer -> memory objects to point at the caller's tensor of each run, and their bytes from its start
+        self._external: dict[int, list[tuple[dnnl.Memory, int]]] = {}
         #: buffer -> the caller's tensor of the current run
         self._tensors: dict[int, torch.Tensor] = {}
         self._keep: list[object] = []
@@ -99,8 +99,8 @@ class Context:
     def _point(self, buffer: int, tensor: torch.Tensor) -> None:
         self._tensors[buffer] = tensor
         pointer = tensor.data_ptr()
-        for memory in self._external.get(buffer, ()):
-            memory.set_data_handle(pointer)
+        for memory, start in self._external.get(buffer, ()):
+            memory.set_data_handle(pointer + start)
 
     def _results(self) -> list[torch.Tensor]:
         results = []
@@ -138,12 +138,13 @@ class Context:
 
     def _memory(self, access: Access, md: dnnl.NativeDesc) -> dnnl.Memory:
         buffer = self.plan.buffers[access.buffer]
+        start = start_of(access.desc, md)
         if buffer.home is Home.ARENA:
-            return dnnl.Memory(self._engine, md, self._arena.data_ptr() + buffer.offset)
+            return dnnl.Memory(self._engine, md, self._arena.data_ptr() + buffer.offset + start)
         if buffer.home is Home.CONSTANT:
-            return dnnl.Memory(self._engine, md, self.plan.constants[buffer.index].data_ptr())
+            return dnnl.Memory(self._engine, md, self.plan.constants[buffer.index].data_ptr() + start)
         memory = dnnl.Memory(self._engine, md, None)
-        self._external.setdefault(access.buffer, []).append(memory)
+        self._external.setdefault(access.buffer, []).append((memory, start))
         return memory
 
     def _tensor(self, access: Access) -> torch.Tensor:

@@ -26,7 +26,7 @@ from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.memory import aligned_bytes
 from fmtprop.runtime.plan import Step
-from fmtprop.targets.arguments import arguments
+from fmtprop.targets.arguments import arguments, start_of
 
 #: largest error relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
@@ -184,7 +184,11 @@ def _execute(step: Step, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for post_op in step.node.post_ops:
         if post_op.op == "sum" and post_op.operand is not None:
             flat["dst"] = flat[post_op.operand]
-    memories = {arg: dnnl.Memory(engine, md, flat[name].data_ptr()) for name, arg, md in arguments(step.node, pd)}
+    descs = {**{name: access.desc for name, access in step.operands.items()}, "dst": result}
+    memories = {
+        arg: dnnl.Memory(engine, md, flat[name].data_ptr() + start_of(descs[name], md))
+        for name, arg, md in arguments(step.node, pd)
+    }
     if pd.scratchpad_nbytes and (md := pd.query_md("scratchpad")) is not None:
         flat["scratchpad"] = aligned_bytes(pd.scratchpad_nbytes).zero_()
         memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, flat["scratchpad"].data_ptr())

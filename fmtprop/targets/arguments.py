@@ -6,6 +6,7 @@ from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import OpDef, opdef
+from fmtprop.layout import MemoryDesc
 
 
 def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.NativeDesc]]:
@@ -34,6 +35,21 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
             raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {name}")
         found.append((name, number, md))
     return found
+
+
+def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
+    """Return the bytes from the start of a tensor's buffer to where a primitive's argument points.
+
+    Parameters
+    ----------
+    desc : MemoryDesc
+        How the tensor lies in its buffer; a slice starts inside of it.
+    md : NativeDesc
+        The argument's descriptor, which counts from its own first element.
+    """
+    if desc.kind != "blocked":
+        return 0
+    return (desc.offset0 - md.fields.offset0) * desc.dtype.nbytes
 
 
 def _operand_number(declaration: OpDef, name: str) -> int:

@@ -46,18 +46,7 @@ def _binary_tail_not_dense(node: Node, request: Request, impl: str) -> bool:
     return any(request[name].kind == "blocked" and not request[name].is_packed for name in tails)
 
 
-def _offset_ignored(node: Node, request: Request, impl: str) -> bool:
-    ops = ("pooling", "batch_normalization", "layer_normalization", "reduction", "resampling")
-    return node.op in ops and any(desc.kind == "blocked" and desc.offset0 for desc in request.values())
-
-
 KNOWN_BAD: tuple[KnownBad, ...] = (
-    KnownBad(
-        (3, 0),
-        (4, 0),
-        _offset_ignored,
-        "some implementations read a source that starts inside of its buffer from the buffer's start",
-    ),
     KnownBad(
         (3, 0),
         (3, 4),

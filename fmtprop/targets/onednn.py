@@ -76,7 +76,8 @@ class OneDnnTarget:
         if declaration.primitive is None or not _computable(declaration, request):
             return
         try:
-            natives = {name: dnnl.NativeDesc.from_desc(desc) for name, desc in request.items()}
+            # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
+            natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
             attr = self._attributes(node, natives)
             lowering = declaration.primitive(node.attrs, natives, attr, self.prop_kind)
         except (FormatError, ShapeError, UnsupportedOpError) as error:
@@ -115,7 +116,10 @@ class OneDnnTarget:
     def _candidate(
         self, node: Node, declaration: OpDef, request: Request, lowering: Lowering, pd: dnnl.PrimitiveDesc
     ) -> Candidate | None:
-        formats = lowering.resolve(pd)
+        formats = dict(lowering.resolve(pd))
+        for name, desc in request.items():
+            if desc.kind == "blocked" and formats.get(name) == desc.at_start():
+                formats[name] = desc
         if known_bad(dnnl.lib().version, node, {**request, **formats}, pd.impl) is not None:
             return None
         dst = formats["dst"]
