@@ -109,9 +109,7 @@ def test_a_damaged_archive_is_an_import_error(net, tmp_path, monkeypatch):
         raise RuntimeError("schema version 99 is not supported\nmore")
 
     monkeypatch.setattr(torch.export, "load", fail)
-    with pytest.raises(
-        ImportModelError, match=r"cannot load this archive: schema version 99 is not supported\."
-    ):
+    with pytest.raises(ImportModelError, match=r"cannot load this archive: schema version 99 is not supported\."):
         load(path)
 
 

@@ -319,27 +319,77 @@ def softmax(d: Draw) -> object:
 # ---------------------------------------------------------------- element by element
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    **{f.__name__: f for f in (
-        F.relu, F.relu6, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.softsign, F.hardswish,
-        F.hardsigmoid, F.hardtanh, F.logsigmoid, F.tanhshrink, F.softshrink, F.hardshrink,
-    )},
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "abs": torch.abs, "neg": torch.neg, "square": torch.square,
-    "exp": lambda x: torch.exp(x.clamp(max=3.0)), "sin": torch.sin, "erf": torch.erf, "round": torch.round,
-    "sqrt": lambda x: torch.sqrt(x.abs()), "log": lambda x: torch.log(x.abs() + 0.5), "floor": torch.floor,
-    "rsqrt": lambda x: torch.rsqrt(x.abs() + 0.5), "reciprocal": lambda x: torch.reciprocal(x.abs() + 0.5),
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "elu(0.5)": lambda x: F.elu(x, 0.5),
-    "gelu(tanh)": lambda x: F.gelu(x, approximate="tanh"), "softplus(2)": lambda x: F.softplus(x, 2.0, 5.0),
-    "hardtanh(-2, 0.5)": lambda x: F.hardtanh(x, -2, 0.5), "clamp(0.1)": lambda x: x.clamp(0.1),
-    "clamp(max=0.3)": lambda x: x.clamp(max=0.3), "x * sigmoid(1.7x)": lambda x: x * torch.sigmoid(1.7 * x),
-    "pow(2)": lambda x: x**2, "pow(3)": lambda x: x**3, "pow(0.5)": lambda x: x.abs() ** 0.5, "2 - x": lambda x: 2 - x,
-    "1 / x": lambda x: 1 / (x.abs() + 0.5), "x * 0": lambda x: x * 0, "x + 0": lambda x: x + 0, "x * 1": lambda x: x * 1,
-    "x / 3": lambda x: x / 3, "x - 0.5": lambda x: x - 0.5, "-2.5 * x": lambda x: -2.5 * x, "x // 1": lambda x: x // 1,
-    "threshold": lambda x: F.threshold(x, 0.1, 20.0), "glu": lambda x: F.glu(x, 1), "rrelu": F.rrelu,
-    "dropout": lambda x: F.dropout(x, 0.5, False), "clone": torch.clone, "logit": lambda x: torch.logit(x, 0.2),
-    "add alpha": lambda x: torch.add(x, x, alpha=0.5), "rsub": lambda x: torch.rsub(x, x, alpha=2),
-    "sign": torch.sign, "exp2": lambda x: torch.exp2(x.clamp(max=3.0)), "2 ** x": lambda x: 2 ** x.clamp(-3, 3),
-    "swish2": lambda x: torch.sigmoid(x) * x, "log1p": lambda x: torch.log1p(x.abs()), "expm1": lambda x: torch.expm1(x.clamp(max=2.0)),
-}  # fmt: skip
+    **{
+        f.__name__: f
+        for f in (
+            F.relu,
+            F.relu6,
+            F.elu,
+            F.selu,
+            F.celu,
+            F.gelu,
+            F.silu,
+            F.mish,
+            F.softplus,
+            F.softsign,
+            F.hardswish,
+            F.hardsigmoid,
+            F.hardtanh,
+            F.logsigmoid,
+            F.tanhshrink,
+            F.softshrink,
+            F.hardshrink,
+        )
+    },
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "square": torch.square,
+    "exp": lambda x: torch.exp(x.clamp(max=3.0)),
+    "sin": torch.sin,
+    "erf": torch.erf,
+    "round": torch.round,
+    "sqrt": lambda x: torch.sqrt(x.abs()),
+    "log": lambda x: torch.log(x.abs() + 0.5),
+    "floor": torch.floor,
+    "rsqrt": lambda x: torch.rsqrt(x.abs() + 0.5),
+    "reciprocal": lambda x: torch.reciprocal(x.abs() + 0.5),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "elu(0.5)": lambda x: F.elu(x, 0.5),
+    "gelu(tanh)": lambda x: F.gelu(x, approximate="tanh"),
+    "softplus(2)": lambda x: F.softplus(x, 2.0, 5.0),
+    "hardtanh(-2, 0.5)": lambda x: F.hardtanh(x, -2, 0.5),
+    "clamp(0.1)": lambda x: x.clamp(0.1),
+    "clamp(max=0.3)": lambda x: x.clamp(max=0.3),
+    "x * sigmoid(1.7x)": lambda x: x * torch.sigmoid(1.7 * x),
+    "pow(2)": lambda x: x**2,
+    "pow(3)": lambda x: x**3,
+    "pow(0.5)": lambda x: x.abs() ** 0.5,
+    "2 - x": lambda x: 2 - x,
+    "1 / x": lambda x: 1 / (x.abs() + 0.5),
+    "x * 0": lambda x: x * 0,
+    "x + 0": lambda x: x + 0,
+    "x * 1": lambda x: x * 1,
+    "x / 3": lambda x: x / 3,
+    "x - 0.5": lambda x: x - 0.5,
+    "-2.5 * x": lambda x: -2.5 * x,
+    "x // 1": lambda x: x // 1,
+    "threshold": lambda x: F.threshold(x, 0.1, 20.0),
+    "glu": lambda x: F.glu(x, 1),
+    "rrelu": F.rrelu,
+    "dropout": lambda x: F.dropout(x, 0.5, False),
+    "clone": torch.clone,
+    "logit": lambda x: torch.logit(x, 0.2),
+    "add alpha": lambda x: torch.add(x, x, alpha=0.5),
+    "rsub": lambda x: torch.rsub(x, x, alpha=2),
+    "sign": torch.sign,
+    "exp2": lambda x: torch.exp2(x.clamp(max=3.0)),
+    "2 ** x": lambda x: 2 ** x.clamp(-3, 3),
+    "swish2": lambda x: torch.sigmoid(x) * x,
+    "log1p": lambda x: torch.log1p(x.abs()),
+    "expm1": lambda x: torch.expm1(x.clamp(max=2.0)),
+}
 
 
 @call(10)
@@ -355,13 +405,25 @@ def prelu(d: Draw) -> object:
 
 
 BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "x + y": lambda x, y: x + y, "x - y": lambda x, y: x - y, "x * y": lambda x, y: x * y, "y - x": lambda x, y: y - x,
-    "maximum": torch.maximum, "minimum": torch.minimum, "x / y": lambda x, y: x / (y.abs() + 0.5),
-    "x > y": lambda x, y: (x > y).float(), "x >= y": lambda x, y: (x >= y) * x, "where": lambda x, y: torch.where(x > 0, x, y),
-    "x + 2y": lambda x, y: torch.add(x, y, alpha=2), "lerp": lambda x, y: torch.lerp(x, y, 0.3), "y == x": lambda x, y: y == x,
-    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5), "atan2": lambda x, y: torch.atan2(x, y.abs() + 0.5),
-    "mse": lambda x, y: (x - y) ** 2, "x + y + x": lambda x, y: x + y + x, "x + relu(y)": lambda x, y: x + F.relu(y),
-}  # fmt: skip
+    "x + y": lambda x, y: x + y,
+    "x - y": lambda x, y: x - y,
+    "x * y": lambda x, y: x * y,
+    "y - x": lambda x, y: y - x,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "x / y": lambda x, y: x / (y.abs() + 0.5),
+    "x > y": lambda x, y: (x > y).float(),
+    "x >= y": lambda x, y: (x >= y) * x,
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "x + 2y": lambda x, y: torch.add(x, y, alpha=2),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "y == x": lambda x, y: y == x,
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
+    "atan2": lambda x, y: torch.atan2(x, y.abs() + 0.5),
+    "mse": lambda x, y: (x - y) ** 2,
+    "x + y + x": lambda x, y: x + y + x,
+    "x + relu(y)": lambda x, y: x + F.relu(y),
+}
 
 
 @call(12)
@@ -603,19 +665,26 @@ def reduction(d: Draw) -> object:
     )
     axis = rng.randrange(-n, n)
     one: dict[str, Callable[[torch.Tensor], object]] = {
-        "prod": lambda x: torch.tanh(x).prod(axis, keepdim=keep), "cumsum": lambda x: x.cumsum(axis),
-        "max": lambda x: x.max(axis, keepdim=keep).values, "min": lambda x: x.min(axis).values, "all": lambda x: x.sum(),
+        "prod": lambda x: torch.tanh(x).prod(axis, keepdim=keep),
+        "cumsum": lambda x: x.cumsum(axis),
+        "max": lambda x: x.max(axis, keepdim=keep).values,
+        "min": lambda x: x.min(axis).values,
+        "all": lambda x: x.sum(),
         "norm1": lambda x: torch.linalg.vector_norm(x, 1, axis, keep),
-    }  # fmt: skip
+    }
     if name in one:
         return d.call(f"{name}({axis}, {keep=})", one[name], [x])
     axes = rng.sample(range(n), rng.randrange(1, n + 1))
     many: dict[str, Callable[[torch.Tensor], object]] = {
-        "sum": lambda x: x.sum(axes, keep), "mean": lambda x: x.mean(axes, keep), "amax": lambda x: x.amax(axes, keep),
-        "amin": lambda x: x.amin(axes, keep), "norm": lambda x: torch.linalg.vector_norm(x, 2, axes, keep),
-        "var": lambda x: x.var(axes, correction=0, keepdim=keep), "std": lambda x: (x.var(axes, correction=0, keepdim=keep) + 0.1).sqrt(),
+        "sum": lambda x: x.sum(axes, keep),
+        "mean": lambda x: x.mean(axes, keep),
+        "amax": lambda x: x.amax(axes, keep),
+        "amin": lambda x: x.amin(axes, keep),
+        "norm": lambda x: torch.linalg.vector_norm(x, 2, axes, keep),
+        "var": lambda x: x.var(axes, correction=0, keepdim=keep),
+        "std": lambda x: (x.var(axes, correction=0, keepdim=keep) + 0.1).sqrt(),
         "logsumexp": lambda x: x.logsumexp(axes, keep),
-    }  # fmt: skip
+    }
     return d.call(f"{name}({axes}, {keep=})", many[name], [x])
 
 

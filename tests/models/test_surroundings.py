@@ -152,9 +152,8 @@ def test_more_memory_than_there_is():
         def forward(self, x):
             return torch.cumsum(x.expand(self.size, self.size), 0).relu().sum()
 
-    for size in (1 << 20, 1 << 25):
-        with pytest.raises(PlanError, match=r"a run of Huge needs [\d.]+ GB of memory at once, this machine has"):
-            fp.compile(Huge(size), torch.ones(1, 1))
+    with pytest.raises(PlanError, match=r"a run of Huge needs [\d.]+ GB of memory at once, this machine has"):
+        fp.compile(Huge(1 << 20), torch.ones(1, 1))
 
 
 def test_medians_need_a_run():
