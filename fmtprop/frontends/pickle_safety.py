@@ -13,6 +13,7 @@ Python library reference, "pickletools"; ``torch/_weights_only_unpickler.py``, w
 
 from __future__ import annotations
 
+import pickle
 import pickletools
 import re
 import struct
@@ -237,8 +238,13 @@ def _mark(machine: _Machine, argument: Any, position: int) -> None:
     machine.marks.append(len(machine.stack))
 
 
+def _protocol(machine: _Machine, argument: Any, position: int) -> None:
+    if argument > pickle.HIGHEST_PROTOCOL:
+        raise machine.refusal(f"is written in pickle protocol {argument}, which does not exist", position)
+
+
 def _nothing(machine: _Machine, argument: Any, position: int) -> None:
-    """PROTO and FRAME say how the rest is written."""
+    """FRAME says how the rest is written."""
 
 
 def _global(machine: _Machine, argument: Any, position: int) -> None:
@@ -371,7 +377,7 @@ def _stop(machine: _Machine, argument: Any, position: int) -> None:
 # The instructions that PyTorch's pickles of tensors consist of, in protocols 2 to 5. All others are refused, among
 # them INST, OBJ, NEWOBJ, NEWOBJ_EX (construct any class), EXT1 to EXT4 (name a function by number) and PERSID.
 _ACTIONS: Final[Mapping[str, Callable[[_Machine, Any, int], None]]] = {
-    "PROTO": _nothing,
+    "PROTO": _protocol,
     "FRAME": _nothing,
     "MARK": _mark,
     "STOP": _stop,

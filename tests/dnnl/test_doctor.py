@@ -40,7 +40,10 @@ def test_nothing_usable_says_what_to_do() -> None:
     assert "not installed" in result.stdout
 
 
-def test_advice() -> None:
+def test_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+
     class Fake:
         runtime, threads, isa, torch = "OMP", 8, "avx2", "not installed"
 
