@@ -1,6 +1,7 @@
 """Local response normalization, across channels or within one.
 
-No importer: PyTorch's exporter decomposes ``local_response_norm`` into elementary calls, which run as such.
+No importer: PyTorch's exporter decomposes ``local_response_norm`` into elementary calls, which
+:mod:`fmtprop.passes.recognise_lrn` puts together again.
 
 NaN: oneDNN 3.2's kernels for plain formats keep a running sum across channels, so that one NaN reaches every channel
 after it and not just its neighbours.

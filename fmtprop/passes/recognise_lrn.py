@@ -1,0 +1,103 @@
+"""Recognition of local response normalization, which PyTorch's exporter writes out as elementary calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.lrn import Lrn
+from fmtprop.ops.pad import Pad
+from fmtprop.ops.pooling import Pooling
+from fmtprop.passes.editing import bypass, only_reader
+
+
+@dataclass(frozen=True)
+class RecogniseLrn:
+    """Replace ``x / (k + alpha * average of x² over neighbouring channels) ** beta`` by one ``lrn``.
+
+    Notes
+    -----
+    Requires merged views, and padding that is not folded yet. Ensures that no such chain is left whose inner values nobody else reads;
+    windows of even size stay, as oneDNN's have a middle.
+
+    References
+    ----------
+    ``torch.nn.functional.local_response_norm``; oneDNN developer guide, "Local Response Normalization (LRN)".
+    """
+
+    name: ClassVar[str] = "recognise-lrn"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if isinstance(node.attrs, Binary) and node.attrs.alg == "div":
+                _recognise(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _recognise(graph: Graph, quotient: Node) -> None:
+    src, divisor = graph.inputs(quotient.name)["src_0"], graph.inputs(quotient.name)["src_1"]
+    attrs = _lrn(graph, src, divisor)
+    if attrs is None or graph.type_of(src) != quotient.results[0] or not 3 <= quotient.results[0].ndim <= 5:
+        return
+    node = Node(graph.fresh_name("lrn"), "lrn", attrs, quotient.results, origin=quotient.origin)
+    bypass(graph, quotient, graph.insert(node, {"src": src}, before=quotient.name))
+
+
+def _lrn(graph: Graph, src: Value, divisor: Value) -> Lrn | None:
+    """Return the normalization that a divisor makes of its source, None where it is something else."""
+    power = _producer(graph, divisor)
+    if power is None or not isinstance(power.attrs, Eltwise) or (power.attrs.alg, power.attrs.alpha) != ("pow", 1.0):
+        return None
+    alpha, k, node = 1.0, 0.0, _behind(graph, power)
+    while node is not None and isinstance(node.attrs, Eltwise) and node.attrs.alg == "linear":
+        alpha, k = alpha * node.attrs.alpha, alpha * node.attrs.beta + k
+        node = _behind(graph, node)
+    size = _window(graph, node, src)
+    return None if size is None else Lrn("across_channels", size, alpha, power.attrs.beta, k)
+
+
+def _window(graph: Graph, joined: Node | None, src: Value) -> int | None:
+    """Return the number of channels that are averaged: reshape, pad, pooling, reshape of the squares of src."""
+    pooled = _behind(graph, joined, "reshape")
+    padded = _behind(graph, pooled, "pooling")
+    split = _behind(graph, padded, "pad")
+    squares = _behind(graph, split, "reshape")
+    if pooled is None or padded is None or split is None or squares is None or not _is_square(graph, squares, src):
+        return None
+    dims, split_dims = graph.type_of(src).dims, split.results[0].dims
+    if split_dims[:3] != (dims[0], 1, dims[1]) or joined is None or joined.results[0].dims != dims:
+        return None
+    pool, pad, rank = pooled.attrs, padded.attrs, len(split_dims)
+    if not isinstance(pool, Pooling) or not isinstance(pad, Pad) or pool.alg == "max" or pad.value != 0:
+        return None
+    size, none, ones = pool.kernel[0], (0,) * (rank - 2), (1,) * (rank - 2)
+    plain = (pool.strides, pool.dilates, pool.pad_l, pool.pad_r) == (ones, none, none, none)
+    reach = (0, 0, size // 2, *(0,) * (rank - 3))
+    fits = pool.kernel == (size, *ones[1:]) and pad.pads_l == reach and pad.pads_r == reach
+    return size if plain and fits and size % 2 else None
+
+
+def _is_square(graph: Graph, node: Node, src: Value) -> bool:
+    operands = set(graph.inputs(node.name).values())
+    alg = getattr(node.attrs, "alg", "")
+    return operands == {src} and (node.op, alg) in (("binary", "mul"), ("eltwise", "square"))
+
+
+def _behind(graph: Graph, node: Node | None, op: str | None = None) -> Node | None:
+    """Return the producer of a node's source, the node itself being that op (if one is asked for)."""
+    if node is None or (op is not None and node.op != op):
+        return None
+    return _producer(graph, graph.inputs(node.name)["src"])
+
+
+def _producer(graph: Graph, value: Value) -> Node | None:
+    """Return the node behind a value where it has no other reader."""
+    node = graph.node(value.node)
+    return None if node.is_boundary or only_reader(graph, value) is None else node
