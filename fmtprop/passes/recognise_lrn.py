@@ -21,8 +21,8 @@ class RecogniseLrn:
 
     Notes
     -----
-    Requires merged views, and padding that is not folded yet. Ensures that no such chain is left whose inner values nobody else reads;
-    windows of even size stay, as oneDNN's have a middle.
+    Requires merged views, and padding that is not folded yet. Ensures that no such chain is left whose inner values
+    nobody else reads; windows of even size stay, as oneDNN's have a middle.
 
     References
     ----------
