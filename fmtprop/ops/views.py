@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from fmtprop.errors import ShapeError
+from fmtprop.errors import FormatError, ShapeError
 from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
@@ -116,7 +116,16 @@ view_slice = _view(
         attrs.starts, attrs.sizes, [1 if n == 1 else s for n, s in zip(attrs.sizes, attrs.steps, strict=True)]
     )
 )
-view_expand = _view(lambda attrs, desc: desc.expand(attrs.shape))
+
+
+def _expanded(attrs: Expand, desc: MemoryDesc) -> MemoryDesc:
+    # The algebra has them, but oneDNN converts no blocked format that repeats: it would be a dead end.
+    if not desc.is_plain:
+        raise FormatError(f"expand: src is {desc}; nothing reads a blocked format that repeats: convert to plain first")
+    return desc.expand(attrs.shape)
+
+
+view_expand = _view(_expanded)
 
 
 # ---------------------------------------------------------------- samples

@@ -62,10 +62,10 @@ class OneDnnTarget:
         return self._answers[key]
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return a rough time by the bytes moved; None where oneDNN has no such format."""
+        """Return a rough time by the bytes moved; None where the destination repeats elements."""
         if src == dst:
             return 0.0
-        if src.has_broadcast or dst.has_broadcast:
+        if dst.has_broadcast:
             return None
         return _CALL + (src.nbytes + dst.nbytes) / _BANDWIDTH
 

@@ -71,7 +71,10 @@ def conv_transpose(d: Draw) -> object:
     args = [x, w] + ([d.weight(per * g)] if rng.random() < 0.6 else [])
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[n - 1]
     text = f"conv_transpose{n}d(stride={stride}, padding={padding}, output_padding={extra}, groups={g}, {dilation=})"
-    return d.call(text, lambda x, w, b=None: function(x, w, b, stride, padding, extra, g, dilation), args)
+    made = d.call(text, lambda x, w, b=None: function(x, w, b, stride, padding, extra, g, dilation), args)
+    if 0 in d.values[made].shape[2:]:
+        raise Unfit  # PyTorch refuses that or not, as the kernel it picks; so does the import
+    return made
 
 
 @call(8)

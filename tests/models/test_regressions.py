@@ -64,6 +64,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: x @ torch.ones(4, 3),
         (torch.randn(0, 8, 2, 4),),
     ),
+    "a repeated tensor is read by what has no fast kernel for repetition": (
+        lambda x, w: (
+            F.relu(F.conv3d(x, w).expand(2, 3, 8, 3, 3, 3)),
+            F.conv1d(x[:, :, 0, 0], w[:3, :, 0, 0], padding=1).expand(2, 3, 3, 5),
+            F.softmax(x[:1, :, :1].expand(4, 16, 5, 5, 5), 1),
+        ),
+        (torch.randn(3, 16, 5, 5, 5), torch.randn(8, 16, 3, 3, 3)),
+    ),
     "a product over rows with a factor of full size": (
         lambda x, w: (x @ w) * torch.linspace(0, 1, 24).reshape(1, 3, 8, 1) + 1,
         (torch.randn(1, 3, 8, 9), torch.randn(9, 1)),
