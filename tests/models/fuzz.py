@@ -518,7 +518,8 @@ def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
             tail.append(line)
             print(line, end="", flush=True)
     if child.wait():
-        print(f"CRASHED {last}: exit code {child.returncode}\n{draw(last, options.calls)}", flush=True)
+        print(f"CRASHED {last}: exit code {child.returncode}", flush=True)
+        print(draw(last, options.calls), flush=True)  # after the line above: what crashed may be PyTorch itself
         return last
     print(f"done to {end}", flush=True)
     return end - 1
