@@ -6,7 +6,7 @@ a CPU's opinion. :mod:`fmtprop.targets` implements it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,3 +73,26 @@ class Target(Protocol):
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the estimated seconds of a reorder, 0 for none, or None where there is none."""
+
+
+class Costs(Protocol):
+    """What it costs to run a candidate or a reorder, in seconds, seen by a pass."""
+
+    def prepare(
+        self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
+    ) -> None:
+        """Get ready to be asked about these: measure what should be measured, within the budget.
+
+        Parameters
+        ----------
+        work : sequence of (Node, Candidate)
+            Nodes of the normal graph, each with one way to run it.
+        reorders : sequence of (MemoryDesc, MemoryDesc)
+            Source and destination formats.
+        """
+
+    def node(self, node: Node, candidate: Candidate) -> float:
+        """Return the seconds that a node takes when it runs so."""
+
+    def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return the seconds of a reorder, 0 for none, or None where there is none."""
