@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: bytes; a cache line, and the widest vector register
-ALIGNMENT = 64
+from fmtprop.targets.memory import ALIGNMENT
 
 
 class Lifetime(NamedTuple):

@@ -16,8 +16,8 @@ from fmtprop.ir.tensors import materialise
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
-from fmtprop.runtime.memory import check_fits
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
+from fmtprop.targets.memory import check_fits
 
 
 def build_plan(graph: Graph, target: Target) -> Plan:

@@ -11,8 +11,8 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference
-from fmtprop.runtime.memory import aligned_bytes, view
 from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.memory import aligned_bytes, view
 
 
 class ConstantStore:

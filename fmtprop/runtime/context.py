@@ -15,9 +15,9 @@ from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.runtime.calls import call_reference
-from fmtprop.runtime.memory import huge_bytes, view, view_of_tensor
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
 
 #: (function, its four arguments); a function returns 0 or an error status
 _Call = tuple[Callable[..., Any], Any, Any, Any, Any]

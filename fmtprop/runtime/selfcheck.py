@@ -16,7 +16,6 @@ from pathlib import Path
 
 import filelock
 import numpy as np
-import platformdirs
 import torch
 
 from fmtprop import dnnl
@@ -24,9 +23,10 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.calls import call_reference
-from fmtprop.runtime.memory import aligned_bytes
 from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.memory import aligned_bytes
+from fmtprop.tuning.directory import cache_directory
 
 #: largest error relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
@@ -95,14 +95,6 @@ class Memory:
                 file.write("".join(f"{key}\n" for key in new))
         except (OSError, filelock.Timeout) as error:
             _warn(f"cannot write {self.path} ({error}); the checks will be repeated")
-
-
-def cache_directory() -> Path:
-    """Return where fmtprop keeps what it measured and checked."""
-    import os
-
-    override = os.environ.get("FMTPROP_CACHE_DIR")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("fmtprop"))
 
 
 def check_steps(steps: Iterable[Step], memory: Memory) -> list[Mismatch]:

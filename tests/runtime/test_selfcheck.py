@@ -14,8 +14,9 @@ from fmtprop import dnnl
 from fmtprop.ir.node import Node
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.plan import Access, Step
-from fmtprop.runtime.selfcheck import Memory, Mismatch, cache_directory, check_step, check_steps, key_of
+from fmtprop.runtime.selfcheck import Memory, Mismatch, check_step, check_steps, key_of
 from fmtprop.targets import OneDnnTarget
+from fmtprop.tuning.directory import cache_directory
 from tests.targets.nodes import chosen, convolution, request
 
 

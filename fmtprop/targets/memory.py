@@ -1,4 +1,4 @@
-"""Memory that the plan owns, and torch views into it."""
+"""Memory that primitives run on, and torch views into it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.arena import ALIGNMENT
+
+#: bytes; a cache line, and the widest vector register
+ALIGNMENT = 64
 
 _HUGE_PAGE = 2 << 20
 

@@ -1,0 +1,1 @@
+"""What it costs to run a candidate or a reorder on this machine: modelled, measured, remembered."""
