@@ -68,10 +68,10 @@ class AssignFormats:
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
-        return _Assignment(self, graph).run()
+        return Assignment(self, graph).run()
 
 
-class _Tensor(NamedTuple):
+class Placed(NamedTuple):
     """A value of the new graph and the descriptor that its readers should see.
 
     The descriptor differs from the value's own only in its data type: a pending conversion, done together with the
@@ -82,7 +82,7 @@ class _Tensor(NamedTuple):
     desc: MemoryDesc
 
 
-class _Assignment:
+class Assignment:
     """State of one run of :class:`AssignFormats`."""
 
     def __init__(self, spec: AssignFormats, graph: Graph) -> None:
@@ -90,7 +90,7 @@ class _Assignment:
         self.source = graph
         self.out = Graph(graph.name)
         self.out.structure = graph.structure
-        self.tensors: dict[Value, _Tensor] = {}
+        self.tensors: dict[Value, Placed] = {}
         #: value of the new graph -> the value that it is a reordered copy of
         self.root: dict[Value, Value] = {}
         #: (root, format) -> the copy in that format
@@ -134,9 +134,9 @@ class _Assignment:
         stored, pending = self.out.desc_of(value).dtype, desc.dtype
         if pending is not stored and not (pending is DataType.F32 and stored in _HALVES):
             # The pending conversion rounds: another one after it must start from what it leaves.
-            value = self._convert(_Tensor(value, desc), desc, node, "src")
+            value = self._convert(Placed(value, desc), desc, node, "src")
             self.root[value] = value
-        self.tensors[Value(node.name)] = _Tensor(value, desc.with_dtype(node.results[0].dtype))
+        self.tensors[Value(node.name)] = Placed(value, desc.with_dtype(node.results[0].dtype))
 
     def _visit_view(self, node: Node) -> None:
         tensor = self._operands(node)["src"]
@@ -171,9 +171,9 @@ class _Assignment:
         if self.spec.policy == "naive":
             for index, desc in enumerate(candidate.results):
                 value = Value(node.name, index)
-                back = self._convert(_Tensor(value, desc), plain(desc), node, "dst")
+                back = self._convert(Placed(value, desc), plain(desc), node, "dst")
                 self.root[back] = back  # readers start from the plain copy: that is what this policy pays
-                self.tensors[value] = _Tensor(back, plain(desc))
+                self.tensors[value] = Placed(back, plain(desc))
 
     # ------------------------------------------------------------------ deciding
 
@@ -205,15 +205,15 @@ class _Assignment:
 
     # ------------------------------------------------------------------ building
 
-    def _operands(self, node: Node) -> dict[str, _Tensor]:
+    def _operands(self, node: Node) -> dict[str, Placed]:
         return {name: self.tensors[value] for name, value in self.source.inputs(node.name).items()}
 
     def _place(self, node: Node, inputs: Mapping[str, Value], descs: tuple[MemoryDesc, ...], choice: Choice) -> None:
         values = self.out.add(node.with_(descs=descs, choice=choice), inputs)
         for value, desc in zip(values, descs, strict=True):
-            self.tensors[value] = _Tensor(value, desc)
+            self.tensors[value] = Placed(value, desc)
 
-    def _convert(self, tensor: _Tensor, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
+    def _convert(self, tensor: Placed, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
         """Return the tensor's value in the wanted format: itself, a copy that exists, or a new reorder."""
         value, actual = tensor.value, self.out.desc_of(tensor.value)
         if actual == wanted:
