@@ -17,6 +17,7 @@ from torch import nn
 
 from fmtprop.ir.initialiser import Initialiser, seed_of
 from graphs.architectures import initialise
+from graphs.architectures.bert import VOCABULARY, BertBase
 from graphs.architectures.conv3d import Conv3dNet
 from graphs.architectures.convnext import ConvNeXtT
 from graphs.architectures.densenet import DenseNet121
@@ -28,6 +29,7 @@ from graphs.architectures.shufflenet import ShuffleNetV2
 from graphs.architectures.teaching import Chain, ConcatBlock, Residual
 from graphs.architectures.unet import UNet
 from graphs.architectures.vgg import VGG16
+from graphs.architectures.vit import ViTB16
 
 __all__ = ["ARCHITECTURES", "Architecture"]
 
@@ -43,13 +45,15 @@ class Architecture:
     build : callable
         Makes the module; its weights are torch's, not yet the seeded ones.
     input_shape : tuple of int
-        Shape of the one input, batch 1, in plain (channels-first) order.
+        Shape of the one input, batch 1: an image in plain (channels-first) order, or tokens.
     description : str
         One line for listings.
     source : str
         Where the architecture was published.
     parameter_count : int
         Number of learnable scalars.
+    vocabulary : int, optional
+        The input is int64 tokens below this number; 0 for an f32 image.
 
     Examples
     --------
@@ -64,6 +68,7 @@ class Architecture:
     description: str
     source: str
     parameter_count: int
+    vocabulary: int = 0
 
     def module(self) -> nn.Module:
         """Build the module with its seeded weights, in inference mode.
@@ -78,10 +83,11 @@ class Architecture:
         return initialise.apply(module.to_empty(device="cpu")).eval().requires_grad_(False)
 
     def example_input(self, seed: int | None = None) -> torch.Tensor:
-        """Make a reproducible input of unit variance, with structure at every scale as images have.
+        """Make a reproducible input: tokens drawn at random, or an image.
 
-        Noise of one value per pixel would not do: pooling averages it away, and a deep network's output would
-        hardly depend on it. Each octave therefore adds noise that is constant over blocks of half the size.
+        An image has unit variance and structure at every scale: noise of one value per pixel would not do, pooling
+        averages it away, and a deep network's output would hardly depend on it. Each octave therefore adds noise that
+        is constant over blocks of half the size.
 
         Parameters
         ----------
@@ -92,9 +98,12 @@ class Architecture:
         Returns
         -------
         torch.Tensor
-            float32, of shape ``input_shape``.
+            float32 or int64, of shape ``input_shape``.
         """
         first = seed_of(self.name) if seed is None else seed
+        if self.vocabulary:
+            drawn = Initialiser.uniform(first, 0.0, self.vocabulary).materialise(self.input_shape)
+            return torch.from_numpy(drawn.astype(np.int64))
         batch, channels, *extent = self.input_shape
         octaves = math.ceil(math.log2(max(extent))) + 1
         total = np.zeros(self.input_shape, np.float32)
@@ -176,6 +185,23 @@ ARCHITECTURES: dict[str, Architecture] = {
             "ConvNeXt-T: depthwise 7x7, layer norm and linear layers in channels-last, GELU",
             "Liu et al., A ConvNet for the 2020s, arXiv:2201.03545",
             28_589_128,
+        ),
+        Architecture(
+            "bert_base",
+            BertBase,
+            (1, 128),
+            "BERT-base: encoder over 128 tokens, norm after each residual",
+            "Devlin et al., BERT, arXiv:1810.04805; without the pooler",
+            108_891_648,
+            VOCABULARY,
+        ),
+        Architecture(
+            "vit_b16",
+            ViTB16,
+            _IMAGE,
+            "ViT-B/16: an image as 196 tokens, norm before each branch",
+            "Dosovitskiy et al., An Image is Worth 16x16 Words, arXiv:2010.11929; as in torchvision",
+            86_567_656,
         ),
         Architecture(
             "unet",

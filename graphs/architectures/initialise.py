@@ -73,6 +73,8 @@ def initialiser_of(name: str, tensor: torch.Tensor, module: nn.Module) -> dict[s
         return Initialiser.uniform(seed, 0.8 * scale, 1.2 * scale).to_json()
     if leaf == "bias":
         return Initialiser.normal(seed, 0.0, 0.05 * scale).to_json()
+    if isinstance(owner, nn.Embedding) or leaf in ("class_token", "position_embedding"):
+        return Initialiser.normal(seed, 0.0, scale).to_json()
     if isinstance(owner, (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)) and leaf == "weight":
         # Gain 2 makes up for the half of the energy that a ReLU before the layer removes.
         return Initialiser.normal(seed, 0.0, scale * math.sqrt(2.0 / fan_in(owner))).to_json()

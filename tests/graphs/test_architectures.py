@@ -11,9 +11,11 @@ from torch import nn
 from fmtprop.errors import GraphError
 from fmtprop.ir.initialiser import Initialiser
 from graphs.architectures import ARCHITECTURES
+from graphs.architectures.attention import SelfAttention
 from graphs.architectures.initialise import apply, fan_in, initialiser_of
 
-# Parameter counts of torchvision's models of the same name; the last line counts this project's own.
+# Parameter counts of torchvision's models of the same name, and of transformers' BertModel; the last line counts this
+# project's own.
 PUBLISHED = {
     "resnet50": 25_557_032,
     "mobilenet_v2": 3_504_872,
@@ -23,17 +25,20 @@ PUBLISHED = {
     "efficientnet_b0": 5_288_548,
     "shufflenet_v2": 2_278_604,
     "convnext_t": 28_589_128,
+    "bert_base": 109_482_240 - 590_592,  # less the pooler
+    "vit_b16": 86_567_656,
     "unet": 7_763_041,
     **{"conv3d": 3_701_744, "chain": 896, "residual": 19_488, "concat": 9_544},
 }
 OUTPUT_SHAPES = {
+    "bert_base": (1, 128, 768),
     "unet": (1, 1, 256, 256),
     "conv3d": (1, 400),
     "chain": (1, 32, 16, 16),
     "residual": (1, 32, 32, 32),
     "concat": (1, 32, 32, 32),
 }
-BIG = {"vgg16", "densenet121", "inception_v3"}
+BIG = {"vgg16", "densenet121", "inception_v3", "bert_base", "vit_b16"}
 MATMULS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.Linear)
 
 names = pytest.mark.parametrize("name", sorted(ARCHITECTURES))
@@ -65,8 +70,10 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 @names
 def test_output_shape(name: str) -> None:
     module = meta_module(name).eval()
+    architecture = ARCHITECTURES[name]
+    dtype = torch.int64 if architecture.vocabulary else torch.float32
     with torch.no_grad():
-        y = module(torch.empty(ARCHITECTURES[name].input_shape, device="meta"))
+        y = module(torch.empty(architecture.input_shape, dtype=dtype, device="meta"))
     assert tuple(y.shape) == OUTPUT_SHAPES.get(name, (1, 1000))
 
 
@@ -173,6 +180,12 @@ def test_example_input_has_unit_variance_and_structure() -> None:
     assert neighbours > 0.5
 
 
+def test_example_tokens_are_spread_over_the_vocabulary() -> None:
+    tokens = ARCHITECTURES["bert_base"].example_input()
+    assert tokens.dtype == torch.int64 and tokens.shape == (1, 128)
+    assert 0 <= tokens.min() < 2_000 and 28_000 < tokens.max() < 30_522
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
@@ -194,3 +207,18 @@ def test_unknown_tensor_is_refused() -> None:
         "0.weight (PReLU, shape (3,)): no initialiser rule for this tensor; "
         "add one to graphs/architectures/initialise.py"
     )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_is_pytorchs(fused: bool) -> None:
+    """Head by head, against ``nn.MultiheadAttention`` with the same weights."""
+    torch.manual_seed(0)
+    ours, theirs = SelfAttention(24, 3, fused).eval(), nn.MultiheadAttention(24, 3, batch_first=True).eval()
+    layers = [ours.qkv] if fused else [ours.query, ours.key, ours.value]
+    assert theirs.in_proj_bias is not None
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))
+        theirs.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+        x = torch.randn(2, 5, 24)
+        torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0])

@@ -16,6 +16,8 @@ from graphs.make import FOLDER, write
 
 SMALL = ("chain", "residual", "concat", "conv3d")
 LARGE = tuple(name for name in ARCHITECTURES if name not in SMALL)
+#: overloads without a oneDNN op; an embedding looks rows up by number
+HOST_CALLS = {"bert_base": ["aten.embedding.default"]}
 ALL = [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
 
 
@@ -29,7 +31,8 @@ def test_files_are_small_and_hold_no_weights(name):
     assert path.stat().st_size < 300 * 1024
     assert "weights" not in json.loads(path.read_text())
     graph = load(name)
-    assert graph.name == name and graph.count("aten") == 0
+    assert graph.name == name
+    assert [node.attrs.target for node in graph if node.op == "aten"] == HOST_CALLS.get(name, [])
     assert [node.results[0].dims for node in graph.input_nodes] == [ARCHITECTURES[name].input_shape]
     module = ARCHITECTURES[name].build().to("meta")
     for constant, data in graph.constants.items():

@@ -34,6 +34,8 @@ REORDERS = {
     "densenet121": 4,
     "efficientnet_b0": 1,
     "convnext_t": 1,
+    "bert_base": 48,  # four in each of 12 layers: queries, keys and values by head, and the heads side by side again
+    "vit_b16": 49,
     "unet": 1,
     "conv3d": 1,
 }
@@ -94,7 +96,8 @@ def test_activation_reorders(isa: str, name: str) -> None:
 @graphs
 @isas
 def test_everything_runs_on_onednn(isa: str, name: str) -> None:
-    assert facts(isa, name)["fallback"] == []
+    # an embedding looks rows up by number, which oneDNN has no primitive for
+    assert facts(isa, name)["fallback"] == (["node aten_1 (aten)"] if name == "bert_base" else [])
 
 
 @graphs
