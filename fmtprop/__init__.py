@@ -20,7 +20,7 @@ _EXPORTS = {
     "directml": "fmtprop.layout.directml",
     "xla": "fmtprop.layout.xla",
     "compile": "fmtprop.api",
-    "CompiledModel": "fmtprop.api",
+    "CompiledModel": "fmtprop.compiled",
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
     "from_torch": "fmtprop.frontends",
@@ -45,8 +45,8 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
-    from fmtprop.api import CompiledModel as CompiledModel
     from fmtprop.api import compile as compile
+    from fmtprop.compiled import CompiledModel as CompiledModel
     from fmtprop.errors import (
         DnnlError as DnnlError,
     )

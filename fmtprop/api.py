@@ -1,36 +1,34 @@
-"""The front door: compile a model, run it, ask what happened.
+"""The front door: compile a model.
 
 Ties the stages together in their order (import, normalise, assign, plan, run) and decides nothing itself.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fmtprop import dnnl
-from fmtprop.errors import ImportModelError, InputError, PlanError, UnsupportedOpError
+from fmtprop.compiled import CompiledModel, random_inputs
+from fmtprop.errors import ImportModelError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.policies import POLICIES
-from fmtprop.runtime import Executor, Plan, build_plan
+from fmtprop.runtime import build_plan
 from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
 from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
-if TYPE_CHECKING:
-    from fmtprop.report import Report
+__all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
 
 #: how often a plan whose own check failed is planned again around the failure
 _ATTEMPTS = 5
@@ -73,135 +71,6 @@ class Options:
         for name, desc in self.boundary.items():
             if not isinstance(desc, MemoryDesc):
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
-
-
-class CompiledModel:
-    """A model that is planned and ready to run. Made by :func:`compile`.
-
-    Parameters
-    ----------
-    graph : Graph
-        The formatted graph.
-    plan : Plan
-        The frozen plan.
-    options : Options
-        How it was compiled.
-    seconds : mapping of str to float
-        Time that each stage of the compilation took.
-    precision : str
-        The data type that compute-intensive ops really run in.
-    """
-
-    def __init__(
-        self, graph: Graph, plan: Plan, options: Options, seconds: Mapping[str, float], precision: str
-    ) -> None:
-        self.graph = graph
-        self.plan = plan
-        self.options = options
-        self.compile_seconds = dict(seconds)
-        self.precision = precision
-        self._executor = Executor(plan)
-        self._flat = _is_flat(graph)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model on torch tensors.
-
-        Parameters
-        ----------
-        *args, **kwargs
-            As the original model takes them; shapes and data types of the example inputs, any strides.
-
-        Returns
-        -------
-        object
-            What the original model returns: a tensor, or tensors in its own structure. They are the caller's to keep.
-
-        Raises
-        ------
-        InputError
-            An input does not fit.
-        """
-        if self._flat and not kwargs:
-            results = self._executor.run(args)
-            return results[0] if len(results) == 1 else tuple(results)
-        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs))
-        return restructure(self.graph.structure, results)
-
-    def run_flat(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run on the graph's inputs in their order; return its outputs in theirs.
-
-        Raises
-        ------
-        InputError
-            An input does not fit.
-        """
-        return self._executor.run(inputs)
-
-    def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> list[float]:
-        """Return the median seconds of every step of the plan.
-
-        Parameters
-        ----------
-        *args, **kwargs
-            Inputs; random ones when none are given.
-        repeats : int
-            Runs, after two that are not counted.
-
-        Returns
-        -------
-        list of float
-            Seconds, in the order of ``plan.steps``.
-        """
-        _check_repeats(repeats)
-        inputs = flatten_arguments(self.graph.structure, args, kwargs) if args or kwargs else self.random_inputs()
-        runs = [self._executor.profile(inputs)[1] for _ in range(repeats + 2)][2:]
-        return [sorted(times)[len(times) // 2] for times in zip(*runs, strict=True)]
-
-    def random_inputs(self, seed: int = 0) -> list[torch.Tensor]:
-        """Return seeded random inputs that fit the model: normal for floats, 0 or 1 for integers and booleans."""
-        return random_inputs(self.graph, seed)
-
-    def report(self, repeats: int = 10) -> Report:
-        """Measure the plan and return what each reorder costs and why it is there.
-
-        Parameters
-        ----------
-        repeats : int
-            Runs over which each step's median is taken.
-        """
-        from fmtprop.report import Report
-
-        _check_repeats(repeats)
-        return Report.of(self, repeats=repeats)
-
-    def close(self) -> None:
-        """Release the native objects of idle contexts; the model can still be run."""
-        self._executor.close()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """Return a model with contexts of its own; the plan and the constants, which never change, are shared."""
-        return CompiledModel(self.graph, self.plan, self.options, self.compile_seconds, self.precision)
-
-    def __copy__(self) -> CompiledModel:
-        """Return a model with contexts of its own, as a deep copy is."""
-        return self.__deepcopy__({})
-
-    def __reduce__(self) -> Any:
-        """Refuse to be pickled.
-
-        Raises
-        ------
-        PlanError
-            Always.
-        """
-        raise PlanError(
-            f"{self!r} cannot be pickled: its primitives are machine code of this process. Save the module "
-            "(torch.export.save) or its graph (fmtprop.save), and compile it where it is loaded"
-        )
-
-    def __repr__(self) -> str:
-        size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
-        return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
 
 
 def compile(
@@ -313,22 +182,6 @@ def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
     return net
 
 
-def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
-    """Return seeded random inputs of a graph: normal for floats, 0 or 1 for integers and booleans."""
-    from fmtprop.ir.tensors import torch_dtype
-
-    generator = torch.Generator("cpu").manual_seed(seed)
-    inputs = []
-    for node in graph.input_nodes:
-        dtype = torch_dtype(node.results[0].dtype)
-        if node.results[0].dtype.is_floating:
-            drawn = torch.randn(node.results[0].dims, generator=generator, dtype=torch.float32, device="cpu")
-            inputs.append(drawn.to(dtype))
-        else:
-            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
-    return inputs
-
-
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference over the largest expected magnitude; inf where NaN or infinity disagree."""
     got, expected = got.detach().double(), expected.detach().double()
@@ -355,11 +208,6 @@ def _import(model: Any, example_inputs: Any) -> Graph:
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph or the path of a graph file"
     )
-
-
-def _check_repeats(repeats: int) -> None:
-    if repeats < 1:
-        raise InputError(f"repeats must be at least 1 for a median, got {repeats}")
 
 
 def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
@@ -398,22 +246,6 @@ def _check_whole(net: CompiledModel, graph: Graph) -> None:
                 f"model {graph.name}: output {name} is off by {error:.1e} relative to PyTorch (tolerance "
                 f"{tolerance:.0e}); report it with the model, and compile with policy='plain' meanwhile"
             )
-
-
-def _is_flat(graph: Graph) -> bool:
-    """Whether arguments are plain positional tensors and the result a tensor or a tuple of tensors, in graph order."""
-    if not graph.structure:
-        return True
-    data = json.loads(graph.structure)
-    slots = [{"slot": i} for i in range(len(graph.input_nodes))]
-    outs = [{"slot": i} for i in range(len(graph.output_nodes))]
-    results = data["results"]
-    single = len(outs) == 1 and results == outs[0]
-    return (
-        [spec for _, spec in data["positional"]] == slots
-        and not data["keyword"]
-        and (single or (len(outs) > 1 and results == {"tuple": outs}))
-    )
 
 
 class _Clock:

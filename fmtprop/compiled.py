@@ -1,0 +1,184 @@
+"""A compiled model: run it, measure it, ask what happened. Plans nothing itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import InputError, PlanError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.structure import flatten_arguments, restructure
+from fmtprop.runtime import Executor, Plan
+
+if TYPE_CHECKING:
+    from fmtprop.api import Options
+    from fmtprop.report import Report
+
+
+class CompiledModel:
+    """A model that is planned and ready to run. Made by :func:`compile`.
+
+    Parameters
+    ----------
+    graph : Graph
+        The formatted graph.
+    plan : Plan
+        The frozen plan.
+    options : Options
+        How it was compiled.
+    seconds : mapping of str to float
+        Time that each stage of the compilation took.
+    precision : str
+        The data type that compute-intensive ops really run in.
+    """
+
+    def __init__(
+        self, graph: Graph, plan: Plan, options: Options, seconds: Mapping[str, float], precision: str
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.options = options
+        self.compile_seconds = dict(seconds)
+        self.precision = precision
+        self._executor = Executor(plan)
+        self._flat = _is_flat(graph)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on torch tensors.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As the original model takes them; shapes and data types of the example inputs, any strides.
+
+        Returns
+        -------
+        object
+            What the original model returns: a tensor, or tensors in its own structure. They are the caller's to keep.
+
+        Raises
+        ------
+        InputError
+            An input does not fit.
+        """
+        if self._flat and not kwargs:
+            results = self._executor.run(args)
+            return results[0] if len(results) == 1 else tuple(results)
+        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs))
+        return restructure(self.graph.structure, results)
+
+    def run_flat(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on the graph's inputs in their order; return its outputs in theirs.
+
+        Raises
+        ------
+        InputError
+            An input does not fit.
+        """
+        return self._executor.run(inputs)
+
+    def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> list[float]:
+        """Return the median seconds of every step of the plan.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Inputs; random ones when none are given.
+        repeats : int
+            Runs, after two that are not counted.
+
+        Returns
+        -------
+        list of float
+            Seconds, in the order of ``plan.steps``.
+        """
+        _check_repeats(repeats)
+        inputs = flatten_arguments(self.graph.structure, args, kwargs) if args or kwargs else self.random_inputs()
+        runs = [self._executor.profile(inputs)[1] for _ in range(repeats + 2)][2:]
+        return [sorted(times)[len(times) // 2] for times in zip(*runs, strict=True)]
+
+    def random_inputs(self, seed: int = 0) -> list[torch.Tensor]:
+        """Return seeded random inputs that fit the model: normal for floats, 0 or 1 for integers and booleans."""
+        return random_inputs(self.graph, seed)
+
+    def report(self, repeats: int = 10) -> Report:
+        """Measure the plan and return what each reorder costs and why it is there.
+
+        Parameters
+        ----------
+        repeats : int
+            Runs over which each step's median is taken.
+        """
+        from fmtprop.report import Report
+
+        _check_repeats(repeats)
+        return Report.of(self, repeats=repeats)
+
+    def close(self) -> None:
+        """Release the native objects of idle contexts; the model can still be run."""
+        self._executor.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        """Return a model with contexts of its own; the plan and the constants, which never change, are shared."""
+        return CompiledModel(self.graph, self.plan, self.options, self.compile_seconds, self.precision)
+
+    def __copy__(self) -> CompiledModel:
+        """Return a model with contexts of its own, as a deep copy is."""
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled.
+
+        Raises
+        ------
+        PlanError
+            Always.
+        """
+        raise PlanError(
+            f"{self!r} cannot be pickled: its primitives are machine code of this process. Save the module "
+            "(torch.export.save) or its graph (fmtprop.save), and compile it where it is loaded"
+        )
+
+    def __repr__(self) -> str:
+        size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
+        return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
+    """Return seeded random inputs of a graph: normal for floats, 0 or 1 for integers and booleans."""
+    from fmtprop.ir.tensors import torch_dtype
+
+    generator = torch.Generator("cpu").manual_seed(seed)
+    inputs = []
+    for node in graph.input_nodes:
+        dtype = torch_dtype(node.results[0].dtype)
+        if node.results[0].dtype.is_floating:
+            drawn = torch.randn(node.results[0].dims, generator=generator, dtype=torch.float32, device="cpu")
+            inputs.append(drawn.to(dtype))
+        else:
+            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
+    return inputs
+
+
+def _check_repeats(repeats: int) -> None:
+    if repeats < 1:
+        raise InputError(f"repeats must be at least 1 for a median, got {repeats}")
+
+
+def _is_flat(graph: Graph) -> bool:
+    """Whether arguments are plain positional tensors and the result a tensor or a tuple of tensors, in graph order."""
+    if not graph.structure:
+        return True
+    data = json.loads(graph.structure)
+    slots = [{"slot": i} for i in range(len(graph.input_nodes))]
+    outs = [{"slot": i} for i in range(len(graph.output_nodes))]
+    results = data["results"]
+    single = len(outs) == 1 and results == outs[0]
+    return (
+        [spec for _, spec in data["positional"]] == slots
+        and not data["keyword"]
+        and (single or (len(outs) > 1 and results == {"tuple": outs}))
+    )
