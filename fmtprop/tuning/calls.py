@@ -1,0 +1,80 @@
+"""Executing a primitive as a plan does, to be timed: prebuilt arguments over memory that somebody else owns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from fmtprop import dnnl
+
+
+class Argument(NamedTuple):
+    """An argument of an execution: its number, its descriptor, and where it lies."""
+
+    number: int
+    md: dnnl.NativeDesc
+    pointer: int
+
+
+class TimedCall:
+    """A primitive and its arguments, ready to be executed many times.
+
+    Parameters
+    ----------
+    pd : PrimitiveDesc
+        What to run; compiled here.
+    arguments : sequence of Argument
+        All but the scratchpad.
+    scratchpad : int
+        Address of at least ``pd.scratchpad_nbytes`` bytes.
+
+    Raises
+    ------
+    DnnlError
+        oneDNN could not compile it.
+    """
+
+    def __init__(self, pd: dnnl.PrimitiveDesc, arguments: Sequence[Argument], scratchpad: int = 0) -> None:
+        engine = dnnl.Engine.cpu()
+        self._pd = pd
+        self._stream = dnnl.Stream(engine)
+        self._memories = {number: dnnl.Memory(engine, md, pointer) for number, md, pointer in arguments}
+        bound = dict(self._memories)
+        md = pd.query_md("scratchpad")
+        if md is not None and md.nbytes:
+            bound[int(dnnl.Arg.SCRATCHPAD)] = dnnl.Memory(engine, md, scratchpad)
+        self._primitive = dnnl.Primitive(pd)
+        self._arguments = dnnl.ExecArgs(list(bound.items()))
+
+    def point(self, pointers: Mapping[int, int]) -> None:
+        """Point arguments at other memory."""
+        for number, pointer in pointers.items():
+            self._memories[number].set_data_handle(pointer)
+
+    def seconds(self, repeats: int = 1) -> float:
+        """Return the time of so many executions in a row.
+
+        Raises
+        ------
+        DnnlError
+            An execution failed.
+        """
+        execute, primitive, stream = dnnl.hot_execute, self._primitive.handle, self._stream.handle
+        count, array = self._arguments.count, self._arguments.array
+        status = 0
+        start = perf_counter()
+        for _ in range(repeats):
+            status = execute(primitive, stream, count, array) or status
+        self._stream.wait()
+        taken = perf_counter() - start
+        dnnl.raise_status("dnnl_primitive_execute", status, str(self._pd), self._pd.repro)
+        return taken
+
+    def close(self) -> None:
+        """Release the native objects; the primitive descriptor stays its owner's."""
+        self._arguments = dnnl.ExecArgs([])
+        for memory in self._memories.values():
+            memory.close()
+        self._primitive.close()
+        self._stream.close()

@@ -1,0 +1,218 @@
+"""Costs by a model: the time for arithmetic or for moving bytes, whichever is longer, plus a call.
+
+Nothing is measured here; what the machine can do comes from :mod:`fmtprop.tuning.peaks`. Must not know a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+
+from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.passes.target import Candidate
+from fmtprop.tuning.peaks import Peaks
+
+#: share of the peak that a family of implementations reaches, by a part of its name; the first that matches counts.
+#: Medians over the layers of the built-in convolutional networks, each timed as it runs (see `measure`), on AVX2.
+#: Where AVX-512 has another picture the order of the families is the same.
+_EFFICIENCY = (
+    ("ref", 0.004),
+    ("brdgmm", 0.25),
+    ("jit_dw", 0.22),
+    ("brgconv_1x1", 0.80),
+    ("brgconv", 0.85),
+    ("brgemm", 0.75),
+    ("brg_matmul", 0.75),
+    ("jit_wino", 1.20),
+    ("jit_1x1", 0.75),
+    ("jit", 0.80),
+    ("gemm", 0.55),
+    ("x64", 0.55),
+    ("simple", 0.02),
+)
+_OTHER = 0.5
+
+#: operations per element of an element-wise function that is more than a comparison or a product
+_COSTLY = frozenset(
+    {"exp", "gelu_erf", "gelu_tanh", "tanh", "logistic", "swish", "mish", "elu", "log", "pow", "soft_relu", "hardswish"}
+)
+_COSTLY_OPERATIONS, _CHEAP_OPERATIONS = 24.0, 1.0
+
+#: operations per element of dst of the ops that are no sums of products
+_PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0, "group_normalization": 8.0}
+
+#: share of the peak that such operations reach: no fused products, and few of them in a row
+_POINTWISE = 0.2
+
+#: share of the copying bandwidth at which an op moves its bytes, found like the shares of the peak; 1 for the others
+_PACE = {"batch_normalization": 0.2, "concat": 0.4, "shuffle": 0.45, "pooling": 0.4, "binary": 0.6, "sum": 0.6}
+
+#: elements per second and thread-independent share of copying bandwidth that a reorder reaches
+_COPY, _TRANSPOSE, _BLOCK = 0.8, 0.20, 0.35
+
+#: seconds that a step on the reference target takes before it moves a byte; share of the bandwidth of its PyTorch ops
+_REFERENCE_CALL, _REFERENCE = 2e-5, 0.3
+
+
+class ModelCosts:
+    """Costs by a roofline model.
+
+    Parameters
+    ----------
+    peaks : Peaks
+        What the machine can do.
+    weights_nbytes : int
+        Bytes of all weights of the network: they come from as far as so many bytes reach.
+
+    Notes
+    -----
+    The figures rank ways to run one node; between a node and another they are rough. They fit `Costs` of
+    :mod:`fmtprop.passes.target`.
+    """
+
+    def __init__(self, peaks: Peaks, weights_nbytes: int) -> None:
+        self.peaks = peaks
+        self._streaming = 1 / peaks.rate(weights_nbytes)
+        self._cached = 1 / peaks.copying
+        self._memory = 1 / min(peaks.memory, peaks.copying)
+        #: activations beyond this come from memory
+        self._cache_nbytes = 16 << 20
+
+    def prepare(
+        self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
+    ) -> None:
+        """Do nothing: a model needs no preparation."""
+
+    def node(self, node: Node, candidate: Candidate) -> float:
+        """Return the seconds that a node takes when it runs so."""
+        if candidate.target == "view" or node.is_boundary:
+            return 0.0
+        operands, dst = candidate.operands, candidate.results[0]
+        if node.op == "reorder":
+            return self._reorder(operands["src"], dst)
+        moved = self._moving(node, operands, candidate.results)
+        if candidate.target == "reference":
+            return _REFERENCE_CALL + moved / _REFERENCE
+        peak = self.peaks.flops.get(dst.dtype) or self.peaks.flops[DataType.F32]
+        products = _PRODUCTS.get(node.op)
+        if products is None:
+            per_element = _PER_ELEMENT.get(node.op, _CHEAP_OPERATIONS)
+            if node.op == "eltwise":
+                per_element = _operations(node.attrs)
+            elif node.op in ("pooling", "reduction"):
+                per_element = max(prod(operands["src"].dims) / max(prod(dst.dims), 1), prod(_kernel(node)))
+            arithmetic = per_element * prod(dst.padded_dims) / (peak * _POINTWISE)
+            if candidate.is_ref:
+                arithmetic = max(arithmetic, moved) / efficiency("ref")
+        else:
+            arithmetic = products(operands, dst) / (peak * efficiency(candidate.impl))
+        # a post-op's arithmetic comes after the products, its operands with everything else that moves
+        tail = sum(_operations(post_op.attrs) for post_op in node.post_ops)
+        arithmetic += tail * prod(dst.dims) / (peak * _POINTWISE)
+        return self.peaks.call + max(arithmetic, moved)
+
+    def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return the seconds of a reorder, 0 for none, or None where the destination repeats elements."""
+        if src == dst:
+            return 0.0
+        return None if dst.has_broadcast else self._reorder(src, dst)
+
+    def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:
+        nbytes = src.nbytes + dst.nbytes
+        pace = self._cached if nbytes <= self._cache_nbytes else self._memory
+        return self.peaks.call + nbytes * max(pace, self._cached / _rate(src, dst))
+
+    def _moving(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> float:
+        """Return the seconds for all bytes: parameters from as far as all weights reach, activations from cache."""
+        parameters = activations = 0
+        for name, desc in operands.items():
+            if name in _parameters(node.op):
+                parameters += desc.nbytes
+            else:
+                activations += desc.nbytes
+        activations += sum(desc.nbytes for desc in results)
+        pace = self._cached if activations <= self._cache_nbytes else self._memory
+        return parameters * self._streaming + activations * pace / _PACE.get(node.op, 1.0)
+
+
+@lru_cache(maxsize=256)
+def efficiency(impl: str) -> float:
+    """Return the share of the peak that an implementation reaches.
+
+    Examples
+    --------
+    >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
+    True
+    """
+    name = impl.partition(":")[0] if not impl.startswith("x64") else impl
+    return next((share for part, share in _EFFICIENCY if part in name), _OTHER)
+
+
+@lru_cache(maxsize=64)
+def _parameters(op: str) -> frozenset[str]:
+    return frozenset(operand.name for operand in opdef(op).operands if operand.parameter)
+
+
+def _operations(attrs: object) -> float:
+    return _COSTLY_OPERATIONS if getattr(attrs, "alg", "") in _COSTLY else _CHEAP_OPERATIONS
+
+
+def _kernel(node: Node) -> tuple[int, ...]:
+    kernel = getattr(node.attrs, "kernel", ())
+    return tuple(kernel)
+
+
+def _padded(desc: MemoryDesc) -> tuple[int, ...]:
+    """Return the sizes that are computed: those of whole blocks."""
+    return desc.padded_dims if desc.kind == "blocked" else desc.dims
+
+
+def _convolution(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
+    src, weights = _padded(operands["src"]), operands["weights"].dims
+    grouped = len(weights) > len(src)
+    out = _padded(dst)
+    channels = src[1] / weights[0] if grouped else src[1]
+    return 2.0 * prod(out) * max(channels, 1.0) * prod(weights[2 + grouped :])
+
+
+def _deconvolution(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
+    src, weights = _padded(operands["src"]), operands["weights"].dims
+    grouped = len(weights) > len(src)
+    channels = _padded(dst)[1] / weights[0] if grouped else _padded(dst)[1]
+    return 2.0 * prod(src) * max(channels, 1.0) * prod(weights[2 + grouped :])
+
+
+def _inner_product(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
+    return 2.0 * prod(_padded(operands["src"])) * dst.dims[1]
+
+
+def _matmul(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
+    return 2.0 * prod(_padded(dst)) * operands["src"].dims[-1]
+
+
+#: operations of the ops that are sums of products, on what blocks are padded to
+_PRODUCTS: dict[str, Callable[[Mapping[str, MemoryDesc], MemoryDesc], float]] = {
+    "convolution": _convolution,
+    "deconvolution": _deconvolution,
+    "inner_product": _inner_product,
+    "matmul": _matmul,
+}
+
+
+@lru_cache(maxsize=4096)
+def _rate(src: MemoryDesc, dst: MemoryDesc) -> float:
+    """Return the share of the copying bandwidth that a reorder reaches: a copy, into or out of blocks, a transpose."""
+    if src.kind != "blocked" or dst.kind != "blocked":
+        return _BLOCK
+    if _order(src) == _order(dst):
+        return _COPY
+    return _BLOCK if src.inner_blocks or dst.inner_blocks else _TRANSPOSE
+
+
+def _order(desc: MemoryDesc) -> tuple[object, ...]:
+    """Return the axes from the outermost inwards, those of size 1 left out, and the blocks."""
+    axes = sorted((i for i, size in enumerate(desc.dims) if size > 1), key=lambda i: -desc.strides[i])
+    return (*axes, *desc.inner_blocks)

@@ -1,0 +1,117 @@
+"""The model: fast, positive, larger for more, and the right order of what everybody knows."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import pytest
+
+from fmtprop.frontends import load
+from fmtprop.ir.node import Node
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.passes.target import Candidate
+from fmtprop.stages import snapshots
+from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
+from fmtprop.tuning.roofline import ModelCosts, efficiency
+
+PEAKS = Peaks(
+    {DataType.F32: 1e11, DataType.BF16: 2e11},
+    dict(zip(FOOTPRINTS, (4e10, 3e10, 2e10, 1e10), strict=True)),
+    5e10,
+    1.5e-6,
+)
+COSTS = ModelCosts(PEAKS, 100 << 20)
+
+
+def conv(channels: int, size: int, impl: str, tag: str, groups: int = 1, dtype: str = "f32") -> tuple[Node, Candidate]:
+    dims = (1, channels, size, size)
+    weights = (groups, channels // groups, channels // groups, 3, 3) if groups > 1 else (channels, channels, 3, 3)
+    src = MemoryDesc(dims, dtype, tag=tag)
+    attrs = Conv((1, 1), (0, 0), (1, 1), (1, 1), groups)
+    node = Node("conv", "convolution", attrs, (TensorType(dims, DataType(dtype)),))
+    return node, Candidate("onednn", impl, {"src": src, "weights": MemoryDesc(weights, dtype)}, (src,))
+
+
+def test_a_convolution_takes_the_time_of_its_arithmetic() -> None:
+    flops = 2 * 64 * 64 * 9 * 56 * 56
+    assert COSTS.node(*conv(64, 56, "brgconv:avx2", "acdb")) == pytest.approx(
+        flops / (1e11 * efficiency("brgconv:avx2")), rel=0.01
+    )
+
+
+def test_more_channels_and_larger_images_cost_more() -> None:
+    costs = [COSTS.node(*conv(c, s, "jit:avx2", "aBcd8b")) for c, s in ((8, 7), (16, 7), (16, 14), (64, 14), (64, 56))]
+    assert costs == sorted(costs) and len(set(costs)) == len(costs)
+
+
+def test_channels_that_only_fill_a_block_are_computed_too() -> None:
+    full, padded = (COSTS.node(*conv(c, 56, "jit:avx2", "aBcd8b")) for c in (16, 9))
+    assert padded == pytest.approx(full, rel=0.02)
+    assert COSTS.node(*conv(9, 56, "jit:avx2", "acdb")) < 0.5 * padded
+
+
+def test_a_depthwise_convolution_has_one_channel_per_sum() -> None:
+    depthwise = COSTS.node(*conv(64, 56, "jit:avx2", "aBcd8b", groups=64))
+    assert depthwise < 0.05 * COSTS.node(*conv(64, 56, "jit:avx2", "aBcd8b"))
+
+
+def test_the_reference_loop_is_the_slowest_implementation() -> None:
+    names = ["brgconv:avx2", "jit:avx2", "gemm:jit", "ref:any"]
+    costs = [COSTS.node(*conv(64, 56, name, "acdb")) for name in names]
+    assert costs == sorted(costs) and costs[-1] > 50 * costs[0]
+
+
+def test_bf16_uses_its_own_peak() -> None:
+    f32, bf16 = (COSTS.node(*conv(64, 56, "brgconv:avx512_core_bf16", "acdb", dtype=d)) for d in ("f32", "bf16"))
+    assert bf16 == pytest.approx(f32 / 2, rel=0.02)
+
+
+def test_weights_that_fit_in_cache_are_read_faster() -> None:
+    node, candidate = conv(1024, 2, "brgconv:avx2", "acdb")
+    assert ModelCosts(PEAKS, 1 << 20).node(node, candidate) < COSTS.node(node, candidate)
+
+
+def test_views_cost_nothing_and_the_reference_target_its_call() -> None:
+    node, candidate = conv(8, 8, "brgconv:avx2", "acdb")
+    assert COSTS.node(node, Candidate("view", "view", candidate.operands, candidate.results)) == 0.0
+    assert COSTS.node(node, Candidate("reference", "torch", candidate.operands, candidate.results)) > 1e-5
+
+
+def test_a_costly_function_costs_more_than_a_cheap_one() -> None:
+    desc = MemoryDesc((1, 64, 28, 28), "f32")
+    candidate = Candidate("onednn", "jit:avx2", {"src": desc}, (desc,))
+    type_ = TensorType(desc.dims, DataType.F32)
+    relu, gelu = (Node("act", "eltwise", Eltwise(alg), (type_,)) for alg in ("relu", "gelu_erf"))
+    assert COSTS.node(relu, candidate) < COSTS.node(gelu, candidate)
+
+
+def test_reorders() -> None:
+    plain, last, blocked = (MemoryDesc((1, 64, 56, 56), "f32", tag=tag) for tag in ("abcd", "acdb", "aBcd8b"))
+    small = MemoryDesc((1, 64, 7, 7), "f32", tag="acdb")
+    assert COSTS.reorder(plain, plain) == 0.0
+    assert COSTS.reorder(plain, MemoryDesc((1, 64, 56, 56), "f32", strides=(0, 0, 0, 0))) is None
+    copy = COSTS.reorder(last, last.with_dtype("bf16"))
+    into, transpose = COSTS.reorder(last, blocked), COSTS.reorder(plain, last)
+    assert copy is not None and into is not None and transpose is not None
+    assert PEAKS.call < copy < into and copy < transpose
+    assert (COSTS.reorder(small, MemoryDesc(small.dims, "f32")) or 0) < transpose
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v2", "shufflenet_v2", "unet"])
+def test_every_step_of_a_network_has_a_price(model: str) -> None:
+    (shot,) = snapshots(load(model))
+    for node in shot.graph.nodes():
+        if node.choice is None or node.is_boundary:
+            continue
+        candidate = Candidate(node.choice.target, node.choice.impl, node.choice.operands, node.descs)
+        cost = COSTS.node(node, candidate)
+        assert isfinite(cost) and cost >= 0, node.label
+        assert (cost > 0) == (node.choice.target != "view"), node.label
+
+
+def test_efficiencies_are_shares() -> None:
+    for impl in ("brgconv:avx2", "jit:avx512_core", "x64:gemm:jit", "ref:any", "jit_dw:avx2", "", "new:thing"):
+        assert 0 < efficiency(impl) < 1.5
