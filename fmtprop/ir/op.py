@@ -70,11 +70,15 @@ class Lowering:
         The first implementation that oneDNN offers.
     resolve : callable
         From a primitive descriptor (this one, or a later implementation) to the MemoryDesc of each operand and
-        result by name, in the op's own logical dimensions.
+        result by name, in the op's own logical dimensions; raises FormatError where they cannot express a format.
+    tail : callable, optional
+        From a post-op operand's MemoryDesc as the primitive sees it, and its dims in the op, to the MemoryDesc in the
+        op's dimensions; None where the two are the same.
     """
 
     pd: PrimitiveDesc
     resolve: Callable[[PrimitiveDesc], Mapping[str, MemoryDesc]]
+    tail: Callable[[MemoryDesc, tuple[int, ...]], MemoryDesc] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
 Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
 Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None", str], Lowering]
 View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
+Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,14 @@ class OpDef:
         ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch.
     primitive : callable, optional
         ``(attrs, native descs by operand and result, primitive attr, prop_kind) -> Lowering``; pure.
+    equivalents : tuple of callable
+        Other primitives that compute the same from the same operands, each given under its own execution argument;
+        same signature as `primitive`. UnsupportedOpError or FormatError where one does not apply.
     view : callable, optional
         ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it.
+    parts : callable, optional
+        ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None where they would not be
+        dense; for an op whose result is nothing but its sources side by side, so that no data need move.
     result_names : tuple of str
         ``("dst",)`` for most.
     result_args : tuple of str
@@ -161,7 +172,9 @@ class OpDef:
     reference: Reference
     samples: Callable[[], Iterable[Sample]]
     primitive: Primitive | None = None
+    equivalents: tuple[Primitive, ...] = ()
     view: View | None = None
+    parts: Parts | None = None
     result_names: tuple[str, ...] = ("dst",)
     result_args: tuple[str, ...] = ("DST",)
     post_ops: frozenset[str] = frozenset()
@@ -177,6 +190,8 @@ class OpDef:
         needs = {Category.COMPUTE, Category.BANDWIDTH, Category.MULTI_SRC}
         if (self.primitive is not None) != (self.category in needs):
             raise GraphError(f"op {self.name}: category {self.category.name} and a primitive rule do not go together")
+        if self.equivalents and self.primitive is None:
+            raise GraphError(f"op {self.name} has equivalents of a primitive, but no primitive")
         if not self.short:
             object.__setattr__(self, "short", self.name)
 

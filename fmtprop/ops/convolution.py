@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from fmtprop.errors import ShapeError
+from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import lowering
+from fmtprop.ops.linear import make_inner_product, make_matmul
+from fmtprop.ops.regrouping import Regrouping
 from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, same_padding, torch_padding, window_count
 
@@ -173,6 +175,40 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
     return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
 
+def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+    """Create the product of the places of all images, each a row of channels, with the transposed weights."""
+    _check_pointwise(attrs, descs)
+    spatial = tuple(range(2, len(attrs.strides) + 2))
+    rows = ((0, *spatial), (1,))
+    tensors = {"src": rows, "weights": ((1,), (0, *spatial)), "bias": ((), (0,)), "dst": rows}
+    return Regrouping("convolution", tensors).lower(descs, attr, make_matmul)
+
+
+def _as_inner_product(
+    attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the inner product over the places of all images."""
+    _check_pointwise(attrs, descs)
+    spatial = tuple(range(2, len(attrs.strides) + 2))
+    rows = ((0, *spatial), (1,))
+    tensors = {"src": rows, "weights": ((0,), (1, *spatial)), "bias": ((0,),), "dst": rows}
+    return Regrouping("convolution", tensors).lower(descs, attr, make_inner_product(prop_kind))
+
+
+def _check_pointwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> None:
+    """Check that every output is a combination of the channels at one place.
+
+    Raises
+    ------
+    UnsupportedOpError
+        It is not so.
+    """
+    plain = {1} == set(attrs.strides) and not any((*attrs.pad_l, *attrs.pad_r)) and attrs.groups == 1
+    kernel = descs["weights"].dims[2:]
+    if not plain or set(kernel) != {1}:
+        raise UnsupportedOpError(f"convolution: a kernel of {kernel} with {attrs} is no product of matrices")
+
+
 # ---------------------------------------------------------------- importers
 
 
@@ -249,6 +285,8 @@ def samples() -> Iterable[Sample]:
     """Yield 1-D to 3-D problems with tails, groups, dilation, strides and asymmetric padding."""
     yield Sample("3x3", Conv.make(2, pad_l=1), problem((2, 16, 9, 9), 32, (3, 3)))
     yield Sample("1x1", Conv.make(2), problem((1, 32, 7, 5), 16, (1, 1)))
+    yield Sample("1x1_one_place", Conv.make(2), problem((3, 32, 1, 1), 8, (1, 1)))
+    yield Sample("1x1_3d_odd", Conv.make(3), problem((2, 17, 2, 3, 4), 19, (1, 1, 1)))
     yield Sample("1x1_s2_no_bias", Conv.make(2, 2), problem((2, 24, 8, 8), 40, (1, 1), bias=False))
     yield Sample("stem", Conv.make(2, 2, pad_l=3), problem((1, 3, 23, 23), 16, (7, 7)))
     yield Sample("odd_channels", Conv.make(2, pad_l=1), problem((2, 17, 8, 7), 19, (3, 3)))
@@ -276,6 +314,7 @@ CONVOLUTION = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    equivalents=(_as_matmul, _as_inner_product),
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     short="conv",
     samples=samples,

@@ -16,7 +16,9 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.building import lowering
+from fmtprop.ops.linear import make_matmul, make_pointwise
 from fmtprop.ops.matmul import import_product
+from fmtprop.ops.regrouping import Regrouping
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -73,6 +75,25 @@ def primitive(
     return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
 
+def _as_matmul(
+    attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the product of the batch items, each a row, with the transposed weights."""
+    inputs = tuple(range(1, len(descs["src"].dims)))
+    tensors = {"src": ((0,), inputs), "weights": (inputs, (0,)), "bias": ((), (0,)), "dst": ((0,), (1,))}
+    return Regrouping("inner_product", tensors).lower(descs, attr, make_matmul)
+
+
+def _as_convolution(
+    attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the 1x1 convolution that sees the batch items as the places of one image."""
+    inputs = tuple(range(1, len(descs["src"].dims)))
+    weights, dst = ((0,), inputs, (), ()), ((), (1,), (0,), ())
+    tensors = {"src": ((), inputs, (0,), ()), "weights": weights, "bias": ((0,),), "dst": dst}
+    return Regrouping("inner_product", tensors, "acdb").lower(descs, attr, make_pointwise(prop_kind))
+
+
 # ---------------------------------------------------------------- importers
 
 
@@ -109,6 +130,7 @@ def samples() -> Iterable[Sample]:
     yield Sample("2d_odd", InnerProduct(), _problem((3, 17), 19))
     yield Sample("one_row", InnerProduct(), _problem((1, 128), 10))
     yield Sample("one_output", InnerProduct(), _problem((5, 40), 1, bias=False))
+    yield Sample("one_input", InnerProduct(), _problem((5, 1), 9))
     yield Sample("3d", InnerProduct(), _problem((2, 16, 9), 8))
     yield Sample("4d", InnerProduct(), _problem((2, 17, 3, 5), 16))
     yield Sample("5d_no_bias", InnerProduct(), _problem((2, 8, 2, 3, 4), 17, bias=False))
@@ -126,6 +148,7 @@ INNER_PRODUCT = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    equivalents=(_as_matmul, _as_convolution),
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     short="fc",
     samples=samples,

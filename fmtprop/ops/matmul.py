@@ -1,7 +1,7 @@
 """Matrix product of (batches of) matrices.
 
-Owns the one place where an op's dimensions differ from its primitive's: a matrix that multiplies a whole batch is
-lowered to one product over all the rows of the batch.
+A matrix that multiplies a whole batch is lowered to one product over all the rows of the batch; that product is also
+offered as inner product and as 1x1 convolution.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
+from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import lowering
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
+from fmtprop.ops.regrouping import Regrouping
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -105,70 +107,53 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     """
     from fmtprop import dnnl
 
-    if len(descs["weights"].dims) == len(descs["src"].dims):
+    ndim = len(descs["src"].dims)
+    if len(descs["weights"].dims) == ndim:
         pd = dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
         return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
-
-    dims = {name: desc.dims for name, desc in descs.items()}
-    if 0 in dims["dst"]:
-        raise UnsupportedOpError(f"matmul: dst has dims {dims['dst']}; rows of no elements tell no batch from another")
-    bias = descs.get("bias")
-    pd = dnnl.matmul(
-        _rows("src", descs["src"], dims["dst"]),
-        descs["weights"],
-        None if bias is None else _rows("bias", bias, dims["dst"]),
-        _rows("dst", descs["dst"], dims["dst"]),
-        attr=None if attr is None else _rows_attr(attr, dims["dst"]),
-    )
-    plain = lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
-
-    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
-        return {name: desc.reshape(dims[name]) for name, desc in plain.resolve(candidate).items()}
-
-    return Lowering(pd, resolve)
+    rows = (tuple(range(ndim - 1)), (ndim - 1,))
+    tensors = {"src": rows, "weights": ((0,), (1,)), "bias": rows, "dst": rows}
+    return Regrouping("matmul", tensors).lower(descs, attr, make_matmul)
 
 
-def _rows(what: str, native: NativeDesc, dst: tuple[int, ...]) -> NativeDesc:
-    """Return the descriptor with all axes but the last as one."""
-    from fmtprop import dnnl
-
-    lead = native.dims[:-1]
-    if lead != dst[:-1] and prod(lead) != 1:
-        raise UnsupportedOpError(
-            f"matmul of a rank-{len(dst)} src by one matrix sees {dst[:-1]} as one axis, but {what} has {lead} there: "
-            "give it all of these sizes or only ones"
-        )
-    dims = (prod(lead), native.dims[-1])
-    if native.is_any:
-        return dnnl.NativeDesc.from_desc(MemoryDesc(dims, native.data_type, tag="ab"))
-    try:
-        return native.reshape(dims)
-    except DnnlError as error:
-        raise FormatError(
-            f"matmul: {what} {native.desc} cannot be seen as {dims}: reorder it to plain first"
-        ) from error
+def _as_inner_product(
+    attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the inner product over the rows of src."""
+    _check_linear(descs)
+    last = len(descs["src"].dims) - 1
+    rows = (tuple(range(last)), (last,))
+    tensors = {"src": rows, "weights": ((1,), (0,)), "bias": (tuple(range(last + 1)),), "dst": rows}
+    return Regrouping("matmul", tensors).lower(descs, attr, make_inner_product(prop_kind))
 
 
-def _rows_attr(attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
-    """Return the attributes with the second source of each binary post-op seen as rows."""
-    from fmtprop import dnnl
+def _as_convolution(
+    attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
+) -> Lowering:
+    """Create the convolution that sees the rows of src as the places of one image."""
+    _check_linear(descs)
+    last = len(descs["src"].dims) - 1
+    image = ((), (last,), tuple(range(last)), ())
+    weights = ((1,), (0,), (), ())
+    tensors = {"src": image, "weights": weights, "bias": (tuple(range(last + 1)),), "dst": image}
+    return Regrouping("matmul", tensors, "acdb").lower(descs, attr, make_pointwise(prop_kind))
 
-    if all(op.kind in ("eltwise", "sum") for op in attr.ops):
-        return attr
-    post_ops = dnnl.PostOps()
-    for index, op in enumerate(attr.ops):
-        if op.kind == "binary" and op.src1 is not None:
-            post_ops.append_binary(op.alg, _rows(f"the operand of post-op {index}", op.src1, dst))
-        elif op.kind == "eltwise":
-            post_ops.append_eltwise(op.alg, *op.values)
-        elif op.kind == "sum":
-            scale, zero_point = op.values
-            post_ops.append_sum(scale, int(zero_point), op.dtype or None)
-        else:
-            raise UnsupportedOpError(
-                f"matmul of a batch by one matrix cannot carry a {op.kind} post-op: keep it as a node of its own"
-            )
-    return dnnl.PrimitiveAttr(post_ops, fpmath=attr.fpmath, scales=attr.scales, zero_points=attr.zero_points)
+
+def _check_linear(descs: Mapping[str, NativeDesc]) -> None:
+    """Check that one matrix multiplies all rows and that the bias is one row.
+
+    Raises
+    ------
+    UnsupportedOpError
+        It is not so.
+    """
+    weights, bias = descs["weights"].dims, descs.get("bias")
+    if len(weights) != 2:
+        raise UnsupportedOpError(f"matmul: weights of dims {weights} differ from batch to batch; only matmul has that")
+    if bias is not None and prod(bias.dims) != weights[1]:
+        raise UnsupportedOpError(f"matmul: a bias of dims {bias.dims} is no row of {weights[1]}; only matmul has that")
+    if bias is not None and bias.dims[-1] != weights[1]:
+        raise UnsupportedOpError(f"matmul: a bias of dims {bias.dims} is a column; only matmul has that")
 
 
 # ---------------------------------------------------------------- importers
@@ -312,6 +297,7 @@ def samples() -> Iterable[Sample]:
     yield Sample("2d_odd", MatMul(), _problem((3, 17), (17, 19)))
     yield Sample("column_bias", MatMul(), _problem((5, 16), (16, 8), (5, 1)))
     yield Sample("vector", MatMul(), _problem((1, 40), (40, 7)))
+    yield Sample("one_input", MatMul(), _problem((9, 1), (1, 7), (1, 7)))
     yield Sample("batch", MatMul(), _problem((4, 9, 16), (4, 16, 13)))
     yield Sample("batch_bias", MatMul(), _problem((3, 8, 16), (3, 16, 24), (1, 1, 24)))
     yield Sample("heads", MatMul(), _problem((2, 3, 10, 16), (2, 3, 16, 10)))
@@ -333,6 +319,7 @@ MATMUL = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    equivalents=(_as_inner_product, _as_convolution),
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     samples=samples,
     torch={

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import Lowering, OpDef, opdef
+from fmtprop.ir.op import Lowering, OpDef, Primitive, opdef
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.known_bad import known_bad
@@ -72,32 +72,41 @@ class OneDnnTarget:
     # ------------------------------------------------------------------ asking
 
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
+        """Yield the op's own primitive's implementations, then those of its equivalents."""
         declaration = opdef(node.op)
         if declaration.primitive is None or not _computable(declaration, request):
             return
+        seen: set[object] = set()
+        for primitive in (declaration.primitive, *declaration.equivalents):
+            is_own = primitive is declaration.primitive
+            lowering = self._lower(node, request, primitive, log=is_own)
+            if lowering is None:
+                continue
+            for pd in lowering.pd.implementations():
+                candidate = self._candidate(node, declaration, request, lowering, pd)
+                # slow code of another primitive is no alternative
+                if candidate is None or (candidate.is_ref and not is_own):
+                    continue
+                # oneDNN names an implementation again where its primitive cache knows an earlier one
+                identity = (candidate.impl, tuple(candidate.operands.values()), candidate.results)
+                if identity not in seen:
+                    seen.add(identity)
+                    yield candidate
+
+    def _lower(self, node: Node, request: Request, primitive: Primitive, *, log: bool) -> Lowering | None:
         try:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
-            attr = self._attributes(node, natives)
-            lowering = declaration.primitive(node.attrs, natives, attr, self.prop_kind)
+            return primitive(node.attrs, natives, self._attributes(node, natives), self.prop_kind)
         except (FormatError, ShapeError, UnsupportedOpError) as error:
-            self.declined.append((node.label, str(error)))
-            return
+            refusal = str(error)
         except DnnlError as error:
             if error.status not in _DECLINED:
                 raise
-            self.declined.append((node.label, str(error)))
-            return
-        seen: set[object] = set()
-        for pd in lowering.pd.implementations():
-            candidate = self._candidate(node, declaration, request, lowering, pd)
-            if candidate is None:
-                continue
-            # oneDNN names an implementation again where its primitive cache knows an earlier one
-            identity = (candidate.impl, tuple(candidate.operands.values()), candidate.results)
-            if identity not in seen:
-                seen.add(identity)
-                yield candidate
+            refusal = str(error)
+        if log:
+            self.declined.append((node.label, refusal))
+        return None
 
     def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
         tail = dnnl.PostOps()
@@ -116,37 +125,29 @@ class OneDnnTarget:
     def _candidate(
         self, node: Node, declaration: OpDef, request: Request, lowering: Lowering, pd: dnnl.PrimitiveDesc
     ) -> Candidate | None:
-        formats = dict(lowering.resolve(pd))
+        try:
+            formats = dict(lowering.resolve(pd))
+            tail = {
+                post_op.operand: _tail_format(lowering, pd, index, request[post_op.operand])
+                for index, post_op in enumerate(node.post_ops)
+                if post_op.operand is not None and post_op.op != "sum"
+            }
+        except (FormatError, ShapeError):  # this implementation's formats have no name in the op's dims
+            return None
         for name, desc in request.items():
             if desc.kind == "blocked" and formats.get(name) == desc.at_start():
                 formats[name] = desc
         if known_bad(dnnl.lib().version, node, {**request, **formats}, pd.impl) is not None:
             return None
-        dst = formats["dst"]
-        tail = {}
-        for index, post_op in enumerate(node.post_ops):
-            if post_op.operand is None:
-                continue
-            if post_op.op == "sum":
-                tail[post_op.operand] = dst
-            else:
-                tail[post_op.operand] = self._tail_format(pd, index, request[post_op.operand])
+        for post_op in node.post_ops:
+            if post_op.op == "sum" and post_op.operand is not None:
+                tail[post_op.operand] = formats["dst"]
         operands = {name: tail.get(name) or formats[name] for name in request if name not in declaration.result_names}
         results = tuple(formats[name] for name in declaration.result_names if name in request)
-        if _identity(node, pd.impl, operands, results) in self._rejected:
+        impl = pd.impl if pd.kind == node.op else f"{pd.kind}:{pd.impl}"
+        if _identity(node, impl, operands, results) in self._rejected:
             return None
-        return Candidate(self.name, pd.impl, operands, results, 0.0, _is_ref(pd.impl), pd)
-
-    def _tail_format(self, pd: dnnl.PrimitiveDesc, index: int, asked: MemoryDesc) -> MemoryDesc:
-        """Return the format of a binary post-op's operand: as asked, or what oneDNN made of `any`."""
-        if asked.kind != "any":
-            return asked
-        argument = dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | dnnl.Arg.SRC_1
-        native = pd.arg_md(argument)
-        if native is None:
-            raise UnsupportedOpError(f"{pd.impl} does not tell the format of post-op {index}'s operand")
-        # a primitive over rows has views of fewer dimensions
-        return native.desc if native.desc.ndim == asked.ndim else native.desc.reshape(asked.dims)
+        return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd.impl), pd)
 
 
 class _Answers:
@@ -166,6 +167,16 @@ class _Answers:
                 self._known.append(candidate)
             yield self._known[index]
             index += 1
+
+
+def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, index: int, asked: MemoryDesc) -> MemoryDesc:
+    """Return the format of a binary post-op's operand: as asked, or what oneDNN made of `any`."""
+    if asked.kind != "any":
+        return asked
+    native = pd.arg_md(dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | dnnl.Arg.SRC_1)
+    if native is None:
+        raise UnsupportedOpError(f"{pd.impl} does not tell the format of post-op {index}'s operand")
+    return native.desc if lowering.tail is None else lowering.tail(native.desc, asked.dims)
 
 
 def _computable(declaration: OpDef, request: Request) -> bool:

@@ -209,6 +209,11 @@ def conform(op: OpDef, sample: Sample, dtype: str, kind: str, limit: int | None 
     outcomes = []
     for pd in islice(lowering.pd.implementations(), limit):
         try:
+            lowering.resolve(pd)
+        except FormatError as error:  # the op's dims have no name for this implementation's formats
+            outcomes.append(Outcome("UNIMPLEMENTED", str(error), pd.impl))
+            continue
+        try:
             got, formats = execute(op, lowering, pd, tensors)
         except FmtpropError as error:
             outcomes.append(Outcome("FAILED", str(error), pd.impl))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
 from fmtprop import dnnl
-from fmtprop.errors import FormatError
+from fmtprop.errors import FormatError, UnsupportedOpError
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import OPS, Pooling
@@ -88,25 +89,73 @@ def test_bf16(op, sample):
     assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.detail}"
 
 
+# ---------------------------------------------------------------- equivalent primitives
+
+#: each op as if one of its equivalents were its own primitive
+STAND_INS = [
+    pytest.param(replace(op, primitive=e, equivalents=()), id=f"{op.name}{e.__name__}")
+    for op in PRIMITIVES
+    for e in op.equivalents
+]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("op", STAND_INS)
+def test_equivalents_compute_what_the_op_means(op, kind):
+    tried = 0
+    for sample in op.samples():
+        for outcome in conform(op, sample, "f32", kind):
+            if outcome.status != "UNIMPLEMENTED":
+                assert outcome.status == "PASSED", f"{sample.name} {outcome.impl}: {outcome.status} {outcome.detail}"
+                tried += 1
+    # products of blocked activations have no fast code
+    assert tried >= (2 if kind != "blocked" or op.name != "convolution" else 0)
+
+
+@pytest.mark.parametrize("op", STAND_INS)
+def test_equivalents_sum_small_integers_exactly(op):
+    tried = 0
+    for sample in op.samples():
+        for kind in FORMATS:
+            try:
+                tried += sums_are_exact(op, sample, kind)
+            except (UnsupportedOpError, FormatError):
+                continue  # another problem than the equivalent's, or formats that it cannot see
+    assert tried >= 2 * len(FORMATS)
+
+
+@pytest.mark.parametrize("op", STAND_INS)
+def test_equivalents_compute_in_bf16(op):
+    if not runs_bf16():
+        pytest.skip("this CPU's oneDNN does not compute in bf16")
+    outcomes = [o for sample in op.samples() for o in conform(op, sample, "bf16", "any", limit=1)]
+    assert {outcome.status for outcome in outcomes} <= {"PASSED", "UNIMPLEMENTED"}
+    assert any(outcome.status == "PASSED" for outcome in outcomes)
+
+
 # ---------------------------------------------------------------- exact arithmetic and NaN
 
 SUMS = [p for p in PROBLEMS if p.values[0].name in ("convolution", "deconvolution", "inner_product", "matmul")]
 
 
-@pytest.mark.parametrize(("op", "sample"), SUMS)
-def test_sums_of_small_integers_are_bit_identical_in_every_format(op, sample):
+def sums_are_exact(op, sample, kind):
+    """Check the first implementation on integers; return 1."""
     types = typed(op, sample, "f32")
     (result,) = op.infer(sample.attrs, types)
     tensors = {name: tensor.round() for name, tensor in random_tensors(types, -8.0, 8.0).items()}
-    wanted = exact(op, sample.attrs, tensors).float()
+    lowering = lower(op, sample.attrs, requested(op, types, result, kind))
+    got, _ = execute(op, lowering, lowering.pd, tensors)
+    assert torch.equal(got, exact(op, sample.attrs, tensors).float()), f"{sample.name} {kind} {lowering.pd.impl}"
+    return 1
+
+
+@pytest.mark.parametrize(("op", "sample"), SUMS)
+def test_sums_of_small_integers_are_bit_identical_in_every_format(op, sample):
     for kind in FORMATS:
         try:
-            lowering = lower(op, sample.attrs, requested(op, types, result, kind))
+            sums_are_exact(op, sample, kind)
         except FormatError:
             assert kind in ("channels_last", "blocked")
-            continue
-        got, _ = execute(op, lowering, lowering.pd, tensors)
-        assert torch.equal(got, wanted), f"{kind} {lowering.pd.impl}"
 
 
 #: what passes NaN on as PyTorch does, in every implementation

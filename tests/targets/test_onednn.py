@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fmtprop import dnnl
@@ -157,7 +159,7 @@ def test_failures_are_not_refusals(target, monkeypatch):
         raise DnnlError("dnnl_convolution_forward_primitive_desc_create", "out_of_memory", "details", "")
 
     declaration = opdef("convolution")
-    monkeypatch.setattr(onednn, "opdef", lambda op: type("Failing", (), {"primitive": fail, "name": declaration.name}))
+    monkeypatch.setattr(onednn, "opdef", lambda op: replace(declaration, primitive=fail))
     with pytest.raises(DnnlError, match="out_of_memory"):
         list(target.candidates(node, request(node, formats)))
     assert target.declined == []

@@ -1,0 +1,45 @@
+"""The three primitives that compute a linear layer over rows: matmul, inner product and 1x1 convolution.
+
+Owns their creation from descriptors that are regrouped already. Must not know any op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.ops.regrouping import Make
+
+
+def make_matmul(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
+    """Create [M, K] x [K, N], bias [1, N] or of dst's size."""
+    from fmtprop import dnnl
+
+    return dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
+
+
+def make_inner_product(prop_kind: str) -> Make:
+    """Return what creates the inner product of [M, K] and [N, K], bias [N]."""
+
+    def make(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
+        from fmtprop import dnnl
+
+        operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
+        return dnnl.inner_product_forward(prop_kind, *operands, attr=attr)
+
+    return make
+
+
+def make_pointwise(prop_kind: str) -> Make:
+    """Return what creates the convolution of [1, K, M, 1] with [N, K, 1, 1], bias [N]."""
+
+    def make(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
+        from fmtprop import dnnl
+
+        operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
+        window = ((1, 1), (0, 0), (0, 0), (0, 0))
+        return dnnl.convolution_forward(prop_kind, "convolution_direct", *operands, *window, attr=attr)
+
+    return make

@@ -1,0 +1,215 @@
+"""One op lowered to a primitive that sees its tensors with other axes: permuted, joined, left out or added.
+
+A *grouping* says what becomes of a tensor's axes: for each axis of the primitive's tensor, the axes of the op's tensor
+that it runs over, outermost first; none of them for an axis of size 1. Owns the way there (descriptors, post-ops) and
+the exact way back. Must not know which op is lowered to which primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from fmtprop.errors import DnnlError, FormatError, UnsupportedOpError
+from fmtprop.ir.op import Lowering
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.building import lowering
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+
+Grouping = tuple[tuple[int, ...], ...]
+
+#: from the regrouped descriptors and attributes to a primitive descriptor
+Make = Callable[["Mapping[str, NativeDesc]", "PrimitiveAttr | None"], "PrimitiveDesc"]
+
+
+def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
+    """Return the descriptor of the same memory with axes as grouped.
+
+    Raises
+    ------
+    FormatError
+        The format cannot express it: joined axes are blocked or do not follow each other in memory.
+
+    Examples
+    --------
+    >>> image = MemoryDesc((2, 8, 4, 5), tag="acdb")
+    >>> regrouped(image, ((0, 2, 3), (1,)))
+    MemoryDesc((40, 8), 'f32', tag='ab')
+    """
+    axes = _axes(grouping)
+    return desc.transpose(axes).reshape(prod(desc.dims[axis] for axis in group) for group in grouping)
+
+
+def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> MemoryDesc:
+    """Undo :func:`regrouped` for a tensor of these dims.
+
+    Raises
+    ------
+    FormatError
+        The format cannot express it: a joined axis is blocked; the kind is opaque.
+
+    Examples
+    --------
+    >>> restored(MemoryDesc((40, 8), tag="ab"), ((0, 2, 3), (1,)), (2, 8, 4, 5))
+    MemoryDesc((2, 8, 4, 5), 'f32', tag='acdb')
+    """
+    axes = _axes(grouping)
+    return desc.reshape(dims[axis] for axis in axes).permute_axes(axes)
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """How a primitive sees an op's operands and result.
+
+    Parameters
+    ----------
+    op : str
+        Name of the op, for messages.
+    tensors : mapping of str to Grouping
+        For each operand and for ``dst``.
+    tag : str
+        Format, in the primitive's axes, of src and dst where `any` was asked for. The primitive must not choose: a
+        blocked format of joined axes has no name in the op's own.
+    """
+
+    op: str
+    tensors: Mapping[str, Grouping]
+    tag: str = "ab"
+
+    def lower(self, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, make: Make) -> Lowering:
+        """Create the primitive descriptor.
+
+        Parameters
+        ----------
+        descs : mapping of str to NativeDesc
+            The op's descriptors by operand and result; those of post-ops are read from `attr`.
+        attr : PrimitiveAttr or None
+            Attributes in the op's own dimensions.
+        make : callable
+            Creates the primitive descriptor.
+
+        Raises
+        ------
+        FormatError
+            A format cannot be seen so.
+        UnsupportedOpError
+            A tensor has no elements; a bias or post-op operand varies along some, but not all, of the axes that
+            become one; a post-op cannot be seen so.
+        """
+        given = {name: native for name, native in descs.items() if name in self.tensors}
+        dims = {name: native.dims for name, native in given.items()}
+        if 0 in dims["dst"] or 0 in dims["src"]:
+            raise UnsupportedOpError(
+                f"{self.op}: dst has dims {dims['dst']}; rows of no elements tell no batch from another"
+            )
+        bias = given.get("bias")
+        if bias is not None:
+            self._check_broadcast("bias", bias.dims, dims["dst"])
+        asked = {name: self._decided(name, native.desc) for name, native in given.items()}
+        seen = {name: self._seen(name, desc) for name, desc in asked.items()}
+        pd = make(_natives(seen), None if attr is None else self._attributes(attr, dims["dst"]))
+        plain = lowering(pd, {name: name for name in given})
+
+        def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
+            formats = {}
+            for name, desc in plain.resolve(candidate).items():
+                own = self._restored(desc, self.tensors[name], dims[name])
+                if asked[name].kind != "any" and own != asked[name]:
+                    raise FormatError(f"{self.op}: {candidate.impl} takes {name} as {own}, not as {asked[name]}")
+                formats[name] = own
+            return formats
+
+        def tail(desc: MemoryDesc, size: tuple[int, ...]) -> MemoryDesc:
+            return self._restored(desc, self.tensors["dst"], size)
+
+        return Lowering(pd, resolve, tail)
+
+    def _decided(self, name: str, desc: MemoryDesc) -> MemoryDesc:
+        """Decide the format of src and dst where `any` was asked for."""
+        if desc.kind != "any" or name not in ("src", "dst"):
+            return desc
+        free = regrouped(desc, self.tensors[name])
+        return restored(MemoryDesc(free.dims, free.dtype, tag=self.tag), self.tensors[name], desc.dims)
+
+    def _seen(self, name: str, desc: MemoryDesc) -> MemoryDesc:
+        seen = self._regrouped(name, desc, self.tensors[name])
+        if seen.ndim > 2 and seen.kind != "any" and seen.is_packed and sum(size > 1 for size in seen.dims) < 2:
+            # Which tag of a vector oneDNN sees lies in strides that do not matter, yet it has fast code for one of
+            # them only: let it choose, and check that it comes out as asked.
+            return MemoryDesc.any(seen.dims, seen.dtype)
+        return seen
+
+    def _regrouped(self, what: str, desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
+        try:
+            return regrouped(desc, grouping)
+        except FormatError as error:
+            dims = tuple(prod(desc.dims[axis] for axis in group) for group in grouping)
+            raise FormatError(
+                f"{self.op}: {what} {desc} cannot be seen as {dims}: reorder it to plain first"
+            ) from error
+
+    def _restored(self, desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> MemoryDesc:
+        """Return the descriptor in the op's dims, if it says exactly what the primitive's does."""
+        from fmtprop import dnnl
+
+        own = restored(desc, grouping, dims)
+        if regrouped(own, grouping) != desc or own.nbytes != desc.nbytes:
+            raise FormatError(f"{self.op}: {desc} is nothing that dims {dims} can express")
+        try:
+            dnnl.NativeDesc.from_desc(own)  # whoever fills the tensor must be able to create it
+        except DnnlError as error:
+            raise FormatError(f"{self.op}: oneDNN cannot create {own}, which is {desc} in dims {dims}") from error
+        return own
+
+    def _check_broadcast(self, what: str, dims: tuple[int, ...], dst: tuple[int, ...]) -> None:
+        """Check that an operand of dst's rank varies along all the axes that become one, or along none."""
+        if len(dims) != len(dst):
+            return
+        for group in self.tensors["dst"]:
+            sizes, whole = (tuple(shape[axis] for axis in group) for shape in (dims, dst))
+            if sizes != whole and prod(sizes) != 1:
+                raise UnsupportedOpError(
+                    f"{self.op} of a rank-{len(dst)} src sees {whole} as one axis, but {what} has {sizes} there: "
+                    "give it all of these sizes or only ones"
+                )
+
+    def _attributes(self, attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
+        """Return the attributes with the second source of each binary post-op regrouped as dst is."""
+        from fmtprop import dnnl
+
+        if all(op.kind in ("eltwise", "sum") for op in attr.ops):
+            return attr
+        post_ops = dnnl.PostOps()
+        for index, op in enumerate(attr.ops):
+            if op.kind == "binary" and op.src1 is not None:
+                what = f"the operand of post-op {index}"
+                self._check_broadcast(what, op.src1.dims, dst)
+                desc = op.src1.desc
+                seen = self._regrouped(what, desc, self.tensors["dst"])
+                if seen.kind == "any":
+                    seen = MemoryDesc(seen.dims, seen.dtype, tag=self.tag)
+                post_ops.append_binary(op.alg, dnnl.NativeDesc.from_desc(seen))
+            elif op.kind == "eltwise":
+                post_ops.append_eltwise(op.alg, *op.values)
+            elif op.kind == "sum":
+                scale, zero_point = op.values
+                post_ops.append_sum(scale, int(zero_point), op.dtype or None)
+            else:
+                raise UnsupportedOpError(
+                    f"{self.op} seen with other axes cannot carry a {op.kind} post-op: keep it as a node of its own"
+                )
+        return dnnl.PrimitiveAttr(post_ops, fpmath=attr.fpmath, scales=attr.scales, zero_points=attr.zero_points)
+
+
+def _axes(grouping: Grouping) -> tuple[int, ...]:
+    return tuple(axis for group in grouping for axis in group)
+
+
+def _natives(descs: Mapping[str, MemoryDesc]) -> dict[str, NativeDesc]:
+    from fmtprop import dnnl
+
+    return {name: dnnl.NativeDesc.from_desc(desc) for name, desc in descs.items()}
