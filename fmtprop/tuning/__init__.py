@@ -1,1 +1,9 @@
-"""What it costs to run a candidate or a reorder on this machine: modelled, measured, remembered."""
+"""What it costs to run a node or a reorder on this machine: modelled, measured, remembered."""
+
+from __future__ import annotations
+
+from fmtprop.tuning.cache import TuningCache
+from fmtprop.tuning.costs import TUNES, TunedCosts, Tuning, costs_for
+from fmtprop.tuning.directory import cache_directory
+
+__all__ = ["TUNES", "TunedCosts", "Tuning", "TuningCache", "cache_directory", "costs_for"]

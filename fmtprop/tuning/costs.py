@@ -1,38 +1,327 @@
-"""Which costs a compilation uses: modelled, measured, or what the cache knows and the model elsewhere."""
+"""Which costs a compilation uses: modelled, measured, or what the cache knows and the model elsewhere.
+
+Owns when something is measured, and how measured and modelled figures are made comparable. How a figure is measured,
+modelled or stored is its neighbours' affair.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from time import perf_counter
+from typing import Any
+
 from fmtprop.errors import FmtpropError
-from fmtprop.passes.target import Costs
-from fmtprop.tuning.cache import TuningCache
+from fmtprop.ir.node import Node
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.target import Candidate
+from fmtprop.tuning.cache import TuningCache, key_of
+from fmtprop.tuning.measure import Bench, Job, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
+from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of
 from fmtprop.tuning.roofline import ModelCosts
 
 #: where costs may come from
-TUNES = ("model",)
+TUNES = ("auto", "model", "measure")
+
+#: a way that the model takes to be so many times slower than the node's best is not worth a measurement
+_FAR = 20.0
+
+#: seconds between two writings of the cache
+_SAVE = 5.0
+
+#: told (done, total) while problems are measured
+Progress = Callable[[int, int], None]
 
 
-def costs_for(tune: str, *, weights_nbytes: int, cache: TuningCache | None = None) -> Costs:
-    """Return the costs that a compilation is to use.
+@dataclass(frozen=True)
+class Tuning:
+    """Where the costs of a compilation came from.
 
     Parameters
     ----------
-    tune : {"model"}
-        Where they come from.
+    measured, cached, modelled : int
+        Distinct ways to run a node, and reorders, that were timed now, earlier, and not at all.
+    seconds : float
+        Time spent on measuring.
+    """
+
+    measured: int = 0
+    cached: int = 0
+    modelled: int = 0
+    seconds: float = 0.0
+
+
+def costs_for(
+    tune: str = "auto",
+    *,
+    weights_nbytes: int,
+    budget: float | None = None,
+    progress: Progress | None = None,
+    cache: TuningCache | None = None,
+) -> TunedCosts:
+    """Return the costs that a compilation is to use, for the number of threads that is set now.
+
+    Parameters
+    ----------
+    tune : {"auto", "model", "measure"}
+        ``"model"`` measures the machine's peaks only, once; ``"measure"`` times what the cache does not know;
+        ``"auto"`` takes what the cache knows about all ways to run a node, and the model elsewhere.
     weights_nbytes : int
-        Bytes of all weights of the network.
+        Bytes of all weights of the network: how far away weights are.
+    budget : float, optional
+        Seconds for measuring; by default no limit.
+    progress : callable, optional
+        Told (done, total) while problems are measured.
     cache : TuningCache, optional
         What was measured before; by default the user's.
 
     Returns
     -------
-    Costs
+    TunedCosts
+        Fits `Costs` of :mod:`fmtprop.passes.target`.
 
     Raises
     ------
     FmtpropError
-        There is no such way.
+        There is no such `tune`, or the budget is negative.
     """
     if tune not in TUNES:
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
-    return ModelCosts(peaks(cache if cache is not None else TuningCache()), weights_nbytes)
+    if budget is not None and not budget >= 0:
+        raise FmtpropError(f"the budget for measuring is {budget} seconds; it cannot be negative")
+    known = cache if cache is not None else TuningCache()
+    model = ModelCosts(peaks(known), weights_nbytes)
+    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress)
+
+
+@dataclass
+class _Group:
+    """Ways to run equal nodes, or one reorder: what is measured together."""
+
+    #: identity -> the way
+    ways: dict[Hashable, Any] = field(default_factory=dict)
+    #: identity -> the model's seconds
+    modelled: dict[Hashable, float] = field(default_factory=dict)
+    #: identity -> key in the cache, of those that are worth a measurement
+    keys: dict[Hashable, str] = field(default_factory=dict)
+    #: how many nodes of the network it is about
+    count: int = 0
+
+    @property
+    def weight(self) -> float:
+        """Seconds of the network that it is about."""
+        return self.count * min(self.modelled.values())
+
+
+class TunedCosts:
+    """Measured figures where there are some, modelled ones elsewhere.
+
+    Parameters
+    ----------
+    model : ModelCosts
+        For what is not measured.
+    cache : TuningCache
+        What was measured before; extended.
+    tune : str
+        See :func:`costs_for`.
+    weights_nbytes : int
+        Bytes of all weights of the network.
+    budget : float
+        Seconds for measuring.
+    progress : callable, optional
+        Told (done, total).
+
+    Notes
+    -----
+    A modelled figure is multiplied by the median ratio of measured to modelled figures of the same op and
+    implementation, else of the same op, else of everything that is known: so it is comparable with measured ones.
+    Ways of the reference target are always modelled.
+    """
+
+    def __init__(
+        self,
+        model: ModelCosts,
+        cache: TuningCache,
+        tune: str,
+        weights_nbytes: int,
+        budget: float = inf,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.cache, self.tune = model, cache, tune
+        self.tuning = Tuning()
+        self._weights_nbytes, self._budget, self._progress = weights_nbytes, budget, progress
+        #: measured seconds, by identity
+        self._known: dict[Hashable, float] = {}
+        #: groups of which some figures are missing, so that none is used
+        self._partial: set[Hashable] = set()
+        #: reorders that oneDNN does not have
+        self._absent: set[Hashable] = set()
+        self._ratios: dict[Hashable, float] = {}
+        self._answers: dict[Hashable, float] = {}
+
+    # ------------------------------------------------------------------ Costs
+
+    def prepare(
+        self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
+    ) -> None:
+        """Look up, and with ``tune="measure"`` time, what will be asked: what weighs most in the network first."""
+        if self.tune == "model":
+            self.tuning = Tuning(modelled=len(_distinct(work)) + len(set(reorders)))
+            return
+        groups = self._groups(work) | self._reorder_groups(reorders)
+        for group in groups.values():
+            found = {identity: self.cache.get(key) for identity, key in group.keys.items()}
+            self._known.update({identity: value for identity, value in found.items() if value is not None})
+        cached = len(self._known)
+        start = perf_counter()
+        if self.tune == "measure":
+            self._measure(groups, start + self._budget)
+        else:
+            self._partial = {name for name, group in groups.items() if not group.keys.keys() <= self._known.keys()}
+        seconds = perf_counter() - start
+        total = sum(len(group.ways) for group in groups.values())
+        used = sum(len(group.keys.keys() & self._known.keys()) for n, group in groups.items() if n not in self._partial)
+        measured = len(self._known) - cached
+        self.tuning = Tuning(measured, used - measured, total - used, seconds if measured else 0.0)
+        self._compare(groups)
+        self._answers.clear()
+
+    def node(self, node: Node, candidate: Candidate) -> float:
+        """Return the seconds that a node takes when it runs so."""
+        if candidate.target == "view" or node.is_boundary:
+            return 0.0
+        identity = identity_of(node, candidate)
+        answer = self._answers.get(identity)
+        if answer is None:
+            answer = self._known.get(identity) if group_of(node, candidate) not in self._partial else None
+            if answer is None:
+                answer = self.model.node(node, candidate) * self._ratio(_family(node, candidate))
+            self._answers[identity] = answer
+        return answer
+
+    def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return the seconds of a reorder, 0 for none, or None where there is none."""
+        if src == dst:
+            return 0.0
+        if (src, dst) in self._absent:
+            return None
+        known = self._known.get((src, dst))
+        if known is not None:
+            return known
+        modelled = self.model.reorder(src, dst)
+        return None if modelled is None else modelled * self._ratio(("reorder", self.model.reorder_kind(src, dst)))
+
+    # ------------------------------------------------------------------ groups
+
+    def _groups(self, work: Sequence[tuple[Node, Candidate]]) -> dict[Hashable, _Group]:
+        groups: dict[Hashable, _Group] = {}
+        names: dict[Hashable, set[str]] = {}
+        for node, candidate in work:
+            if candidate.target == "view" or node.is_boundary:
+                continue
+            name = group_of(node, candidate)
+            group = groups.setdefault(name, _Group())
+            names.setdefault(name, set()).add(node.name)
+            group.ways.setdefault(identity_of(node, candidate), (node, candidate))
+        for name, group in groups.items():
+            group.count = len(names[name])
+            group.modelled = {identity: self.model.node(*way) for identity, way in group.ways.items()}
+            candidates = [candidate for _, candidate in group.ways.values() if candidate.handle is not None]
+            real = any(not candidate.is_ref for candidate in candidates)
+            far = _FAR * min(group.modelled.values())
+            for identity, (node, candidate) in group.ways.items():
+                hopeless = (candidate.is_ref and real) or group.modelled[identity] > far
+                if candidate.handle is not None and not hopeless:
+                    group.keys[identity] = key_of(describe(node, candidate, self._weights_nbytes))
+        return groups
+
+    def _reorder_groups(self, reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]) -> dict[Hashable, _Group]:
+        groups: dict[Hashable, _Group] = {}
+        for pair, count in Counter(reorders).items():
+            seconds = self.model.reorder(*pair)
+            if seconds:
+                groups[pair] = _Group({pair: pair}, {pair: seconds}, {pair: key_of(describe_reorder(*pair))}, count)
+        return groups
+
+    # ------------------------------------------------------------------ measuring
+
+    def _measure(self, groups: Mapping[Hashable, _Group], deadline: float) -> None:
+        """Time what has a key and no figure, as far as the time allows."""
+        missing = [group for group in groups.values() if not group.keys.keys() <= self._known.keys()]
+        missing.sort(key=lambda group: -group.weight)
+        jobs = [self._jobs(group) for group in missing]
+        if not any(jobs):
+            return
+        bench = Bench((job for some in jobs for job in some), self._weights_nbytes)
+        fresh: dict[str, float] = {}
+        saved = perf_counter()
+        try:
+            for done, (group, some) in enumerate(zip(missing, jobs, strict=True)):
+                if self._progress is not None:
+                    self._progress(done, len(missing))
+                now = perf_counter()
+                if now > deadline:
+                    return
+                if now - saved > _SAVE:
+                    self.cache.add(fresh)
+                    fresh, saved = {}, now
+                found = bench.seconds(some, deadline) if some else {}
+                self._known.update(found)
+                fresh.update({group.keys[identity]: seconds for identity, seconds in found.items()})
+            if self._progress is not None:
+                self._progress(len(missing), len(missing))
+        finally:
+            self.cache.add(fresh)
+
+    def _jobs(self, group: _Group) -> list[Job]:
+        """Return the jobs of a group, the most promising first.
+
+        All its ways are timed although some may be known: figures of another hour are not comparable.
+        """
+        jobs = []
+        for identity in sorted(group.keys, key=lambda identity: group.modelled[identity]):
+            first, second = group.ways[identity]
+            if isinstance(first, Node):
+                jobs.append(job_of(identity, first, second))
+                continue
+            job = job_of_reorder(identity, first, second)
+            if job is None:
+                self._absent.add(identity)
+            else:
+                jobs.append(job)
+        return jobs
+
+    # ------------------------------------------------------------------ comparing
+
+    def _compare(self, groups: Mapping[Hashable, _Group]) -> None:
+        """Find how measured figures relate to modelled ones."""
+        found: dict[Hashable, list[float]] = {}
+        for group in groups.values():
+            for identity in group.keys.keys() & self._known.keys():
+                first, second = group.ways[identity]
+                ratio = self._known[identity] / group.modelled[identity]
+                if isinstance(first, Node):
+                    op, impl = _family(first, second)
+                else:
+                    op, impl = "reorder", self.model.reorder_kind(first, second)
+                for family in ((op, impl), op, None):
+                    found.setdefault(family, []).append(ratio)
+        self._ratios = {family: median(ratios) for family, ratios in found.items()}
+
+    def _ratio(self, family: tuple[str, str]) -> float:
+        for name in (family, family[0], None):
+            if name in self._ratios:
+                return self._ratios[name]
+        return 1.0
+
+
+def _family(node: Node, candidate: Candidate) -> tuple[str, str]:
+    return node.op, f"{candidate.target}/{candidate.impl}"
+
+
+def _distinct(work: Sequence[tuple[Node, Candidate]]) -> set[Hashable]:
+    return {identity_of(node, candidate) for node, candidate in work}

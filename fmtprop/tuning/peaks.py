@@ -140,10 +140,9 @@ def _reading(pointer: int) -> dict[int, float]:
         call = _call(pd, ("SRC", "WEIGHTS", "DST"), pointer, start)
         for footprint in FOOTPRINTS:
             offsets = range(start, footprint - _CHUNK + 1, _CHUNK) or range(start, start + 1)
-            times = []
-            for _ in range(
-                max(2, -(-16 // len(offsets)))
-            ):  # the first round brings caches into the state of the second
+            times: list[float] = []
+            # the first round brings the caches into the state of the second
+            for _ in range(max(2, -(-16 // len(offsets)))):
                 times = []
                 for offset in offsets:
                     call.point({number: pointer + offset})

@@ -10,9 +10,9 @@ from functools import lru_cache
 from math import prod
 
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
+from fmtprop.tuning import problem
 from fmtprop.tuning.peaks import Peaks
 
 #: share of the peak that a family of implementations reaches, by a part of its name; the first that matches counts.
@@ -50,8 +50,9 @@ _POINTWISE = 0.2
 #: share of the copying bandwidth at which an op moves its bytes, found like the shares of the peak; 1 for the others
 _PACE = {"batch_normalization": 0.2, "concat": 0.4, "shuffle": 0.45, "pooling": 0.4, "binary": 0.6, "sum": 0.6}
 
-#: elements per second and thread-independent share of copying bandwidth that a reorder reaches
-_COPY, _TRANSPOSE, _BLOCK = 0.8, 0.20, 0.35
+#: share of the copying bandwidth that a reorder reaches: a copy (of another type, or between strides), into or out of
+#: blocks, a transpose
+_REORDER = {"copy": 0.8, "block": 0.35, "transpose": 0.2}
 
 #: seconds that a step on the reference target takes before it moves a byte; share of the bandwidth of its PyTorch ops
 _REFERENCE_CALL, _REFERENCE = 2e-5, 0.3
@@ -120,16 +121,21 @@ class ModelCosts:
             return 0.0
         return None if dst.has_broadcast else self._reorder(src, dst)
 
+    def reorder_kind(self, src: MemoryDesc, dst: MemoryDesc) -> str:
+        """Return which reorders this one is like: ``"copy"``, ``"block"`` or ``"transpose"``."""
+        return _kind(src, dst)
+
     def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:
         nbytes = src.nbytes + dst.nbytes
         pace = self._cached if nbytes <= self._cache_nbytes else self._memory
-        return self.peaks.call + nbytes * max(pace, self._cached / _rate(src, dst))
+        return self.peaks.call + nbytes * max(pace, self._cached / _REORDER[_kind(src, dst)])
 
     def _moving(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> float:
         """Return the seconds for all bytes: parameters from as far as all weights reach, activations from cache."""
         parameters = activations = 0
+        learned = problem.parameters(node.op, operands)
         for name, desc in operands.items():
-            if name in _parameters(node.op):
+            if name in learned:
                 parameters += desc.nbytes
             else:
                 activations += desc.nbytes
@@ -149,11 +155,6 @@ def efficiency(impl: str) -> float:
     """
     name = impl.partition(":")[0] if not impl.startswith("x64") else impl
     return next((share for part, share in _EFFICIENCY if part in name), _OTHER)
-
-
-@lru_cache(maxsize=64)
-def _parameters(op: str) -> frozenset[str]:
-    return frozenset(operand.name for operand in opdef(op).operands if operand.parameter)
 
 
 def _operations(attrs: object) -> float:
@@ -203,13 +204,13 @@ _PRODUCTS: dict[str, Callable[[Mapping[str, MemoryDesc], MemoryDesc], float]] = 
 
 
 @lru_cache(maxsize=4096)
-def _rate(src: MemoryDesc, dst: MemoryDesc) -> float:
-    """Return the share of the copying bandwidth that a reorder reaches: a copy, into or out of blocks, a transpose."""
+def _kind(src: MemoryDesc, dst: MemoryDesc) -> str:
+    """Return what a reorder does to memory."""
     if src.kind != "blocked" or dst.kind != "blocked":
-        return _BLOCK
+        return "block"
     if _order(src) == _order(dst):
-        return _COPY
-    return _BLOCK if src.inner_blocks or dst.inner_blocks else _TRANSPOSE
+        return "copy"
+    return "block" if src.inner_blocks or dst.inner_blocks else "transpose"
 
 
 def _order(desc: MemoryDesc) -> tuple[object, ...]:
