@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fmtprop.errors import FmtpropError
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout.parts import in_place_parts as in_place_parts
 
 _LETTERS = "abcdefghijkl"
 
@@ -73,3 +74,22 @@ def usual(desc: MemoryDesc) -> list[MemoryDesc]:
     """Return the formats to try where the obvious one has no good implementation: the field's usual four."""
     found = [channels_last(desc), channel_blocked(desc, 16), channel_blocked(desc, 8), plain(desc)]
     return list(dict.fromkeys(found))
+
+
+def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]) -> list[MemoryDesc]:
+    """Return the formats to try for a tensor: channels-last, blocked along its channels, row-major.
+
+    Parameters
+    ----------
+    dims : tuple of int
+        Sizes; rows (rank 2 and below), and what no convolution reads, have the row-major format alone.
+    dtype : DataType
+        Type of the elements.
+    blocks : tuple of int
+        Block sizes to try; one that would be mostly padding is left out.
+    """
+    row_major = MemoryDesc(dims, dtype)
+    if not 3 <= len(dims) <= 5 or 0 in dims:
+        return [row_major]
+    blocked = [channel_blocked(row_major, block) for block in blocks if dims[1] > block // 2]
+    return list(dict.fromkeys([channels_last(row_major), *blocked, row_major]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmtprop.ir.node import Choice, Node
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class Target(Protocol):
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the estimated seconds of a reorder, 0 for none, or None where there is none."""
+
+    def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
+        """Return the formats worth trying for a tensor, the likeliest first; row-major is always among them."""
 
 
 class Costs(Protocol):

@@ -6,14 +6,16 @@ nodes are ordered, buffered or run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Lowering, OpDef, Primitive, opdef
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.passes.formats import worth_trying
 from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.known_bad import known_bad
 
 #: what oneDNN computes in; everything else runs on the reference target
@@ -69,6 +71,10 @@ class OneDnnTarget:
             return None
         return _CALL + (src.nbytes + dst.nbytes) / _BANDWIDTH
 
+    def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
+        """Return the formats that this CPU's kernels are written for: channels-last, blocked by a vector, row-major."""
+        return worth_trying(dims, dtype, (16,) if "avx512" in dnnl.lib().isa else (8,))
+
     # ------------------------------------------------------------------ asking
 
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
@@ -118,6 +124,8 @@ class OneDnnTarget:
                 tail.append_sum(attrs["scales"][0])
             elif post_op.op == "binary" and post_op.operand is not None:
                 tail.append_binary(f"binary_{attrs['alg']}", natives[post_op.operand])
+            elif post_op.op == "convolution" and post_op.operand is not None:
+                _append_depthwise(tail, node, post_op, natives)
             else:
                 raise GraphError(f"{node.label}: oneDNN has no post-op {post_op.op!r}")
         return dnnl.PrimitiveAttr(tail)
@@ -127,11 +135,7 @@ class OneDnnTarget:
     ) -> Candidate | None:
         try:
             formats = dict(lowering.resolve(pd))
-            tail = {
-                post_op.operand: _tail_format(lowering, pd, index, request[post_op.operand])
-                for index, post_op in enumerate(node.post_ops)
-                if post_op.operand is not None and post_op.op != "sum"
-            }
+            tail = {name: _tail_format(lowering, pd, number, request[name]) for name, number in tail_arguments(node)}
         except (FormatError, ShapeError):  # this implementation's formats have no name in the op's dims
             return None
         for name, desc in request.items():
@@ -147,7 +151,7 @@ class OneDnnTarget:
         impl = pd.impl if pd.kind == node.op else f"{pd.kind}:{pd.impl}"
         if _identity(node, impl, operands, results) in self._rejected:
             return None
-        return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd.impl), pd)
+        return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd)
 
 
 class _Answers:
@@ -169,13 +173,29 @@ class _Answers:
             index += 1
 
 
-def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, index: int, asked: MemoryDesc) -> MemoryDesc:
-    """Return the format of a binary post-op's operand: as asked, or what oneDNN made of `any`."""
-    if asked.kind != "any":
+def _append_depthwise(tail: dnnl.PostOps, node: Node, post_op: PostOp, natives: Mapping[str, dnnl.NativeDesc]) -> None:
+    attrs = post_op.attrs.to_json()
+    weights, *bias = (natives[name] for name in post_op.operands)
+    kernel, stride, padding = set(weights.dims[3:]), set(attrs["strides"]), {*attrs["pad_l"], *attrs["pad_r"]}
+    if len(attrs["strides"]) != 2 or any(attrs["dilates"]) or max(map(len, (kernel, stride, padding))) > 1:
+        raise UnsupportedOpError(
+            f"{node.label}: oneDNN fuses a depthwise convolution with one kernel size, stride and padding for both "
+            f"spatial axes and without dilation, not {post_op.attrs}; keep it as a node of its own"
+        )
+    types = weights.data_type, bias[0].data_type if bias else None, node.results[0].dtype.value
+    tail.append_dw(*types, kernel.pop(), stride.pop(), padding.pop())
+
+
+def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, asked: MemoryDesc) -> MemoryDesc:
+    """Return the format of a post-op's operand: as asked, or what oneDNN made of `any`."""
+    depthwise = argument & dnnl.Arg.ATTR_POST_OP_DW
+    if asked.kind != "any" and not depthwise:
         return asked
-    native = pd.arg_md(dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | dnnl.Arg.SRC_1)
+    native = pd.arg_md(argument)
     if native is None:
-        raise UnsupportedOpError(f"{pd.impl} does not tell the format of post-op {index}'s operand")
+        raise UnsupportedOpError(f"{pd.impl} does not tell the format of its post-op's argument {argument}")
+    if asked.kind != "any" and native.desc != asked:  # oneDNN chooses these, whatever was asked for
+        raise FormatError(f"{pd.impl} takes its post-op's argument {argument} as {native.desc}, not as {asked}")
     return native.desc if lowering.tail is None else lowering.tail(native.desc, asked.dims)
 
 
@@ -188,12 +208,13 @@ def _computable(declaration: OpDef, request: Request) -> bool:
 
 
 def _tail(node: Node) -> object:
-    return tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
+    return tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:
     return (node.op, node.attrs, _tail(node), impl, tuple(sorted(operands.items(), key=lambda kv: kv[0])), results)
 
 
-def _is_ref(impl: str) -> bool:
-    return impl.startswith("ref")
+def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:
+    """Whether oneDNN would run its slow loops: a fused depthwise convolution names those that it wraps."""
+    return pd.is_reference or "ref:" in pd.impl.removeprefix("ref_fused_convolution")

@@ -5,11 +5,11 @@ It is what the others are checked against, and where an op runs that oneDNN does
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fmtprop.ir.node import Node
-from fmtprop.layout import MemoryDesc
-from fmtprop.passes.formats import plain
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
 
 #: bytes per second that a PyTorch copy moves; only the order of costs matters
@@ -39,6 +39,10 @@ class ReferenceTarget:
         if not (src.is_plain and dst.is_plain):
             return None
         return 0.0 if src == dst else (src.nbytes + dst.nbytes) / _BANDWIDTH
+
+    def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
+        """Return the strided formats that PyTorch knows: row-major and channels-last."""
+        return worth_trying(dims, dtype, ())
 
 
 def _strided(desc: MemoryDesc) -> MemoryDesc:

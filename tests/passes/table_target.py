@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.formats import worth_trying
 from fmtprop.passes.target import Candidate, Request
 
 
@@ -39,6 +40,9 @@ class TableTarget:
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         return 0.0 if src == dst else float(src.nbytes + dst.nbytes)
+
+    def formats(self, dims, dtype):
+        return worth_trying(dims, dtype, (8,))
 
     def _tag(self, node: Node, request: Request) -> str | None:
         declaration = opdef(node.op)

@@ -1,0 +1,69 @@
+"""Formats inside formats: where the pieces of a tensor that is cut along one axis lie within its storage.
+
+Owns the rule by which a concatenation needs no copies. Must not know about ops, graphs or oneDNN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fmtprop.errors import FormatError, ShapeError
+from fmtprop.layout.desc import MemoryDesc
+
+__all__ = ["in_place_parts"]
+
+
+def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[MemoryDesc] | None:
+    """Cut a format along an axis into parts that are dense, each a range of the storage of its own.
+
+    They are where every axis that is outside of `axis` in memory has size 1 and, for a blocked `axis`, all parts but
+    the last are whole blocks.
+
+    Parameters
+    ----------
+    whole : MemoryDesc
+        The format of the whole tensor.
+    axis : int
+        Where to cut.
+    sizes : sequence of int
+        Size of each part along the axis.
+
+    Returns
+    -------
+    list of MemoryDesc or None
+        Each part within the whole (``offset0`` says where it begins); None where one of them would not be dense.
+
+    Raises
+    ------
+    ShapeError
+        The sizes do not add up to the whole.
+
+    Examples
+    --------
+    >>> [part.offset0 for part in in_place_parts(MemoryDesc((1, 48, 5, 5), tag="aBcd16b"), 1, [16, 32])]
+    [0, 400]
+    >>> in_place_parts(MemoryDesc((1, 48, 5, 5), tag="acdb"), 1, [16, 32]) is None  # channels of a pixel lie together
+    True
+
+    References
+    ----------
+    oneDNN developer guide, "Memory Format Propagation": kernels are fast on dense tensors only.
+    """
+    if not 0 <= axis < whole.ndim or sum(sizes) != whole.dims[axis] or min(sizes, default=0) < 0:
+        raise ShapeError(f"cannot cut dims {whole.dims} along axis {axis} into parts of {tuple(sizes)}")
+    if not whole.is_dense or not whole.nelems or 0 in sizes:
+        return None
+    parts: list[MemoryDesc] = []
+    start = 0
+    for size in sizes:
+        offsets, dims = [0] * whole.ndim, list(whole.dims)
+        offsets[axis], dims[axis] = start, size
+        try:
+            part = whole.submemory(dims, offsets)
+        except FormatError:
+            return None
+        if not part.at_start().is_dense:
+            return None
+        parts.append(part)
+        start += size
+    return parts

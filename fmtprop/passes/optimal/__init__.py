@@ -1,0 +1,27 @@
+"""The `optimal` policy: formats and implementations at least total cost, exactly.
+
+:mod:`~fmtprop.passes.optimal.enumerate` finds every way to run every node, :mod:`~fmtprop.passes.optimal.problem` says
+what a problem and a solution are as pure data, :mod:`~fmtprop.passes.optimal.solve` finds the best solution and proves
+it, :mod:`~fmtprop.passes.optimal.realise` makes the formatted graph of it, and
+:mod:`~fmtprop.passes.optimal.assign` is the pass that ties these together.
+"""
+
+from fmtprop.passes.optimal.assign import Certificate, OptimalFormats, price
+from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
+from fmtprop.passes.optimal.pins import resolve_pins
+from fmtprop.passes.optimal.problem import Alternative, Problem, Solution, evaluate
+from fmtprop.passes.optimal.solve import solve
+
+__all__ = [
+    "Alternative",
+    "Certificate",
+    "OptimalFormats",
+    "Problem",
+    "ReorderTable",
+    "Solution",
+    "cheapest_conversions",
+    "evaluate",
+    "price",
+    "resolve_pins",
+    "solve",
+]

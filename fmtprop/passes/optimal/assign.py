@@ -1,0 +1,190 @@
+"""Format assignment by exact minimisation over the whole graph: the `optimal` policy.
+
+Owns the order of things: what a greedy policy would do, every way to run every node, their costs, the solver, the
+graph, and the certificate that says how good the choice is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.optimal.enumerate import Enumeration, Pins, enumerate_ways
+from fmtprop.passes.optimal.problem import Problem, Solution
+from fmtprop.passes.optimal.realise import realise
+from fmtprop.passes.optimal.solve import solve
+from fmtprop.passes.target import Candidate, Costs, Target
+
+__all__ = ["Certificate", "OptimalFormats", "price"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good an assignment is, in seconds by the costs that it was chosen by.
+
+    Parameters
+    ----------
+    objective : float
+        Primitives and reorders of the chosen plan.
+    bound : float
+        No assignment of the candidates can cost less.
+    gap : float
+        ``(objective - bound) / objective``; 0 is a proof of optimality.
+    propagate : float
+        What the `propagate` policy's choices cost by the same costs.
+    alternatives, tensors : int
+        Size of the problem.
+    seconds : float
+        Time that the solver took.
+    """
+
+    objective: float
+    bound: float
+    gap: float
+    propagate: float
+    alternatives: int
+    tensors: int
+    seconds: float
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the choice is proved to be the cheapest."""
+        return self.gap <= 1e-9
+
+    def __str__(self) -> str:
+        proof = "proved optimal" if self.optimal else f"gap {self.gap:.2%}"
+        saved = 1 - self.objective / self.propagate if self.propagate else 0.0
+        return (
+            f"{self.objective * 1e3:.3f} ms by cost, lower bound {self.bound * 1e3:.3f} ms ({proof}), propagate "
+            f"{self.propagate * 1e3:.3f} ms ({saved:.1%} saved); {self.alternatives} alternatives, {self.seconds:.2f} s"
+        )
+
+
+@dataclass(frozen=True)
+class OptimalFormats:
+    """Assign formats and implementations at least total cost.
+
+    Parameters
+    ----------
+    target, fallback : Target
+        Who is asked first, and who runs what the first can't.
+    costs : Costs
+        Seconds of every candidate and reorder.
+    boundary : mapping of str to MemoryDesc
+        Format of graph inputs and outputs by node name; row-major where not given.
+    pins : mapping of str to MemoryDesc
+        Formats that must be, by ``"node.operand"`` or ``"node.dst"``.
+    time_limit : float
+        Seconds for the solver; after that the best found, with an honest gap.
+
+    Notes
+    -----
+    Requires a normal graph, gives a formatted one. The choices of `propagate` are among the alternatives, so the
+    result never costs more by the same costs.
+    """
+
+    name: ClassVar[str] = "assign-formats-optimal"
+
+    target: Target
+    fallback: Target
+    costs: Costs
+    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+    pins: Pins = field(default_factory=dict)
+    time_limit: float = 10.0
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the formatted graph."""
+        return self.solve(graph)[0]
+
+    def solve(self, graph: Graph) -> tuple[Graph, Certificate]:
+        """Return the formatted graph and how good it is."""
+        greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
+        baseline = greedy.run(graph)
+        found = enumerate_ways(graph, self.target, self.fallback, self.boundary, _choices(graph, baseline), self.pins)
+        self._prepare(found)
+        problem = found.problem(self.costs)
+        solution = solve(problem, self.time_limit)
+        formatted = realise(graph, problem, solution, greedy)
+        return _with_reorder_costs(formatted, self.costs), self._certify(problem, solution, baseline)
+
+    def _prepare(self, found: Enumeration) -> None:
+        pairs = dict.fromkeys(pair for pairs in found.reorders().values() for pair in pairs)
+        self.costs.prepare(found.work(), list(pairs))
+
+    def _certify(self, problem: Problem, solution: Solution, baseline: Graph) -> Certificate:
+        return Certificate(
+            solution.objective,
+            solution.bound,
+            solution.gap,
+            price(baseline, self.costs),
+            len(problem.alternatives),
+            len(problem.reorders),
+            solution.seconds,
+        )
+
+
+def price(formatted: Graph, costs: Costs) -> float:
+    """Return what one run of a formatted graph costs, in seconds: its nodes and its reorders.
+
+    Parameters
+    ----------
+    formatted : Graph
+        Any policy's.
+    costs : Costs
+        Where the seconds come from.
+    """
+    computed: set[str] = set()
+    total = 0.0
+    for node in formatted.nodes():
+        inputs = formatted.inputs(node.name)
+        if node.op != "input" and not any(value.node in computed for value in inputs.values()):
+            continue
+        computed.add(node.name)
+        if node.is_boundary or node.choice is None or node.choice.target == "view":
+            continue
+        total += _price(node, costs)
+    return total
+
+
+def _price(node: Node, costs: Costs) -> float:
+    choice = node.choice
+    if choice is None:
+        return 0.0
+    if node.op == "reorder" and node.descs[0].dtype is choice.operands["src"].dtype:
+        return costs.reorder(choice.operands["src"], node.descs[0]) or 0.0
+    return costs.node(node, _candidate(node))
+
+
+def _candidate(node: Node) -> Candidate:
+    choice = node.choice
+    if choice is None:
+        return Candidate("", "", {}, node.descs)
+    is_ref = choice.impl.startswith("ref")
+    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, is_ref, choice.handle)
+
+
+def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
+    """Return how each node of the normal graph runs in a formatted one."""
+    known = {}
+    for node in graph.nodes():
+        if node.name in formatted and not node.is_boundary:
+            chosen = formatted.node(node.name)
+            if chosen.op == node.op:
+                known[node.name] = [_candidate(chosen)]
+    return known
+
+
+def _with_reorder_costs(formatted: Graph, costs: Costs) -> Graph:
+    """Return the graph with what each reorder was priced at in its choice."""
+
+    def priced(node: Node) -> Node:
+        if node.op != "reorder" or node.choice is None or node.choice.cost:
+            return node
+        return node.with_(choice=replace(node.choice, cost=_price(node, costs)))
+
+    return formatted.map_nodes(priced)

@@ -1,0 +1,420 @@
+"""Every way to run every node of a normal graph, as a problem for the solver.
+
+Owns which requests are worth making of a target. Knows no library: it asks the target, and takes costs as they come.
+What only depends on constants is left out: it is computed once, so its formats are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fmtprop.errors import FmtpropError, UnsupportedOpError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import Category, opdef
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.concat import Concat
+from fmtprop.passes.formats import describe, in_place_parts, like, plain
+from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
+from fmtprop.passes.optimal.wishes import wishes
+from fmtprop.passes.target import Candidate, Costs, Target
+
+__all__ = ["Enumeration", "Pins", "Way", "enumerate_ways"]
+
+#: "node.operand" or "node.dst" -> the format that it must have
+Pins = Mapping[str, MemoryDesc]
+
+#: the order of preference of a target matters only so far: later implementations of one request are rarely the best
+_IMPLEMENTATIONS = 4
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run one node: the payload of an alternative.
+
+    Parameters
+    ----------
+    node : Node
+        The node of the normal graph.
+    candidate : Candidate
+        How it runs.
+    """
+
+    node: Node
+    candidate: Candidate
+
+
+@dataclass
+class Enumeration:
+    """The ways to run each node, before they have costs.
+
+    Parameters
+    ----------
+    graph : Graph
+        The normal graph.
+    ways : dict of str to list of Candidate
+        By node name, for all that depends on an input.
+    formats : dict of Value to list of MemoryDesc
+        What each tensor may be written or read in.
+    """
+
+    graph: Graph
+    ways: dict[str, list[Candidate]] = field(default_factory=dict)
+    formats: dict[Value, list[MemoryDesc]] = field(default_factory=dict)
+
+    def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
+        """Return for each tensor the changes of format that could be needed: from any format to one that is read."""
+        found = {}
+        for value, formats in self.formats.items():
+            wanted = {
+                self.ways_read(candidate, operand)
+                for reader, operand in self.graph.readers(value)
+                for candidate in self.ways.get(reader, ())
+            }
+            targets = [desc for desc in formats if desc in wanted and desc.is_packed and not desc.has_broadcast]
+            found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
+        return found
+
+    @staticmethod
+    def ways_read(candidate: Candidate, operand: str) -> MemoryDesc:
+        """Return the format in which a candidate reads an operand."""
+        return candidate.operands[operand]
+
+    def work(self) -> list[tuple[Node, Candidate]]:
+        """Return each node with each of its candidates that cost something."""
+        return [
+            (self.graph.node(name), candidate)
+            for name, candidates in self.ways.items()
+            for candidate in candidates
+            if candidate.target not in ("view", "boundary")
+        ]
+
+    def problem(self, costs: Costs) -> Problem:
+        """Put a price on everything."""
+        alternatives = []
+        for name, candidates in self.ways.items():
+            node = self.graph.node(name)
+            inputs = {operand: value for operand, value in self.graph.inputs(name).items() if value in self.formats}
+            for candidate in candidates:
+                priced = replace(candidate, cost=self._cost(node, candidate, costs))
+                reads: dict[Tensor, tuple[Format, ...]] = {}
+                for operand, value in inputs.items():
+                    reads[value] = tuple(dict.fromkeys((*reads.get(value, ()), candidate.operands[operand])))
+                writes: dict[Tensor, Format] = {
+                    Value(name, index): desc for index, desc in enumerate(candidate.results)
+                }
+                alternatives.append(Alternative((name,), reads, writes, priced.cost, Way(node, priced)))
+        reorders: dict[Tensor, dict[Reorder, float]] = {}
+        for value, pairs in self.reorders().items():
+            priced_pairs: dict[Reorder, float] = {
+                pair: cost for pair in pairs if (cost := costs.reorder(*pair)) is not None and cost > 0
+            }
+            reorders[value] = priced_pairs
+        return Problem(tuple(self.ways), tuple(alternatives), reorders)
+
+    def _cost(self, node: Node, candidate: Candidate, costs: Costs) -> float:
+        if candidate.target == "boundary":
+            return 0.0
+        if candidate.target != "view":
+            return costs.node(node, candidate)
+        if node.op != "concat":
+            return 0.0
+        # in place: what cannot be written there by its producer is copied
+        inputs = self.graph.inputs(node.name)
+        total = 0.0
+        for operand, value in inputs.items():
+            if not _written_in_place(self.graph, node, operand, value, self.formats):
+                desc = candidate.operands[operand]
+                total += costs.reorder(desc, plain(desc) if not desc.is_plain else _other(desc)) or 0.0
+        return total
+
+
+def _other(desc: MemoryDesc) -> MemoryDesc:
+    """Return another dense format of a tensor: what a copy costs is close to what a change of format costs."""
+    reversed_axes = tuple(range(desc.ndim))[::-1]
+    return MemoryDesc(tuple(desc.dims[a] for a in reversed_axes), desc.dtype).transpose(reversed_axes)
+
+
+def _written_in_place(graph: Graph, concat: Node, operand: str, value: Value, computed: Mapping[Value, object]) -> bool:
+    """Whether a concat's source can be written into its place by the node that makes it."""
+    producer = graph.node(value.node)
+    if value not in computed or producer.is_boundary or opdef(producer.op).category is Category.VIEW:
+        return False
+    claims = [(name, key) for name, key in graph.readers(value) if graph.node(name).op == "concat"]
+    return claims[0] == (concat.name, operand)
+
+
+def enumerate_ways(
+    graph: Graph,
+    target: Target,
+    fallback: Target,
+    boundary: Mapping[str, MemoryDesc],
+    known: Mapping[str, Sequence[Candidate]],
+    pins: Pins,
+) -> Enumeration:
+    """Ask the target for the ways to run each node.
+
+    Parameters
+    ----------
+    graph : Graph
+        A normal graph.
+    target, fallback : Target
+        Who is asked, and who runs what the first can't.
+    boundary : mapping of str to MemoryDesc
+        Format of graph inputs and outputs by name; row-major where not given.
+    known : mapping of str to sequence of Candidate
+        Ways that must be among those found, by node name: another policy's choices.
+    pins : mapping of str to MemoryDesc
+        Formats that operands and results must have, by ``"node.operand"``.
+
+    Raises
+    ------
+    UnsupportedOpError
+        A node can't be run at all, or not with its pins.
+    """
+    return _Enumerator(graph, target, fallback, boundary, known, pins).run()
+
+
+class _Enumerator:
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        fallback: Target,
+        boundary: Mapping[str, MemoryDesc],
+        known: Mapping[str, Sequence[Candidate]],
+        pins: Pins,
+    ) -> None:
+        self.graph, self.target, self.fallback = graph, target, fallback
+        self.boundary, self.known, self.pins = boundary, known, pins
+        self.wishes = wishes(graph, target)
+        self.found = Enumeration(graph)
+
+    def run(self) -> Enumeration:
+        for node in self.graph.nodes():
+            inputs = self.graph.inputs(node.name)
+            if node.op != "input" and not any(value in self.found.formats for value in inputs.values()):
+                continue  # constant
+            ways = [c for c in self._distinct(node, inputs) if self._obeys(node, c)]
+            if not ways:
+                raise UnsupportedOpError(self._complaint(node))
+            self.found.ways[node.name] = ways
+            self._note_formats(node, inputs, ways)
+        return self.found
+
+    # ------------------------------------------------------------------ one node
+
+    def _distinct(self, node: Node, inputs: Mapping[str, Value]) -> list[Candidate]:
+        """Return the node's ways once each, without reference implementations where there are others."""
+        seen: dict[object, Candidate] = {}
+        for candidate in (*self.known.get(node.name, ()), *self._ways(node, inputs)):
+            key = (candidate.target, candidate.impl, tuple(sorted(candidate.operands.items(), key=_by_name)))
+            seen.setdefault((key, candidate.results), candidate)
+        real = [candidate for candidate in seen.values() if not candidate.is_ref]
+        return real or list(seen.values())
+
+    def _ways(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
+        if node.op == "input":
+            desc = self.boundary.get(node.name, plain(MemoryDesc(node.results[0].dims, node.results[0].dtype)))
+            yield Candidate("boundary", "input", {}, (desc,))
+        elif node.op == "output":
+            type_ = self.graph.type_of(inputs["src"])
+            desc = self.boundary.get(node.name, MemoryDesc(type_.dims, type_.dtype))
+            yield Candidate("boundary", "output", {"src": desc}, ())
+        elif opdef(node.op).category is Category.VIEW:
+            yield from self._views(node, inputs["src"])
+        elif opdef(node.op).category is Category.HOST:
+            yield from self._fall_back(node, inputs)
+        else:
+            yield from self._asked(node, inputs)
+
+    def _views(self, node: Node, source: Value) -> Iterator[Candidate]:
+        rule = opdef(node.op).view
+        possible = False
+        for desc in self.found.formats[source]:
+            try:
+                result = rule(node.attrs, desc, node.results[0]) if rule is not None else desc
+            except FmtpropError:
+                continue
+            possible = True
+            yield Candidate("view", "view", {"src": desc}, (result,))
+        if not possible:
+            yield from self._fall_back(node, {"src": source})
+
+    def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
+        any_way = False
+        for request in self._requests(node, inputs):
+            for rank, candidate in enumerate(self.target.candidates(node, request)):
+                any_way = True
+                yield candidate
+                if rank + 1 >= _IMPLEMENTATIONS:
+                    break
+        if isinstance(node.attrs, Concat):
+            yield from self._in_place(node, node.attrs, inputs)
+        if not any_way:
+            yield from self._fall_back(node, inputs)
+
+    def _fall_back(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
+        """Yield how the fallback runs a node: its operands row-major, or as they come where they are strided."""
+        results = dict(zip(_result_names(node), (MemoryDesc(t.dims, t.dtype) for t in node.results), strict=True))
+        strided = {
+            name: next((f for f in self._formats(value) if f.is_plain), plain(self._formats(value)[0]))
+            for name, value in inputs.items()
+        }
+        row_major = {name: plain(desc) for name, desc in strided.items()}
+        for request in (row_major, strided):
+            yield from self.fallback.candidates(node, {**request, **results})
+
+    # ------------------------------------------------------------------ requests
+
+    def _requests(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, MemoryDesc]]:
+        """Yield the format combinations worth asking for."""
+        free = self._free(node, inputs)
+        sources = [name for name, value in inputs.items() if value in self.found.formats and _is_source(node, name)]
+        category = opdef(node.op).category
+        if node.op == "reorder":
+            yield from self._casts(node, inputs["src"])
+            return
+        if category is Category.COMPUTE:
+            yield free
+        for chosen in self._source_formats(inputs, sources):
+            yield {**free, **chosen}
+            if category is Category.COMPUTE and all(desc.is_plain for desc in chosen.values()):
+                # kernels that write another format than they read (a network's first convolution, a matmul) read
+                # strided ones: no kernel reads blocks and writes anything else
+                for dst in self.wishes[Value(node.name)]:
+                    yield {**free, **chosen, "dst": dst}
+            elif category is Category.MULTI_SRC:
+                same = like(free["dst"], chosen[sources[0]]) if sources else None
+                if same is not None:
+                    yield {**free, **chosen, "dst": same}
+
+    def _free(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, MemoryDesc]:
+        """Return the request that leaves everything to the target; vectors of parameters have one format anyway."""
+        request = {}
+        for name, value in inputs.items():
+            type_ = self.graph.type_of(value)
+            any_desc = MemoryDesc.any(type_.dims, type_.dtype)
+            vector = _is_source(node, name) is False and not name.startswith("post_op_") and type_.ndim < 2
+            request[name] = plain(any_desc) if vector else any_desc
+        for name, type_ in zip(opdef(node.op).result_names, node.results, strict=True):
+            request[name] = MemoryDesc.any(type_.dims, type_.dtype)
+        return request
+
+    def _source_formats(self, inputs: Mapping[str, Value], sources: Sequence[str]) -> Iterator[dict[str, MemoryDesc]]:
+        """Yield formats for all activations: each as it may come with the others likewise, or row-major where small."""
+        if not sources:
+            yield {}
+            return
+        descs = {name: self._formats(inputs[name]) for name in sources}
+        widest = max(sources, key=lambda name: self.graph.type_of(inputs[name]).size)
+        seen = set()
+        for offer in dict.fromkeys(f for name in sources for f in descs[name] if f.dims == descs[widest][0].dims):
+            for chosen in self._matches(descs, sources, offer):
+                key = tuple(chosen.items())
+                if key not in seen:
+                    seen.add(key)
+                    yield chosen
+
+    def _matches(
+        self, descs: Mapping[str, list[MemoryDesc]], sources: Sequence[str], offer: MemoryDesc
+    ) -> Iterator[dict[str, MemoryDesc]]:
+        alike: dict[str, MemoryDesc] = {}
+        for name in sources:
+            match = offer if offer in descs[name] else like(descs[name][0], offer)
+            if match is None:
+                break
+            alike[name] = match
+        else:
+            yield alike
+        if len(sources) > 1:
+            # the others as they come (a matmul's factors, an operand that is broadcast), and row-major
+            others = [name for name in sources if offer not in descs[name]]
+            first = {name: offer for name in sources if name not in others}
+            if others and first:
+                yield {**first, **{name: descs[name][0] for name in others}}
+                yield {**first, **{name: plain(descs[name][0]) for name in others}}
+
+    def _casts(self, node: Node, source: Value) -> Iterator[Mapping[str, MemoryDesc]]:
+        for src in self._formats(source):
+            for dst in self.wishes[Value(node.name)]:
+                yield {"src": src, "dst": dst}
+
+    def _in_place(self, node: Node, attrs: Concat, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
+        """Yield the concat that moves nothing: its sources lie in their places from the start."""
+        sizes = [self.graph.type_of(value).dims[attrs.axis] for value in inputs.values()]
+        offers = dict.fromkeys(f for value in inputs.values() for f in self._formats(value) if f.is_packed)
+        type_ = node.results[0]
+        seen = set()
+        for offer in offers:
+            whole = like(MemoryDesc(type_.dims, type_.dtype), offer)
+            if whole is None or whole in seen or whole.dtype is not offer.dtype:
+                continue
+            seen.add(whole)
+            parts = in_place_parts(whole, attrs.axis, sizes)
+            if parts is not None:
+                operands = {name: part.at_start() for name, part in zip(inputs, parts, strict=True)}
+                yield Candidate("view", "in_place", operands, (whole,))
+
+    # ------------------------------------------------------------------ formats and pins
+
+    def _formats(self, value: Value) -> list[MemoryDesc]:
+        known = self.found.formats.get(value)
+        if known is not None:
+            return known
+        type_ = self.graph.type_of(value)
+        return [MemoryDesc(type_.dims, type_.dtype)]
+
+    def _note_formats(self, node: Node, inputs: Mapping[str, Value], ways: Iterable[Candidate]) -> None:
+        """Remember what each tensor may be written and read in."""
+        for index in range(len(node.results)):
+            value = Value(node.name, index)
+            written = dict.fromkeys(candidate.results[index] for candidate in ways)
+            self.found.formats[value] = list(dict.fromkeys((*written, *self.wishes[value])))
+        for name, value in inputs.items():
+            if value in self.found.formats:
+                formats = self.found.formats[value]
+                formats += [d for d in dict.fromkeys(c.operands[name] for c in ways) if d not in formats]
+
+    def _obeys(self, node: Node, candidate: Candidate) -> bool:
+        for name, desc in self._ports(candidate):
+            pin = self.pins.get(f"{node.name}.{name}")
+            if pin is not None and pin != desc:
+                return False
+        return True
+
+    @staticmethod
+    def _ports(candidate: Candidate) -> list[tuple[str, MemoryDesc]]:
+        results = [("dst" if i == 0 else f"dst_{i}", desc) for i, desc in enumerate(candidate.results)]
+        return [*candidate.operands.items(), *results]
+
+    def _complaint(self, node: Node) -> str:
+        pins = {name: desc for name, desc in self.pins.items() if name.rpartition(".")[0] == node.name}
+        if not pins:
+            return f"{node.label}: neither {self.target.name} nor {self.fallback.name} can run it"
+        (name, desc), *_ = pins.items()
+        offered = {
+            describe(port)
+            for candidate in self._distinct(node, self.graph.inputs(node.name))
+            for key, port in self._ports(candidate)
+            if f"{node.name}.{key}" == name
+        }
+        return (
+            f"pin {name!r} asks for {describe(desc)}, but no implementation of {node.label} offers it; "
+            f"to be had: {', '.join(sorted(offered)) or 'nothing of that name'}"
+        )
+
+
+def _is_source(node: Node, name: str) -> bool:
+    """Whether an operand carries activations and is part of the op itself."""
+    return not name.startswith("post_op_") and not opdef(node.op).operand(name).parameter
+
+
+def _result_names(node: Node) -> tuple[str, ...]:
+    names = opdef(node.op).result_names
+    return names if len(names) == len(node.results) else tuple(f"dst_{i}" for i in range(len(node.results)))
+
+
+def _by_name(item: tuple[str, MemoryDesc]) -> str:
+    return item[0]

@@ -1,0 +1,111 @@
+"""From the solver's choice to a formatted graph: nodes as chosen, reorders as decided, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fmtprop.errors import PassError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.assign import AssignFormats, Assignment, Placed
+from fmtprop.passes.formats import describe
+from fmtprop.passes.optimal.enumerate import Way
+from fmtprop.passes.optimal.problem import Problem, Solution
+from fmtprop.passes.target import Candidate
+
+__all__ = ["realise"]
+
+
+def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats) -> Graph:
+    """Return the formatted graph of a solution.
+
+    Parameters
+    ----------
+    graph : Graph
+        The normal graph.
+    problem : Problem
+        What was solved; its alternatives carry the candidates.
+    solution : Solution
+        What was chosen.
+    spec : AssignFormats
+        How nodes of constants get their formats; its target makes the reorders.
+    """
+    return _Realisation(graph, problem, solution, spec).run()
+
+
+class _Realisation(Assignment):
+    """An assignment whose decisions were made before."""
+
+    def __init__(self, graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats) -> None:
+        super().__init__(spec, graph)
+        self.chosen: dict[str, Candidate] = {}
+        self.reasons: dict[str, str] = {}
+        offered: dict[str, list[Candidate]] = {}
+        for alternative in problem.alternatives:
+            way: Way = alternative.payload
+            offered.setdefault(way.node.name, []).append(way.candidate)
+        for index in solution.chosen:
+            way = problem.alternatives[index].payload
+            self.chosen[way.node.name] = way.candidate
+            self.reasons[way.node.name] = _reason(way.candidate, offered[way.node.name])
+        #: (tensor, wanted format) -> the format that it is converted from
+        self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
+        for value, pairs in solution.conversions.items():
+            for src, dst in pairs:
+                # the solver knows them as things that can be hashed
+                if isinstance(value, Value) and isinstance(src, MemoryDesc) and isinstance(dst, MemoryDesc):
+                    self.sources[value, dst] = src
+        #: value of the new graph -> the value of the normal graph that it is
+        self.names: dict[Value, Value] = {}
+
+    def _visit(self, node: Node) -> None:
+        candidate = self.chosen.get(node.name)
+        if candidate is None:
+            super()._visit(node)
+            return
+        inputs = {
+            name: self._convert(tensor, candidate.operands[name], node, name)
+            for name, tensor in self._operands(node).items()
+        }
+        self._place(node, inputs, candidate.results, candidate.choice(self.reasons[node.name]))
+        for index in range(len(node.results)):
+            self.names[Value(node.name, index)] = Value(node.name, index)
+
+    def _convert(self, tensor: Placed, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
+        """Return the tensor in the wanted format, by the reorders that were decided."""
+        value = tensor.value
+        if value not in self.names:
+            return super()._convert(tensor, wanted, reader, operand)
+        if self.out.desc_of(value) == wanted:
+            return value
+        copy = self.copies.get((value, wanted))
+        if copy is None:
+            before = self.sources.get((value, wanted))
+            if before is None:
+                raise PassError(
+                    f"pass optimal: {reader.name}.{operand} reads {value} as {describe(wanted)}, which the solution "
+                    "does not make; report it with the model"
+                )
+            source = self._convert(tensor, before, reader, operand)
+            copy = self.copies[value, wanted] = self._reorder(source, wanted, reader, operand)
+        return copy
+
+
+def _reason(candidate: Candidate, offered: list[Candidate]) -> str:
+    """Say what the choice was among, in microseconds."""
+    if candidate.target == "view":
+        return "view: no data moves" if candidate.impl == "view" else "in place: the sources lie where they belong"
+    others = [other for other in offered if other is not candidate]
+    if not others:
+        return "the only way to run it"
+    cheapest = min(offered, key=lambda other: other.cost)
+    note = f"{candidate.cost * 1e6:.0f} us"
+    if cheapest is not candidate and cheapest.cost < candidate.cost:
+        note += f", {(candidate.cost - cheapest.cost) * 1e6:.0f} us more than {cheapest.impl} alone, less in all"
+    return f"optimal among {len(offered)} ways: {note}"
+
+
+def chosen_costs(formatted: Graph) -> Mapping[str, float]:
+    """Return the seconds that each chosen node was priced at."""
+    return {node.name: node.choice.cost for node in formatted.nodes() if node.choice is not None}

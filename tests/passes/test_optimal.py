@@ -1,0 +1,208 @@
+"""The `optimal` policy against a table-driven target: exact figures, no CPU's opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir import Graph, TensorType, Value
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops import Binary, Concat, Permute, emit
+from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
+from fmtprop.targets.reference import ReferenceTarget
+from tests.passes.table_target import TableTarget
+from tests.passes.test_assign import BLOCKED, LAST, activation_reorders, chain, conv, relu
+
+US = 1e-6
+
+
+@dataclass
+class TableCosts:
+    """Seconds from a table: by (node, format of the first operand), and one price for every reorder."""
+
+    nodes: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    reorders: float = 5 * US
+    prepared: list[str] = field(default_factory=list)
+
+    def prepare(self, work, reorders):
+        self.prepared += [node.name for node, _ in work]
+
+    def node(self, node, candidate):
+        first = next(iter(candidate.operands.values()))
+        return self.nodes.get((node.name, first.tag), self.nodes.get((node.op, first.tag), 10 * US))
+
+    def reorder(self, src, dst):
+        return 0.0 if src == dst else self.reorders
+
+
+class UniformTarget(TableTarget):
+    """No primitive writes another format than it reads."""
+
+    def candidates(self, node, request):
+        for candidate in super().candidates(node, request):
+            if node.op != "convolution" or candidate.operands["src"].tag == candidate.results[0].tag:
+                yield candidate
+
+
+def solve(graph: Graph, target: TableTarget, costs: TableCosts, **options) -> tuple[Graph, Certificate]:
+    formatted, certificate = OptimalFormats(target, ReferenceTarget(), costs, **options).solve(graph)
+    verify(formatted, Stage.FORMATTED)
+    assert certificate.objective == pytest.approx(price(formatted, costs), rel=1e-9)
+    return formatted, certificate
+
+
+def test_a_fast_format_is_worth_two_reorders():
+    costs = TableCosts({("convolution", BLOCKED): 1 * US, ("convolution", "abcd"): 20 * US})
+    formatted, certificate = solve(chain(), UniformTarget({"convolution": BLOCKED}), costs)
+    assert activation_reorders(formatted) == [f"abcd -> {BLOCKED}", f"{BLOCKED} -> abcd"]
+    assert certificate.optimal
+    # the convolution, relu and pooling at 10 us each unless told, and two reorders
+    assert certificate.objective == pytest.approx((1 + 10 + 10 + 2 * 5) * US)
+
+
+def test_a_fast_format_is_not_worth_dear_reorders():
+    costs = TableCosts({("convolution", BLOCKED): 1 * US, ("convolution", "abcd"): 20 * US}, reorders=15 * US)
+    formatted, certificate = solve(chain(), UniformTarget({"convolution": BLOCKED}), costs)
+    assert activation_reorders(formatted) == []
+    assert certificate.objective == pytest.approx((20 + 10 + 10) * US)
+    assert certificate.propagate == pytest.approx((1 + 10 + 10 + 2 * 15) * US)
+
+
+def test_one_compromise_where_the_greedy_policy_reorders_back_and_forth():
+    g = Graph("ladder")
+    value = g.input("x", TensorType((1, 16, 8, 8)))
+    wants, costs = {}, {}
+    for index in range(6):
+        name = f"c{index}"
+        value = conv(g, value, 16, name)
+        wants[name] = BLOCKED if index % 2 else LAST
+        costs[name, wants[name]] = 9 * US
+        costs[name, LAST if index % 2 else BLOCKED] = 10 * US
+        costs[name, "abcd"] = 50 * US
+    g.output(value)
+    target = UniformTarget(wants)
+    greedy = AssignFormats("propagate", target, ReferenceTarget()).run(g)
+    assert len(activation_reorders(greedy)) == 7
+    formatted, certificate = solve(g, target, TableCosts(costs))
+    assert len(activation_reorders(formatted)) == 2
+    assert certificate.objective == pytest.approx((3 * 9 + 3 * 10 + 2 * 5) * US)
+    assert certificate.propagate == pytest.approx((6 * 9 + 7 * 5) * US)
+
+
+def test_one_reorder_serves_two_readers():
+    g = Graph("fork")
+    x = g.input("x", TensorType((1, 16, 8, 8)))
+    a, b = conv(g, x, 16, "a"), conv(g, x, 16, "b")
+    g.output(emit(g, "binary", {"src_0": a, "src_1": b}, Binary("add"), name="add"))
+    costs = TableCosts({(name, tag): us * US for name in "ab" for tag, us in ((BLOCKED, 1), ("abcd", 9), (LAST, 50))})
+    formatted, certificate = solve(g, UniformTarget({"convolution": BLOCKED}), costs)
+    # each alone would gain 8 us and lose 5: together they share one reorder before, and one after the addition
+    assert activation_reorders(formatted) == [f"abcd -> {BLOCKED}", f"{BLOCKED} -> abcd"]
+    assert certificate.objective == pytest.approx((1 + 1 + 10 + 2 * 5) * US)
+
+
+def test_a_pin_is_obeyed_and_paid_for():
+    costs = TableCosts({("convolution", BLOCKED): 1 * US, ("convolution", "abcd"): 1 * US})
+    free, _ = solve(chain(), UniformTarget(), costs)
+    assert activation_reorders(free) == []
+    g = chain()
+    name = next(node.name for node in g.nodes() if node.op == "convolution")
+    pins = resolve_pins(g, {f"{name}.dst": "nChw8c"})
+    pinned, certificate = solve(g, UniformTarget(), costs, pins=pins)
+    assert pinned.node(name).descs[0].tag == BLOCKED
+    assert certificate.objective == pytest.approx((1 + 10 + 10 + 2 * 5) * US)
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ({"nobody.dst": "nchw"}, "names no node"),
+        ({"conv.dts": "nchw"}, "has no 'dts'; it has src, weights, dst"),
+        ({"conv.dst": "nChw8"}, "is no format of"),
+        ({"conv.dst": 8}, "must be a MemoryDesc or a format tag, got int"),
+        ({"conv.dst": MemoryDesc((1, 2, 3))}, "dims and data type must be its own"),
+        ({"x.dst": "nchw"}, "give its format as boundary['x']"),
+    ],
+)
+def test_a_pin_that_cannot_be_meant_is_refused(pin, message):
+    g = Graph("one")
+    g.output(conv(g, g.input("x", TensorType((1, 16, 8, 8))), 16, "conv"))
+    with pytest.raises(UnsupportedOpError) as error:
+        resolve_pins(g, pin)
+    assert message in str(error.value)
+
+
+def test_a_pin_that_nobody_offers_names_what_is_to_be_had():
+    g = Graph("one")
+    g.output(conv(g, g.input("x", TensorType((1, 16, 8, 8))), 16, "conv"))
+    pins = resolve_pins(g, {"conv.dst": "abdc"})
+    with pytest.raises(UnsupportedOpError, match=r"pin 'conv\.dst' asks for f32:abdc.*to be had: .*f32:abcd"):
+        solve(g, UniformTarget(), TableCosts(), pins=pins)
+
+
+def test_a_concat_is_in_place_where_its_slices_are_dense():
+    g = Graph("concat")
+    x = g.input("x", TensorType((1, 16, 8, 8)))
+    a, b = conv(g, x, 16, "a"), conv(g, x, 16, "b")
+    joined = emit(g, "concat", {"src_0": a, "src_1": b}, Concat(1), name="joined")
+    g.output(conv(g, joined, 16, "c"))
+    costs = TableCosts(
+        {("convolution", LAST): 8 * US, ("convolution", BLOCKED): 9 * US, ("convolution", "abcd"): 90 * US}
+    )
+    formatted, _ = solve(g, UniformTarget({"convolution": LAST}), costs)
+    node = formatted.node("joined")
+    assert node.choice is not None and (node.choice.target, node.choice.impl) == ("view", "in_place")
+    assert node.descs[0].tag == BLOCKED  # a slice of channels-last is not dense
+
+
+def test_a_concat_copies_where_no_slice_is_dense():
+    g = Graph("batch")
+    x = g.input("x", TensorType((2, 16, 8, 8)))
+    g.output(emit(g, "concat", {"src_0": relu(g, x), "src_1": relu(g, x)}, Concat(1), name="joined"))
+    formatted, _ = solve(g, UniformTarget(), TableCosts())
+    choice = formatted.node("joined").choice
+    assert choice is not None and choice.target == "table"
+
+
+def test_a_producer_writes_what_makes_the_view_after_it_free():
+    g = Graph("view")
+    x = g.input("x", TensorType((1, 16, 8, 8)))
+    moved = emit(g, "permute", {"src": conv(g, x, 16, "conv")}, Permute((0, 2, 3, 1)))
+    g.output(relu(g, moved))
+    costs = TableCosts({("conv", "abcd"): 10 * US, ("conv", LAST): 9 * US})
+    formatted, certificate = solve(g, UniformTarget(), costs)
+    # channels-last before the view is row-major after it: one reorder of x, none of the result
+    assert len(activation_reorders(formatted)) == 1
+    assert formatted.node("conv").descs[0].tag == LAST
+    assert certificate.objective < certificate.propagate
+
+
+def test_constants_cost_nothing():
+    g = Graph("constant")
+    x = g.input("x", TensorType((1, 16, 8, 8)))
+    g.output(conv(g, x, 16, "conv"))
+    costs = TableCosts({("conv", "abcd"): 1 * US})
+    _, certificate = solve(g, UniformTarget(), costs)
+    assert certificate.objective == pytest.approx(1 * US)
+    assert "conv" in costs.prepared
+
+
+def test_every_choice_says_what_it_was_among():
+    costs = TableCosts({("convolution", BLOCKED): 1 * US, ("convolution", "abcd"): 20 * US})
+    formatted, certificate = solve(chain(), UniformTarget({"convolution": BLOCKED}), costs)
+    reasons = {node.op: node.choice.reason for node in formatted.nodes() if node.choice is not None}
+    assert "optimal among" in reasons["convolution"] and "us" in reasons["convolution"]
+    assert "proved optimal" in str(certificate)
+
+
+def test_a_value_of_the_graph_keeps_its_name():
+    costs = TableCosts({("convolution", BLOCKED): 1 * US, ("convolution", "abcd"): 20 * US})
+    g = chain()
+    formatted, _ = solve(g, UniformTarget({"convolution": BLOCKED}), costs)
+    assert {node.name for node in g.nodes()} <= {node.name for node in formatted.nodes()}
+    assert formatted.type_of(Value("x")) == g.type_of(Value("x"))
