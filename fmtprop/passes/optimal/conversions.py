@@ -1,0 +1,238 @@
+"""The cheapest reorders that make the formats of one tensor from the one that its producer writes.
+
+Owns shortest chains of reorders and the cheapest tree of them (a directed Steiner arborescence, by the dynamic program
+of Dreyfus and Wagner). Knows nothing of ops: who writes and who reads is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from fmtprop.errors import PassError
+from fmtprop.passes.optimal.problem import Format, Problem, Reorder, Tensor, check_cover
+
+Tree = tuple[float, tuple[Reorder, ...]]
+_IMPOSSIBLE: Tree = (math.inf, ())
+
+
+class TensorReorders:
+    """The reorders of one tensor; remembers what it has worked out.
+
+    Parameters
+    ----------
+    reorders : mapping of (source, destination) to float
+        Seconds of each single reorder.
+
+    References
+    ----------
+    S. E. Dreyfus and R. A. Wagner, "The Steiner problem in graphs", Networks 1 (1971).
+    """
+
+    def __init__(self, reorders: Mapping[Reorder, float]) -> None:
+        self._reorders = reorders
+        self._formats = list(dict.fromkeys(fmt for pair in reorders for fmt in pair))
+        self._trees: dict[tuple[Format, frozenset[Format]], Tree] = {}
+        self._distances, self._next = _shortest_chains(self._formats, reorders)
+
+    def distance(self, src: Format, dst: Format) -> float:
+        """Price the cheapest chain of reorders.
+
+        Returns
+        -------
+        float
+            Seconds: 0 from a format to itself, infinite where no chain leads.
+        """
+        return 0.0 if src == dst else self._distances.get((src, dst), math.inf)
+
+    def tree(self, root: Format, needs: frozenset[Format]) -> Tree:
+        """Find the cheapest reorders that make all of `needs` from `root`.
+
+        Returns
+        -------
+        tuple of float and tuple of (source, destination)
+            Seconds, and the reorders in an executable order; infinite seconds and none where it is impossible.
+        """
+        terminals = needs - {root}
+        if not terminals:
+            return (0.0, ())
+        key = (root, terminals)
+        if key not in self._trees:
+            self._trees[key] = self._grow(root, terminals)
+        return self._trees[key]
+
+    def _grow(self, root: Format, terminals: frozenset[Format]) -> Tree:
+        if any(self.distance(root, fmt) == math.inf for fmt in terminals):
+            return _IMPOSSIBLE
+        if len(terminals) == 1:
+            arcs = self._chain(root, next(iter(terminals)))
+        else:
+            arcs = self._steiner(root, [fmt for fmt in self._formats if fmt in terminals])
+        ordered = _in_order(root, arcs, terminals)
+        return (math.fsum(self._reorders[pair] for pair in ordered), ordered)
+
+    def _chain(self, src: Format, dst: Format) -> list[Reorder]:
+        arcs = []
+        while src != dst:
+            step = self._next[src, dst]
+            arcs.append((src, step))
+            src = step
+        return arcs
+
+    def _steiner(self, root: Format, terminals: list[Format]) -> list[Reorder]:
+        """Combine, for each set of terminals and each format, the best split there with the best chain to there."""
+        full = (1 << len(terminals)) - 1
+        best: list[dict[Format, float]] = [{}]
+        split: list[dict[Format, int]] = [{}]
+        hop: list[dict[Format, Format]] = [{}]
+        for mask in range(1, full + 1):
+            joined, parts = _split_costs(mask, self._formats, best, terminals)
+            here: dict[Format, float] = {}
+            via: dict[Format, Format] = {}
+            for fmt in self._formats:
+                via[fmt] = min(joined, key=lambda mid, fmt=fmt: self.distance(fmt, mid) + joined[mid])  # type: ignore[misc]
+                here[fmt] = self.distance(fmt, via[fmt]) + joined[via[fmt]]
+            best.append(here)
+            split.append(parts)
+            hop.append(via)
+        arcs: list[Reorder] = []
+        todo = [(full, root)]
+        while todo:
+            mask, fmt = todo.pop()
+            middle = hop[mask][fmt]
+            arcs += self._chain(fmt, middle)
+            if mask & (mask - 1):
+                part = split[mask][middle]
+                todo += [(part, middle), (mask ^ part, middle)]
+        return arcs
+
+
+class ReorderTable:
+    """The reorders of every tensor of a problem, worked out when they are asked for.
+
+    Parameters
+    ----------
+    reorders : mapping of tensor to mapping of (source, destination) to float
+        As in `Problem`.
+    """
+
+    def __init__(self, reorders: Mapping[Tensor, Mapping[Reorder, float]]) -> None:
+        self._reorders = reorders
+        self._tensors: dict[Tensor, TensorReorders] = {}
+
+    def __getitem__(self, tensor: Tensor) -> TensorReorders:
+        if tensor not in self._tensors:
+            self._tensors[tensor] = TensorReorders(self._reorders.get(tensor, {}))
+        return self._tensors[tensor]
+
+
+def cheapest_conversions(
+    problem: Problem, chosen: Collection[int], table: ReorderTable | None = None
+) -> dict[Tensor, tuple[Reorder, ...]]:
+    """Find the cheapest reorders that make a choice of alternatives executable.
+
+    Parameters
+    ----------
+    problem : Problem
+        As it was checked.
+    chosen : collection of int
+        Indices into `problem.alternatives`, covering each op once.
+    table : ReorderTable, optional
+        Of this problem, to share what it has worked out already.
+
+    Returns
+    -------
+    dict of tensor to tuple of (source, destination)
+        In an executable order, none of them useless. Tensors that need no reorder are absent.
+
+    Raises
+    ------
+    PassError
+        An op is covered not exactly once, or a tensor is needed in a format that cannot be made.
+    """
+    check_cover(problem, chosen)
+    table = table or ReorderTable(problem.reorders)
+    alternatives = [problem.alternatives[index] for index in sorted(chosen)]
+    written = {tensor: fmt for alternative in alternatives for tensor, fmt in alternative.writes.items()}
+    needs: dict[Tensor, set[Format]] = {}
+    for alternative in alternatives:
+        for tensor, formats in alternative.reads.items():
+            needs.setdefault(tensor, set()).update(formats)
+    conversions = {}
+    for tensor, wanted in needs.items():
+        if not wanted:
+            continue
+        if tensor not in written:
+            raise PassError(f"optimal: {tensor} is read, but none of the chosen alternatives writes it")
+        seconds, reorders = table[tensor].tree(written[tensor], frozenset(wanted))
+        if seconds == math.inf:
+            names = ", ".join(sorted(str(fmt) for fmt in wanted))
+            raise PassError(
+                f"optimal: {tensor} is written in {written[tensor]} and needed in {names}; no reorders lead there"
+            )
+        if reorders:
+            conversions[tensor] = reorders
+    return conversions
+
+
+def _shortest_chains(
+    formats: list[Format], reorders: Mapping[Reorder, float]
+) -> tuple[dict[Reorder, float], dict[Reorder, Format]]:
+    """Floyd's and Warshall's algorithm: seconds of the cheapest chain, and its first step."""
+    seconds = {pair: cost for pair, cost in reorders.items() if pair[0] != pair[1]}
+    step = {pair: pair[1] for pair in seconds}
+    for mid in formats:
+        for src in formats:
+            first = seconds.get((src, mid))
+            if first is None:
+                continue
+            for dst in formats:
+                second = seconds.get((mid, dst))
+                if second is not None and src != dst and first + second < seconds.get((src, dst), math.inf):
+                    seconds[src, dst] = first + second
+                    step[src, dst] = step[src, mid]
+    return seconds, step
+
+
+def _split_costs(
+    mask: int, formats: list[Format], best: list[dict[Format, float]], terminals: list[Format]
+) -> tuple[dict[Format, float], dict[Format, int]]:
+    """Price serving the terminals of `mask` from one format by two subtrees, and say which terminals go into one."""
+    if not mask & (mask - 1):
+        return {terminals[mask.bit_length() - 1]: 0.0}, {}
+    lowest = mask & -mask
+    joined: dict[Format, float] = {}
+    parts: dict[Format, int] = {}
+    part = (mask - 1) & mask
+    while part:
+        if part & lowest:
+            for fmt in formats:
+                cost = best[part][fmt] + best[mask ^ part][fmt]
+                if cost < joined.get(fmt, math.inf):
+                    joined[fmt], parts[fmt] = cost, part
+        part = (part - 1) & mask
+    return joined or {formats[0]: math.inf}, parts
+
+
+def _in_order(root: Format, arcs: list[Reorder], terminals: frozenset[Format]) -> tuple[Reorder, ...]:
+    """Order reorders for execution, leaving out those that make nothing new or nothing wanted.
+
+    Only reorders that cost nothing can be superfluous here: of the others a cheapest tree has none to spare.
+    """
+    outgoing: dict[Format, list[Format]] = {}
+    for src, dst in arcs:
+        outgoing.setdefault(src, []).append(dst)
+    made, order = {root}, []
+    todo = [root]
+    for src in todo:
+        for dst in outgoing.get(src, ()):
+            if dst not in made:
+                made.add(dst)
+                order.append((src, dst))
+                todo.append(dst)
+    wanted, kept = set(terminals), []
+    for src, dst in reversed(order):
+        if dst in wanted:
+            wanted.add(src)
+            kept.append((src, dst))
+    return tuple(reversed(kept))

@@ -1,0 +1,335 @@
+"""The assignment problem as pure data: alternatives of ops, formats of tensors, costs of reorders.
+
+Owns what a problem and a solution are, when a problem makes sense, and what a solution costs. Knows neither graphs
+nor targets nor torch: an op is a name, a tensor and a format are whatever can be hashed, and a cost is a number of
+seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from fmtprop.errors import GraphError, PassError
+
+Tensor: TypeAlias = Hashable
+Format: TypeAlias = Hashable
+Reorder: TypeAlias = tuple[Format, Format]
+Conversions: TypeAlias = Mapping[Tensor, tuple[Reorder, ...]]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to execute one op, or several together.
+
+    Parameters
+    ----------
+    covers : tuple of str
+        The ops that it executes: usually one; a fused pair or merged siblings, several.
+    reads : mapping of tensor to tuple of formats
+        The formats in which it needs each tensor. A tensor that is read twice may be needed in two.
+    writes : mapping of tensor to format
+        The tensors that it produces, and how. Those internal to a fused region do not appear.
+    cost : float
+        Seconds.
+    payload : Any, optional
+        Whatever the enumerator wants to find again; takes no part in comparisons.
+    """
+
+    covers: tuple[str, ...]
+    reads: Mapping[Tensor, tuple[Format, ...]]
+    writes: Mapping[Tensor, Format]
+    cost: float
+    payload: Any = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Ops to execute, the ways to execute them, and what it costs to change a tensor's format.
+
+    Parameters
+    ----------
+    ops : tuple of str
+        Each must be covered by exactly one chosen alternative. Inputs of the graph are ops that only write, outputs
+        ops that only read. A user's pin is an alternative left out.
+    alternatives : tuple of Alternative
+        In any order.
+    reorders : mapping of tensor to mapping of (source, destination) to float
+        Seconds; a pair that is absent is impossible.
+
+    Examples
+    --------
+    A convolution that is faster in a blocked format, between an input and an output that are plain:
+
+    >>> problem = Problem(
+    ...     ops=("x", "conv", "y"),
+    ...     alternatives=(
+    ...         Alternative(("x",), {}, {"x.dst": "abcd"}, 0.0),
+    ...         Alternative(("conv",), {"x.dst": ("abcd",)}, {"conv.dst": "abcd"}, 9e-6),
+    ...         Alternative(("conv",), {"x.dst": ("aBcd8b",)}, {"conv.dst": "aBcd8b"}, 4e-6),
+    ...         Alternative(("y",), {"conv.dst": ("abcd",)}, {}, 0.0),
+    ...     ),
+    ...     reorders={
+    ...         "x.dst": {("abcd", "aBcd8b"): 1e-6},
+    ...         "conv.dst": {("aBcd8b", "abcd"): 1e-6},
+    ...     },
+    ... )
+    >>> problem.check()
+    >>> conversions = {"x.dst": (("abcd", "aBcd8b"),), "conv.dst": (("aBcd8b", "abcd"),)}
+    >>> round(evaluate(problem, (0, 2, 3), conversions) * 1e6, 3)
+    6.0
+    """
+
+    ops: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+    reorders: Mapping[Tensor, Mapping[Reorder, float]]
+
+    def check(self) -> None:
+        """Refuse a problem that makes no sense, before anyone tries to solve it.
+
+        Raises
+        ------
+        GraphError
+            An alternative covers nothing, the same op twice or an unknown op, or reads what it writes itself; a cost
+            is negative or not finite; two alternatives that can be chosen together write one tensor; all the ways to
+            execute an op read a tensor that nobody writes.
+        PassError
+            No alternative covers an op.
+        """
+        _check_ops(self)
+        _check_costs(self)
+        _check_writers(self)
+        _check_readers(self)
+
+    def covering(self) -> dict[str, list[int]]:
+        """Find the alternatives of each op.
+
+        Returns
+        -------
+        dict of str to list of int
+            Indices into `alternatives`, in order; the keys are in the order of `ops`.
+        """
+        found: dict[str, list[int]] = {op: [] for op in self.ops}
+        for index, alternative in enumerate(self.alternatives):
+            for op in alternative.covers:
+                found[op].append(index)
+        return found
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A choice, what it costs, and a proof of how good it is.
+
+    Parameters
+    ----------
+    chosen : tuple of int
+        Indices into `Problem.alternatives`, ascending; each op is covered exactly once.
+    conversions : mapping of tensor to tuple of (source, destination)
+        The reorders to execute, each after the one that makes its source. Tensors without any are absent.
+    objective, bound : float
+        Seconds: what the choice costs, and what no choice can fall below.
+    gap : float
+        ``(objective - bound) / objective``, or 0 where the objective is 0.
+    seconds : float
+        Time spent solving.
+    optimal : bool
+        Whether the choice is proven to be the best one: the gap is 0.
+
+    Notes
+    -----
+    The proof is made in floating point: a choice whose objective is within a relative 1e-6 of the bound that the
+    solver has proven is called optimal, and its objective becomes the bound.
+    """
+
+    chosen: tuple[int, ...]
+    conversions: Conversions
+    objective: float
+    bound: float
+    gap: float
+    seconds: float
+    optimal: bool
+
+
+def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions) -> float:
+    """Price a choice, refusing one that cannot be executed.
+
+    Parameters
+    ----------
+    problem : Problem
+        As it was checked.
+    chosen : collection of int
+        Indices into `problem.alternatives`.
+    conversions : mapping of tensor to tuple of (source, destination)
+        The reorders to execute, in order.
+
+    Returns
+    -------
+    float
+        Seconds: the chosen alternatives and the reorders.
+
+    Raises
+    ------
+    PassError
+        An op is covered not exactly once, alternatives wait for each other, a reorder does not exist or reads a
+        format that nobody has made yet, or a tensor is read in a format that nobody makes.
+    """
+    check_cover(problem, chosen)
+    cycle = find_cycle(problem, chosen)
+    if cycle:
+        regions = " → ".join("+".join(problem.alternatives[index].covers) for index in cycle)
+        raise PassError(f"optimal: {regions} wait for each other's results; one of them must be executed in parts")
+    alternatives = [problem.alternatives[index] for index in sorted(chosen)]
+    made: dict[Tensor, set[Format]] = {}
+    for alternative in alternatives:
+        for tensor, fmt in alternative.writes.items():
+            made[tensor] = {fmt}
+    costs = [alternative.cost for alternative in alternatives]
+    for tensor, reorders in conversions.items():
+        for src, dst in reorders:
+            if (src, dst) not in problem.reorders.get(tensor, {}):
+                raise PassError(f"optimal: {tensor} cannot be reordered from {src} to {dst}: there is no such reorder")
+            if src not in made.get(tensor, ()):
+                raise PassError(f"optimal: {tensor} is reordered from {src} to {dst} before anything makes it in {src}")
+            made[tensor].add(dst)
+            costs.append(problem.reorders[tensor][src, dst])
+    for alternative in alternatives:
+        for tensor, formats in alternative.reads.items():
+            for fmt in formats:
+                if fmt not in made.get(tensor, ()):
+                    raise PassError(f"optimal: {_name(alternative)} reads {tensor} in {fmt}, which nothing makes")
+    return math.fsum(costs)
+
+
+def check_cover(problem: Problem, chosen: Collection[int]) -> None:
+    """Refuse a choice that does not execute each op exactly once.
+
+    Raises
+    ------
+    PassError
+        Names the first op that is executed twice or not at all, or the index that is no alternative.
+    """
+    executed: set[str] = set()
+    for index in chosen:
+        if not 0 <= index < len(problem.alternatives):
+            raise PassError(f"optimal: {index} is no alternative; there are {len(problem.alternatives)}")
+        for op in problem.alternatives[index].covers:
+            if op in executed:
+                raise PassError(f"optimal: {op} is executed twice; choose one of the alternatives that cover it")
+            executed.add(op)
+    for op in problem.ops:
+        if op not in executed:
+            raise PassError(f"optimal: {op} is not executed; choose one of the alternatives that cover it")
+
+
+def find_cycle(problem: Problem, chosen: Collection[int]) -> tuple[int, ...]:
+    """Find alternatives that wait for each other, as two regions can that are each harmless alone.
+
+    Returns
+    -------
+    tuple of int
+        Each needs a tensor of the one before it, the first one of the last; empty where all can be executed.
+    """
+    writer = {tensor: index for index in chosen for tensor in problem.alternatives[index].writes}
+    needs = {
+        index: {writer[tensor] for tensor in problem.alternatives[index].reads if tensor in writer} for index in chosen
+    }
+    done: set[int] = set()
+    for start in sorted(chosen):
+        path: list[int] = []
+        waiting: set[int] = set()
+        branches: list[Iterator[int]] = [iter((start,))]
+        while branches:
+            index = next(branches[-1], None)
+            if index is None:
+                branches.pop()
+                if path:
+                    done.add(path[-1])
+                    waiting.remove(path.pop())
+            elif index in waiting:
+                return tuple(reversed(path[path.index(index) :]))
+            elif index not in done:
+                path.append(index)
+                waiting.add(index)
+                branches.append(iter(sorted(needs[index])))
+    return ()
+
+
+def _check_ops(problem: Problem) -> None:
+    if len(set(problem.ops)) != len(problem.ops):
+        twice = next(op for op in problem.ops if problem.ops.count(op) > 1)
+        raise GraphError(f"optimal: {twice} is listed twice among the ops; name each op once")
+    known = set(problem.ops)
+    covered: set[str] = set()
+    for number, alternative in enumerate(problem.alternatives):
+        if not alternative.covers:
+            raise GraphError(f"optimal: alternative {number} covers no op; leave it out")
+        for op in alternative.covers:
+            if op not in known:
+                raise GraphError(f"optimal: alternative {number} covers {op}, which is not an op of the problem")
+        if len(set(alternative.covers)) != len(alternative.covers):
+            raise GraphError(f"optimal: alternative {number} covers an op twice: {', '.join(alternative.covers)}")
+        covered.update(alternative.covers)
+    for op in problem.ops:
+        if op not in covered:
+            raise PassError(
+                f"optimal: {op} can be executed in no way: no alternative covers it; a pin of its operands or results "
+                "may ask for a format that no implementation has (remove it), or no target supports the op"
+            )
+
+
+def _check_costs(problem: Problem) -> None:
+    for alternative in problem.alternatives:
+        if not 0.0 <= alternative.cost < math.inf:
+            raise GraphError(
+                f"optimal: {_name(alternative)} costs {alternative.cost} s; a cost is finite and not negative"
+            )
+    for tensor, pairs in problem.reorders.items():
+        for (src, dst), cost in pairs.items():
+            if not 0.0 <= cost < math.inf:
+                raise GraphError(
+                    f"optimal: the reorder of {tensor} from {src} to {dst} costs {cost} s; a cost is finite and not "
+                    "negative, and an impossible reorder is left out"
+                )
+
+
+def _check_writers(problem: Problem) -> None:
+    writers: dict[Tensor, list[Alternative]] = {}
+    for alternative in problem.alternatives:
+        for tensor in alternative.writes:
+            if tensor in alternative.reads:
+                raise GraphError(
+                    f"optimal: {_name(alternative)} reads {tensor}, which it writes itself; what is internal to an "
+                    "alternative must not be among its reads"
+                )
+            writers.setdefault(tensor, []).append(alternative)
+    for tensor, group in writers.items():
+        if set.intersection(*(set(alternative.covers) for alternative in group)):
+            continue
+        for position, first in enumerate(group):
+            for second in group[:position]:
+                if not set(first.covers) & set(second.covers):
+                    raise GraphError(
+                        f"optimal: {tensor} has two writers that can be chosen together, {_name(second)} and "
+                        f"{_name(first)}; a tensor is written by one op"
+                    )
+
+
+def _check_readers(problem: Problem) -> None:
+    written = {tensor for alternative in problem.alternatives for tensor in alternative.writes}
+    for op, indices in problem.covering().items():
+        missing = [_unwritten(problem.alternatives[index], written) for index in indices]
+        if all(missing):
+            raise GraphError(
+                f"optimal: every way to execute {op} reads a tensor that no alternative writes: "
+                f"{missing[0][0]}; add the op that produces it"
+            )
+
+
+def _unwritten(alternative: Alternative, written: set[Tensor]) -> Sequence[Tensor]:
+    return [tensor for tensor, formats in alternative.reads.items() if formats and tensor not in written]
+
+
+def _name(alternative: Alternative) -> str:
+    return "+".join(alternative.covers)
