@@ -1,15 +1,20 @@
 """Which values may share a buffer, and whether a node may overwrite one: the rule behind in-place residual sums.
 
 Views (reshape, permute, slice, expand) are transformations of a descriptor: source and result may lie in one buffer.
+A concat in place is the other way round: its sources lie in the buffer of its result. What a node overwrites is never
+one of those; the plan copies it first.
 """
 
 from __future__ import annotations
 
-from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, opdef
+from collections.abc import Mapping
 
-__all__ = ["aliases", "overwrite_hazard", "storage"]
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import Category, opdef
+from fmtprop.layout import MemoryDesc
+
+__all__ = ["aliases", "is_in_place", "is_view", "overwrite_hazard", "parts_of", "storage"]
 
 
 def is_view(graph: Graph, name: str) -> bool:
@@ -18,6 +23,25 @@ def is_view(graph: Graph, name: str) -> bool:
     if node.is_boundary or opdef(node.op).category is not Category.VIEW:
         return False
     return node.choice is None or node.choice.target == "view"
+
+
+def is_in_place(node: Node) -> bool:
+    """Return whether a formatted node moves no data because its sources lie within its result (concat)."""
+    return (
+        not node.is_boundary
+        and node.choice is not None
+        and node.choice.target == "view"
+        and opdef(node.op).parts is not None
+    )
+
+
+def parts_of(graph: Graph, node: Node) -> Mapping[str, MemoryDesc] | None:
+    """Return where in the result of a node in place each operand lies; None where its format has no dense parts."""
+    rule = opdef(node.op).parts
+    if rule is None:
+        return None
+    types = {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
+    return rule(node.attrs, node.descs[0], types)
 
 
 def storage(graph: Graph, value: Value) -> Value:

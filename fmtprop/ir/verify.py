@@ -303,6 +303,7 @@ RULES: tuple[Rule, ...] = tuple(
             (Stage.FORMATTED, formats.boundary_plain),
             (Stage.FORMATTED, formats.reorders_needed),
             (Stage.FORMATTED, formats.sums_share_format),
+            (Stage.FORMATTED, formats.parts_follow),
         ),
         start=1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.aliasing import is_view
+from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.op import opdef
 from fmtprop.layout import FormatKind
@@ -100,3 +100,27 @@ def sums_share_format(graph: Graph) -> Iterator[str]:
                 desc = graph.desc_of(graph.inputs(node.name)[post_op.operand or ""])
                 if desc != node.descs[0]:
                     yield f"{node.label}: operand {post_op.operand} of its sum is {desc}, dst is {node.descs[0]}"
+
+
+def parts_follow(graph: Graph) -> Iterator[str]:
+    """Every node that moves no data is a view, or a concat each of whose sources lies in dst as a dense part."""
+    for node in graph.nodes():
+        if node.is_boundary or node.choice is None or node.choice.target != "view" or is_view(graph, node.name):
+            continue
+        if not is_in_place(node):
+            yield f"{node.label} computes, so it cannot be run as a view; a target must run it"
+            continue
+        parts = parts_of(graph, node)
+        if parts is None:
+            yield (
+                f"{node.label} cannot be in place: its result is {node.descs[0]}, where its sources are not dense; "
+                "let a target join them"
+            )
+            continue
+        for operand, part in parts.items():
+            desc = node.choice.operands[operand]
+            if desc.at_start() != part.at_start():
+                yield (
+                    f"{node.label} is in place, but operand {operand} is {desc}; as a part of {node.descs[0]} it is "
+                    f"{part.at_start()}; a reorder must come first"
+                )

@@ -206,9 +206,32 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         >>> MemoryDesc((4, 8)).submemory((2, 8), (1, 0)).at_start()
         MemoryDesc((2, 8), 'f32', tag='ab')
         """
-        if self.kind is not FormatKind.BLOCKED or not self.offset0:
+        return self if self.kind is not FormatKind.BLOCKED else self.moved(-self.offset0)
+
+    def moved(self, elements: int) -> MemoryDesc:
+        """Return the same layout, so many elements further into its buffer.
+
+        Parameters
+        ----------
+        elements : int
+            What is added to ``offset0``.
+
+        Returns
+        -------
+        MemoryDesc
+            Itself where nothing is added.
+
+        Raises
+        ------
+        FormatError
+            The kind is any or opaque.
+        ShapeError
+            It would begin before the buffer.
+        """
+        if not elements:
             return self
-        return MemoryDesc._of(self.geometry._replace(offset0=0), self.dtype)
+        offset0 = geometry.check_dims((self.geometry.offset0 + elements,), "offset0")[0]
+        return MemoryDesc._of(self.geometry._replace(offset0=offset0), self.dtype)
 
     def with_dtype(self, dtype: object) -> MemoryDesc:
         """Return the same layout for another data type.

@@ -13,6 +13,8 @@ from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.building import is_native, lowering, normalised_axis, operand_list, promoted
 from fmtprop.ops.view_attrs import reshaped
 
@@ -79,6 +81,15 @@ def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
 
 
+def parts(attrs: Concat, whole: MemoryDesc, types: Mapping[str, TensorType]) -> Mapping[str, MemoryDesc] | None:
+    """Return where in the result each source lies; None where one would not be dense there."""
+    names = [f"src_{index}" for index in range(len(types))]
+    if any(types[name].dtype is not whole.dtype for name in names):
+        return None
+    found = in_place_parts(whole, attrs.axis, [types[name].dims[attrs.axis] for name in names])
+    return None if found is None else dict(zip(names, found, strict=True))
+
+
 # ---------------------------------------------------------------- importers
 
 
@@ -131,6 +142,7 @@ CONCAT = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    parts=parts,
     samples=samples,
     torch={
         "aten.cat.default": _cat,

@@ -9,15 +9,19 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
+from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import materialise
+from fmtprop.ir.types import TensorType
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.targets.memory import check_fits
+from fmtprop.targets.reference import ReferenceTarget
 
 
 def build_plan(graph: Graph, target: Target) -> Plan:
@@ -28,7 +32,7 @@ def build_plan(graph: Graph, target: Target) -> Plan:
     graph : Graph
         With descs and choices on every node; its constants are read, not kept.
     target : Target
-        Asked only for the copies that in-place post-ops need.
+        Asked only for the copies that sums and concats in place need.
 
     Returns
     -------
@@ -64,6 +68,9 @@ class _Builder:
         self.packed: list[Node] = []
         self.primitives: dict[int, dnnl.Primitive] = {}
         self.computed = _computed(graph)
+        self.placement = place_parts(graph, self.computed)
+        #: what has a slot, and what has slots inside -> buffer, and elements from its start
+        self.spots: dict[Value, tuple[int, int]] = {}
         self.pending = self._count_reads()
 
     def build(self) -> Plan:
@@ -97,8 +104,11 @@ class _Builder:
             self._place(node, 0, self._add_constant(node))
         elif node.op == "output":
             pass
-        elif node.choice.target == "view":
-            self._place(node, 0, inputs["src"].buffer)
+        elif is_in_place(node):
+            self._join(node, inputs)
+        elif is_view(self.graph, node.name):
+            source = self.graph.desc_of(self.graph.inputs(node.name)["src"])
+            self._place(node, 0, inputs["src"].buffer, inputs["src"].desc.offset0 - source.offset0)
         elif node.name not in self.computed:
             self._run_once(node, inputs)
         else:
@@ -125,35 +135,44 @@ class _Builder:
             self._place(node, index, self._constant(self.constants.keep(tensor)))
         self.packed.append(node)
 
+    def _join(self, node: Node, inputs: Mapping[str, Access]) -> None:
+        """Place a concat whose sources lie within it; copy those that were not written there."""
+        root, start = self._spot(Value(node.name))
+        self._place(node, 0, root, start)
+        for operand, part in (parts_of(self.graph, node) or {}).items():
+            if (node.name, operand) not in self.placement.written:
+                reason = f"{operand} of {node.name} is made elsewhere and has its place within the result"
+                self._copy(node, operand, inputs[operand], Access(root, part.moved(start)), reason)
+
     def _add_step(self, node: Node, inputs: dict[str, Access]) -> None:
-        number = len(self.steps)
         overwritten = self._overwritable(node, inputs)
-        if overwritten is None and (residual := _sum_operand(node)) is not None:
-            inputs[residual] = self._copy(node, residual, inputs[residual])
-            overwritten, number = residual, len(self.steps)
-        results = []
-        for index, desc in enumerate(node.descs):
+        for index in range(len(node.descs)):
             if index == 0 and overwritten is not None:
-                root = inputs[overwritten].buffer
+                self._place(node, 0, inputs[overwritten].buffer, inputs[overwritten].desc.offset0)
             else:
-                root = self._root(Home.ARENA, desc.nbytes, first=number)
-            self.roots[root].last = number
-            self._place(node, index, root)
-            results.append(self.places[Value(node.name, index)])
+                self._place(node, index, *self._spot(Value(node.name, index)))
+        results = tuple(self.places[Value(node.name, index)] for index in range(len(node.descs)))
+        residual = sum_operand(node)
+        if residual is not None and overwritten is None:
+            reason = f"{node.name} adds into {residual} in place, which others still read"
+            inputs[residual] = self._copy(node, residual, inputs[residual], results[0], reason)
+        self._execute(node, inputs, results)
+
+    def _execute(self, node: Node, operands: Mapping[str, Access], results: tuple[Access, ...]) -> None:
+        """Add a step with all that it needs beside its operands and results."""
         scratchpad = None
         primitive = None
         if node.choice is not None and node.choice.target == "onednn":
             primitive = self._primitive(node.choice.handle)
             if primitive.desc.scratchpad_nbytes:
-                scratchpad = self._root(Home.ARENA, primitive.desc.scratchpad_nbytes, first=number)
-        self._append(Step(node, inputs, tuple(results), scratchpad, primitive))
+                scratchpad = self._root(Home.ARENA, primitive.desc.scratchpad_nbytes, first=len(self.steps))
+        self._append(Step(node, operands, results, scratchpad, primitive))
 
     def _append(self, step: Step) -> None:
-        number = len(self.steps)
+        for access in (*step.operands.values(), *step.results):
+            self.roots[access.buffer].last = len(self.steps)
         for access in step.operands.values():
-            root = self.roots[access.buffer]
-            root.last = max(root.last, number)
-            root.reads -= 1
+            self.roots[access.buffer].reads -= 1
         for index, access in enumerate(step.results):
             self.roots[access.buffer].reads += self.pending.get(Value(step.node.name, index), 0)
         self.steps.append(step)
@@ -163,7 +182,9 @@ class _Builder:
         allowed = opdef(node.op).inplace
         if node.choice is None or node.choice.target != "onednn":
             return None
-        residual = _sum_operand(node)
+        residual = sum_operand(node)
+        if Value(node.name) in self.placement.slots:
+            return residual if node.name in self.placement.added_to else None
         for name, access in inputs.items():
             if name != residual and (
                 residual is not None or (opdef_operand(name) not in allowed and name not in allowed)
@@ -176,16 +197,17 @@ class _Builder:
                 return name
         return None
 
-    def _copy(self, node: Node, operand: str, access: Access) -> Access:
-        """Add a step that copies an operand which must not be overwritten."""
-        stand_in = Node(f"{node.name}.{operand}_copy", "reorder", opdef("reorder").attrs(), (node.results[0],))
-        for candidate in self.target.candidates(stand_in, {"src": access.desc, "dst": access.desc}):
-            reason = f"{node.name} adds into {operand} in place, which others still read"
-            copy = stand_in.with_(descs=(access.desc,), choice=candidate.choice(reason))
-            self.pending[Value(copy.name)] = 1
-            self._add_step(copy, {"src": access})
-            return self.places[Value(copy.name)]
-        raise PlanError(f"{node.label}: operand {operand} ({access.desc!r}) cannot be copied")
+    def _copy(self, node: Node, operand: str, source: Access, place: Access, reason: str) -> Access:
+        """Add a step that copies an operand of a node to where the node needs it."""
+        attrs, type_ = opdef("reorder").attrs(), TensorType(place.desc.dims, place.desc.dtype)
+        stand_in = Node(f"{node.name}.{operand}_copy", "reorder", attrs, (type_,), origin=node.origin)
+        for target in (self.target, ReferenceTarget()):
+            for candidate in target.candidates(stand_in, {"src": source.desc, "dst": place.desc}):
+                copy = stand_in.with_(descs=(place.desc.at_start(),), choice=candidate.choice(reason))
+                self.pending[Value(copy.name)] = int(sum_operand(node) == operand)
+                self._execute(copy, {"src": source}, (place,))
+                return place
+        raise PlanError(f"{node.label}: operand {operand} ({source.desc!r}) cannot be copied")
 
     def _primitive(self, pd: dnnl.PrimitiveDesc) -> dnnl.Primitive:
         known = self.primitives.get(id(pd))
@@ -202,8 +224,27 @@ class _Builder:
     def _constant(self, index: int) -> int:
         return self._root(Home.CONSTANT, self.constants.nbytes(index), index)
 
-    def _place(self, node: Node, index: int, root: int) -> None:
-        self.places[Value(node.name, index)] = Access(root, node.descs[index])
+    def _place(self, node: Node, index: int, root: int, start: int = 0) -> None:
+        self.places[Value(node.name, index)] = Access(root, node.descs[index].moved(start))
+
+    def _spot(self, value: Value) -> tuple[int, int]:
+        """Return where a result is to lie, buffer and first element: at its slot, or in a new buffer."""
+        inwards = [value]
+        while inwards[-1] not in self.spots and (slot := self.placement.slots.get(inwards[-1])) is not None:
+            inwards.append(slot.outer)
+        for inner in reversed(inwards):
+            if inner in self.spots:
+                continue
+            slot = self.placement.slots.get(inner)
+            if slot is None:
+                root, start = self._root(Home.ARENA, self.graph.desc_of(inner).nbytes, first=len(self.steps)), 0
+            else:
+                root, start = self.spots[slot.outer]
+                start += slot.start
+            if is_in_place(self.graph.node(inner.node)):  # no step will write it, yet it is read
+                self.roots[root].reads += self.pending[inner]
+            self.spots[inner] = root, start
+        return self.spots[value]
 
     def _count_reads(self) -> dict[Value, int]:
         """Return, for each value that a step writes, how many operands and outputs read it or a view of it."""
@@ -212,10 +253,13 @@ class _Builder:
             for index in range(len(node.results)):
                 value = Value(node.name, index)
                 total = 0
-                for reader, _ in self.graph.readers(value):
-                    choice = self.graph.node(reader).choice
-                    is_view = choice is not None and choice.target == "view"
-                    total += reads[Value(reader)] if is_view else 1
+                for reader, operand in self.graph.readers(value):
+                    if is_in_place(self.graph.node(reader)):
+                        total += (reader, operand) not in self.placement.written
+                    elif is_view(self.graph, reader):
+                        total += reads[Value(reader)]
+                    else:
+                        total += 1
                 reads[value] = total
         return reads
 
@@ -250,16 +294,13 @@ class _Builder:
 
 
 def _computed(graph: Graph) -> set[str]:
-    """Return the nodes that depend on an input; all else is constant."""
+    """Return the nodes that depend on an input; all else is constant, but for what joins constants in place."""
     found: set[str] = set()
     for node in graph.nodes():
-        if node.op == "input" or any(value.node in found for value in graph.inputs(node.name).values()):
+        depends = any(value.node in found for value in graph.inputs(node.name).values())
+        if node.op == "input" or depends or is_in_place(node):
             found.add(node.name)
     return found
-
-
-def _sum_operand(node: Node) -> str | None:
-    return next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
 
 
 def opdef_operand(name: str) -> str:

@@ -148,11 +148,16 @@ def key_of(step: Step) -> str:
 def check_step(step: Step) -> float | None:
     """Run one primitive on small numbers; return its relative error where it is too large, else None."""
     node = step.node
-    operands = {name: access.desc for name, access in step.operands.items()}
+    operands = _read(step)
     tensors = {name: _numbers(node, name, desc) for name, desc in operands.items()}
     (expected, *_) = call_reference(node, tensors)
     got = _execute(step, tensors)
     return _error(got, expected, node.descs[0].dtype)
+
+
+def _read(step: Step) -> Mapping[str, MemoryDesc]:
+    """Return the formats in which the operands are read, wherever in the plan's buffers they lie."""
+    return step.node.choice.operands if step.node.choice is not None else {}
 
 
 def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
@@ -170,13 +175,14 @@ def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
 
 def _execute(step: Step, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     engine, pd = dnnl.Engine.cpu(), step.primitive.desc
-    flat = {name: _packed(tensors[name], access.desc) for name, access in step.operands.items()}
+    operands = _read(step)
+    flat = {name: _packed(tensors[name], desc) for name, desc in operands.items()}
     result = step.node.descs[0]
     flat["dst"] = aligned_bytes(result.nbytes).fill_(0x55)
     for post_op in step.node.post_ops:
         if post_op.op == "sum" and post_op.operand is not None:
             flat["dst"] = flat[post_op.operand]
-    descs = {**{name: access.desc for name, access in step.operands.items()}, "dst": result}
+    descs = {**operands, "dst": result}
     memories = {
         arg: dnnl.Memory(engine, md, flat[name].data_ptr() + start_of(descs[name], md))
         for name, arg, md in arguments(step.node, pd)

@@ -13,7 +13,7 @@ from fmtprop.ir import Attrs, Category, Choice, Graph, Node, PostOp, TensorType,
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.verify import RULES, Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops import Eltwise, Expand, Permute, Reorder, Reshape, Slice, Sum, emit
+from fmtprop.ops import Concat, Eltwise, Expand, Permute, Reorder, Reshape, Slice, Sum, emit
 from fmtprop.ops.convolution import Conv
 from tests.ir.graphs import TYPE, chain
 
@@ -321,6 +321,41 @@ def test_v18_a_sum_in_another_format():
     assert broken("V18", graph) == (
         "node conv_b (convolution): operand post_op_0 of its sum is f32[1,16,6,6]:acdb, dst is f32[1,16,6,6]:abcd"
     )
+
+
+def joined(tag: str) -> Graph:
+    """x_0, x_1 -> reorders -> a concat in place along the channels -> reorder -> output."""
+    graph = Graph("joined")
+    sources = [graph.input(f"x_{i}", TensorType((1, size, 6, 6))) for i, size in enumerate((16, 32))]
+    parts = [emit(graph, "reorder", {"src": value}, Reorder(), name=f"part_{i}") for i, value in enumerate(sources)]
+    whole = emit(graph, "concat", {f"src_{i}": value for i, value in enumerate(parts)}, Concat(1), name="cat")
+    graph.output(emit(graph, "reorder", {"src": whole}, Reorder(), name="back"), "y")
+    formatted(graph)
+    descs = [MemoryDesc(graph.type_of(value).dims, tag=tag) for value in (*parts, whole)]
+    for index in range(2):
+        change(graph, f"part_{index}", descs=(descs[index],))
+    change(graph, "cat", descs=(descs[2],), choice=Choice("view", "in_place", {"src_0": descs[0], "src_1": descs[1]}))
+    change(graph, "back", choice=Choice("table", "jit", {"src": descs[2]}))
+    return graph
+
+
+def test_v19_what_moves_no_data():
+    verify(joined("aBcd16b"), Stage.FORMATTED)
+    assert broken("V19", joined("acdb")) == (
+        "node cat (concat) cannot be in place: its result is f32[1,48,6,6]:acdb, where its sources are not dense; "
+        "let a target join them"
+    )
+    graph, other = joined("aBcd16b"), MemoryDesc((1, 32, 6, 6), tag="aBcd8b")
+    change(graph, "part_1", descs=(other,))
+    operands = {**graph.node("cat").choice.operands, "src_1": other}
+    change(graph, "cat", choice=Choice("view", "in_place", operands))
+    assert broken("V19", graph) == (
+        "node cat (concat) is in place, but operand src_1 is f32[1,32,6,6]:aBcd8b; as a part of "
+        "f32[1,48,6,6]:aBcd16b it is f32[1,32,6,6]:aBcd16b; a reorder must come first"
+    )
+    graph = reordered()
+    change(graph, "act", choice=Choice("view", "view", {"src": LAST}))
+    assert broken("V19", graph) == ("node act (eltwise) computes, so it cannot be run as a view; a target must run it")
 
 
 def test_every_rule_has_a_negative_test():

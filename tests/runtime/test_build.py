@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,8 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.formats import channel_blocked
+from fmtprop.passes.policies import Option, Question
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.plan import Home
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -51,6 +55,13 @@ def convolution(g: Graph, name: str, src):
     generator = torch.Generator().manual_seed(len(name))
     weights = g.constant(f"{name}.w", TensorType((16, 16, 1, 1)), torch.randn(16, 16, 1, 1, generator=generator) / 4)
     return emit(g, "convolution", {"src": src, "weights": weights}, Conv.make(2), name=name)
+
+
+def blocked(question: Question) -> Iterator[Option]:
+    """Ask for blocks of eight channels everywhere, which PyTorch cannot copy."""
+    images = [*question.activations(), *question.results]
+    given = {**question.given, **question.results}
+    yield Option(question.fill({name: channel_blocked(given[name], 8) for name in images}), "blocks of eight")
 
 
 def step(plan: Plan, name: str):
@@ -304,7 +315,6 @@ def test_a_residual_that_cannot_be_copied_is_named():
         def candidates(self, node, request):
             return ()
 
-    target = OneDnnTarget()
-    formatted = AssignFormats("propagate", target, ReferenceTarget()).run(summing(1))
+    formatted = AssignFormats("blocked", OneDnnTarget(), ReferenceTarget(), rule=blocked).run(summing(1))
     with pytest.raises(PlanError, match=r"node b \(convolution\): operand post_op_0 \(.*\) cannot be copied"):
         build_plan(formatted, Helpless())

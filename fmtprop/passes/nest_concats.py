@@ -1,0 +1,72 @@
+"""Concats that begin with all of another concat take that one as a source.
+
+A dense block joins ``[a, b]``, then ``[a, b, c]``, then ``[a, b, c, d]``: each list begins with the one before. Nested,
+all of them can lie in one buffer, where each new tensor is written once and none is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.layout import DataType
+from fmtprop.passes.editing import bypass
+
+__all__ = ["NestConcats"]
+
+
+@dataclass(frozen=True)
+class NestConcats:
+    """Rewrite ``concat(a, b, c)`` to ``concat(concat(a, b), c)`` where ``concat(a, b)`` exists; merge equal concats.
+
+    Notes
+    -----
+    Normal graph to normal graph; bit-equal. Copies as many bytes as before where concats do copy. It pays where they
+    can be in place: see :class:`fmtprop.runtime.placement.Placement`.
+    """
+
+    name: ClassVar[str] = "nest-concats"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        known: dict[_Joined, str] = {}
+        concats = [node for node in graph.nodes() if node.op == "concat" and not node.post_ops]
+        for node in concats:
+            known.setdefault(_joined(graph, node, len(graph.inputs(node.name))), node.name)
+        # all are looked up before any is changed
+        for node, prefix in [(node, _prefix(graph, node, known)) for node in concats]:
+            if prefix is None:
+                continue
+            other, length = prefix
+            sources = _sources(graph, node)
+            if length == len(sources):
+                bypass(graph, node, [Value(other)])
+            else:
+                rest = [Value(other), *sources[length:]]
+                graph.set_inputs(node.name, {f"src_{index}": value for index, value in enumerate(rest)})
+        return graph
+
+
+#: what is joined, how, and the result's data type
+_Joined = tuple[Attrs, DataType, tuple[Value, ...]]
+
+
+def _joined(graph: Graph, node: Node, length: int) -> _Joined:
+    return node.attrs, node.results[0].dtype, tuple(_sources(graph, node)[:length])
+
+
+def _sources(graph: Graph, node: Node) -> list[Value]:
+    inputs = graph.inputs(node.name)
+    return [inputs[f"src_{index}"] for index in range(len(inputs))]
+
+
+def _prefix(graph: Graph, node: Node, known: dict[_Joined, str]) -> tuple[str, int] | None:
+    """Return another concat of the longest list of sources with which a node's begins, and the list's length."""
+    for length in range(len(graph.inputs(node.name)), 1, -1):
+        other = known.get(_joined(graph, node, length))
+        if other is not None and other != node.name:
+            return other, length
+    return None

@@ -1,0 +1,103 @@
+"""Which tensors are made inside other tensors' buffers: sources of concats in place, and residuals added to there.
+
+Owns that decision, read off the formatted graph before anything is placed. Where the buffers lie is the builder's and
+the arena's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fmtprop.errors import PlanError
+from fmtprop.ir.aliasing import is_in_place, overwrite_hazard, parts_of, storage
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+
+
+class Slot(NamedTuple):
+    """A tensor's place inside the buffer of another one, which may have a slot itself.
+
+    ``start`` counts elements from where the outer tensor begins.
+    """
+
+    outer: Value
+    start: int
+
+
+@dataclass
+class Placement:
+    """What is made inside of what."""
+
+    #: tensor that a step makes -> where it is to write it
+    slots: dict[Value, Slot] = field(default_factory=dict)
+    #: (node in place, operand) whose data is there already; all other operands are copied
+    written: set[tuple[str, str]] = field(default_factory=set)
+    #: nodes with a slot whose residual is made there too, for the sum to add to
+    added_to: set[str] = field(default_factory=set)
+
+
+def sum_operand(node: Node) -> str | None:
+    """Return the operand that a node's sum post-op adds to, or None."""
+    return next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
+
+
+def place_parts(graph: Graph, computed: Set[str]) -> Placement:
+    """Give slots to the sources of concats in place, each to the first that reads it.
+
+    Parameters
+    ----------
+    graph : Graph
+        Formatted.
+    computed : set of str
+        The nodes that every run executes.
+
+    Returns
+    -------
+    Placement
+
+    Raises
+    ------
+    PlanError
+        A node is in place in a format whose parts are not dense.
+    """
+    placement = Placement()
+    for node in graph.nodes():
+        if not is_in_place(node):
+            continue
+        parts = parts_of(graph, node)
+        if parts is None:
+            raise PlanError(f"{node.label} cannot be in place: its sources are not dense parts of {node.descs[0]}")
+        for operand, value in graph.inputs(node.name).items():
+            made = _made_whole(graph, value, computed)
+            if made is not None and made not in placement.slots:
+                placement.slots[made] = Slot(Value(node.name), parts[operand].offset0)
+                placement.written.add((node.name, operand))
+                _place_residuals(graph, made, computed, placement)
+    return placement
+
+
+def _made_whole(graph: Graph, value: Value, computed: Set[str]) -> Value | None:
+    """Return what a step makes for the value to be a view of all of it; None for parts, inputs and constants."""
+    made = storage(graph, value)
+    if graph.node(made.node).is_boundary or made.node not in computed:
+        return None
+    stored, seen = graph.desc_of(made), graph.desc_of(value)
+    return made if stored.is_dense and seen.is_dense and stored.nbytes == seen.nbytes else None
+
+
+def _place_residuals(graph: Graph, value: Value, computed: Set[str], placement: Placement) -> None:
+    """Let residuals be made where the sum will be, one after another, where it may overwrite them."""
+    while True:
+        node = graph.node(value.node)
+        operand = sum_operand(node)
+        if operand is None or value.index:
+            return
+        residual = graph.inputs(node.name)[operand]
+        made = _made_whole(graph, residual, computed)
+        if made is None or made in placement.slots or overwrite_hazard(graph, residual, node.name, operand):
+            return
+        placement.slots[made] = Slot(value, 0)
+        placement.added_to.add(node.name)
+        value = made
