@@ -6,9 +6,7 @@ Ties the stages together in their order (import, normalise, assign, plan, run) a
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -19,70 +17,28 @@ from fmtprop.compiled import CompiledModel, random_inputs
 from fmtprop.errors import ImportModelError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.policies import POLICIES
-from fmtprop.runtime import build_plan
-from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
+from fmtprop.options import DEFAULT_POLICY, Options
+from fmtprop.planner import make_plan
 from fmtprop.stages import normalise
-from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
-
-#: how often a plan whose own check failed is planned again around the failure
-_ATTEMPTS = 5
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a model was compiled; every field as :func:`compile` takes it.
-
-    Parameters
-    ----------
-    dtype, policy, target, tune, verify : str
-        See :func:`compile`.
-    boundary : mapping of str to MemoryDesc
-        See :func:`compile`.
-    """
-
-    dtype: str = "f32"
-    policy: str = "propagate"
-    target: str = "onednn"
-    tune: str = "auto"
-    verify: str = "on"
-    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        known: dict[str, tuple[str, ...]] = {
-            "dtype": ("f32", "bf16"),
-            "policy": tuple(POLICIES),
-            "target": ("onednn",),
-            "tune": ("auto", "model"),
-            "verify": ("off", "on", "full"),
-        }
-        for name, values in known.items():
-            value = getattr(self, name)
-            if value not in values:
-                listed = ", ".join(repr(v) for v in values)
-                raise UnsupportedOpError(
-                    f"The {name!r} parameter of compile must be one of {listed}. Got {value!r} instead."
-                )
-        for name, desc in self.boundary.items():
-            if not isinstance(desc, MemoryDesc):
-                raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
 
 
 def compile(
     model: Any,
     example_inputs: Any = None,
     dtype: str = "f32",
-    policy: str = "propagate",
+    policy: str = DEFAULT_POLICY,
     target: str = "onednn",
     tune: str = "auto",
     *,
     verify: str = "on",
     boundary: Mapping[str, MemoryDesc] | None = None,
+    pin: Mapping[str, MemoryDesc | str] | None = None,
+    tune_budget: float | None = None,
+    confirm: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> CompiledModel:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
@@ -98,16 +54,27 @@ def compile(
     dtype : {"f32", "bf16"}
         What compute-intensive ops run in. ``"bf16"`` needs a CPU for which oneDNN has bf16 (AVX-512 or AVX2-VNNI-2);
         elsewhere a warning says that they run in f32.
-    policy : {"propagate", "naive", "plain"}
-        How formats are chosen.
+    policy : {"optimal", "propagate", "naive", "plain"}
+        How formats are chosen: ``"optimal"`` takes the formats and implementations that cost least in all, by exact
+        minimisation; the others are greedy (:mod:`fmtprop.passes.policies`).
     target : {"onednn"}
         Who executes.
-    tune : {"auto", "model"}
-        Where costs come from; both use the model until a tuning cache exists.
+    tune : {"auto", "model", "measure"}
+        Where the costs of policy ``"optimal"`` come from: ``"model"`` is a roofline model, ``"measure"`` times on this
+        machine what the tuning cache does not know, ``"auto"`` takes the cache where it knows and the model elsewhere.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional
         Format of graph inputs and outputs by name; row-major where not given.
+    pin : mapping of str to MemoryDesc or str, optional
+        Formats that must be, as descriptors or tags: ``{"conv_3.dst": "nChw16c"}``. Only for policy ``"optimal"``.
+    tune_budget : float, optional
+        Seconds after which measuring ends; what was not measured keeps the model's figure.
+    confirm : bool
+        Whether to run the plan that is optimal by cost against `propagate`'s and keep the faster one (the verdict is
+        remembered). A plan with pins is kept in any case.
+    progress : callable, optional
+        Called with steps done and steps in all while costs are measured.
 
     Returns
     -------
@@ -133,7 +100,11 @@ def compile(
         raise UnsupportedOpError(
             f"boundary must map names of inputs and outputs to MemoryDesc, got {type(boundary).__name__}"
         )
-    options = Options(dtype, policy, target, tune, verify, dict(boundary or {}))
+    if not isinstance(pin, Mapping | None):
+        raise UnsupportedOpError(f'pin must map "node.operand" to a MemoryDesc or a tag, got {type(pin).__name__}')
+    options = Options(
+        dtype, policy, target, tune, verify, dict(boundary or {}), dict(pin or {}), tune_budget, confirm, progress
+    )
     with torch.device("cpu"):  # whatever the caller's default device is
         return compile_graph(_import(model, example_inputs), options)
 
@@ -160,23 +131,17 @@ def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
     clock = _Clock()
     normal, precision = normalise(graph, options.dtype)
     clock.lap("normalise")
-    target, fallback = OneDnnTarget(), ReferenceTarget()
-    memory = Memory() if options.verify != "off" else None
-    for _ in range(_ATTEMPTS):
-        formatted = AssignFormats(options.policy, target, fallback, options.boundary).run(normal)
-        verify(formatted, Stage.FORMATTED)
-        clock.lap("assign")
-        plan = build_plan(formatted, target)
-        clock.lap("plan")
-        wrong = check_steps(plan.steps, memory) if memory is not None else []
-        clock.lap("check")
-        if not wrong:
-            break
-        _reroute(target, wrong)
-    else:
-        raise PlanError(f"model {graph.name}: primitives keep failing their check; the last: {wrong[0]}")
-    formatted.constants.clear()
-    net = CompiledModel(formatted, plan, options, clock.seconds, precision)
+    planned = make_plan(normal, options, clock.lap)
+    planned.graph.constants.clear()
+    net = CompiledModel(
+        planned.graph,
+        planned.plan,
+        options,
+        clock.seconds,
+        precision,
+        certificate=planned.certificate,
+        contest=planned.contest,
+    )
     if options.verify == "full":
         _check_whole(net, graph)
     return net
@@ -224,12 +189,6 @@ def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
                 f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type, and strides "
                 "without blocks"
             )
-
-
-def _reroute(target: OneDnnTarget, wrong: list[Mismatch]) -> None:
-    for mismatch in wrong:
-        warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=4)
-        target.reject(mismatch.node)
 
 
 def _check_whole(net: CompiledModel, graph: Graph) -> None:

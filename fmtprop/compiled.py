@@ -14,8 +14,10 @@ from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.runtime import Executor, Plan
 
 if TYPE_CHECKING:
-    from fmtprop.api import Options
+    from fmtprop.options import Options
+    from fmtprop.passes.optimal import Certificate
     from fmtprop.report import Report
+    from fmtprop.runtime.contest import Contest
 
 
 class CompiledModel:
@@ -33,17 +35,30 @@ class CompiledModel:
         Time that each stage of the compilation took.
     precision : str
         The data type that compute-intensive ops really run in.
+    certificate : Certificate, optional
+        How good the `optimal` assignment is by its costs.
+    contest : Contest, optional
+        How long the `optimal` and the `propagate` plan took when both were run, if they were.
     """
 
     def __init__(
-        self, graph: Graph, plan: Plan, options: Options, seconds: Mapping[str, float], precision: str
+        self,
+        graph: Graph,
+        plan: Plan,
+        options: Options,
+        seconds: Mapping[str, float],
+        precision: str,
+        certificate: Certificate | None = None,
+        contest: Contest | None = None,
     ) -> None:
         self.graph = graph
         self.plan = plan
         self.options = options
         self.compile_seconds = dict(seconds)
         self.precision = precision
-        self._executor = Executor(plan)
+        self.certificate = certificate
+        self.contest = contest
+        self._executor = Executor(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +138,15 @@ class CompiledModel:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         """Return a model with contexts of its own; the plan and the constants, which never change, are shared."""
-        return CompiledModel(self.graph, self.plan, self.options, self.compile_seconds, self.precision)
+        return CompiledModel(
+            self.graph,
+            self.plan,
+            self.options,
+            self.compile_seconds,
+            self.precision,
+            self.certificate,
+            self.contest,
+        )
 
     def __copy__(self) -> CompiledModel:
         """Return a model with contexts of its own, as a deep copy is."""

@@ -14,13 +14,16 @@ from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType
+from fmtprop.options import OPTIMAL
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.base import Observer, Pipeline
+from fmtprop.passes.base import Observer, Pass, Pipeline
+from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.tuning import costs_for
 
-__all__ = ["STAGES", "Snapshot", "normalise", "snapshots"]
+__all__ = ["STAGES", "Snapshot", "normalise", "snapshots", "weights_nbytes"]
 
 #: in the order in which a graph goes through them
 STAGES = ("imported", "normal", "formatted")
@@ -101,8 +104,8 @@ def snapshots(
         Imported; it is not changed.
     stage : {"formatted", "normal", "imported"}
         How far to go. Formats are chosen as :func:`fmtprop.compile` does, without a plan and its checks.
-    policy : {"propagate", "naive", "plain"}
-        How formats are chosen.
+    policy : {"optimal", "propagate", "naive", "plain"}
+        How formats are chosen; ``"optimal"`` by the model's costs.
     dtype : {"f32", "bf16"}
         What compute-intensive ops should run in.
     passes : bool
@@ -131,7 +134,20 @@ def snapshots(
     if stage != "imported":
         normal, _ = normalise(graph, dtype, lambda name, result: shots.append(Snapshot("normal", name, result)))
     if stage == "formatted":
-        formatted = AssignFormats(policy, OneDnnTarget(), ReferenceTarget()).run(normal)
+        assign = _assigner(policy, normal)
+        formatted = assign.run(normal)
         verify(formatted, Stage.FORMATTED)
-        shots.append(Snapshot("formatted", AssignFormats.name, formatted))
+        shots.append(Snapshot("formatted", assign.name, formatted))
     return shots if passes else shots[-1:]
+
+
+def _assigner(policy: str, normal: Graph) -> Pass:
+    target, fallback = OneDnnTarget(), ReferenceTarget()
+    if policy != OPTIMAL:
+        return AssignFormats(policy, target, fallback)
+    return OptimalFormats(target, fallback, costs_for("model", weights_nbytes=weights_nbytes(normal)))
+
+
+def weights_nbytes(graph: Graph) -> int:
+    """Return the bytes of all constants of a graph: how far away its weights are when a layer needs them."""
+    return sum(node.results[0].nbytes for node in graph.nodes() if node.op == "constant")

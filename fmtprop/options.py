@@ -1,0 +1,70 @@
+"""How to compile a model: every choice that the caller has, checked before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.policies import POLICIES
+
+__all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options"]
+
+#: the policy that is solved over the whole graph
+OPTIMAL = "optimal"
+
+DEFAULT_POLICY = "propagate"
+
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("f32", "bf16"),
+    "policy": (OPTIMAL, *reversed(list(POLICIES))),
+    "target": ("onednn",),
+    "tune": ("auto", "model", "measure"),
+    "verify": ("off", "on", "full"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model was compiled; every field as :func:`fmtprop.compile` takes it.
+
+    Parameters
+    ----------
+    dtype, policy, target, tune, verify : str
+        See :func:`fmtprop.compile`.
+    boundary, pin : mapping
+        See :func:`fmtprop.compile`.
+    tune_budget : float, optional
+    confirm : bool
+        See :func:`fmtprop.compile`.
+    progress : callable, optional
+        Called with steps done and steps in all while costs are measured; takes no part in comparisons.
+    """
+
+    dtype: str = "f32"
+    policy: str = DEFAULT_POLICY
+    target: str = "onednn"
+    tune: str = "auto"
+    verify: str = "on"
+    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+    pin: Mapping[str, MemoryDesc | str] = field(default_factory=dict)
+    tune_budget: float | None = None
+    confirm: bool = True
+    progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, values in _KNOWN.items():
+            value = getattr(self, name)
+            if value not in values:
+                listed = ", ".join(repr(v) for v in values)
+                raise UnsupportedOpError(
+                    f"The {name!r} parameter of compile must be one of {listed}. Got {value!r} instead."
+                )
+        for name, desc in self.boundary.items():
+            if not isinstance(desc, MemoryDesc):
+                raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
+        if self.pin and self.policy != OPTIMAL:
+            raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
+        if self.tune_budget is not None and not self.tune_budget > 0:
+            raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
