@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fmtprop.targets.memory import ALIGNMENT
+
+#: how many pairs of buffers alive together are looked at before the best order so far is taken: some 50 ms
+_WORK = 150_000
 
 
 class Lifetime(NamedTuple):
@@ -39,7 +44,10 @@ def align(nbytes: int) -> int:
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
-    """Place buffers greedily, largest first, each in the lowest gap that fits.
+    """Place buffers, each in the lowest gap that fits, in the best of several orders.
+
+    An order that needs more than the lower bound is tried again with the buffers that lie on top first, as often as a
+    fixed amount of work allows.
 
     Parameters
     ----------
@@ -58,25 +66,82 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
 
     References
     ----------
-    Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020: greedy by size.
+    Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020: greedy by size, and the bound.
     """
-    offsets = [0] * len(lifetimes)
-    placed: list[tuple[int, int, Lifetime]] = []
-    for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
-        buffer = lifetimes[index]
-        size = align(buffer.nbytes)
-        taken = sorted((a, b) for a, b, other in placed if other.first <= buffer.last and buffer.first <= other.last)
+    load = _load(lifetimes)
+    peak = max(load.values(), default=0)
+    neighbours = _neighbours(lifetimes)
+    orders = _orders(lifetimes, load)
+    best: tuple[int, list[int]] | None = None
+    attempts = 1 + _WORK // (len(lifetimes) + sum(map(len, neighbours)) or 1)
+    for attempt in range(attempts):
+        order = orders[attempt % len(orders)]
+        offsets, nbytes = _first_fit(lifetimes, neighbours, order)
+        if best is None or nbytes < best[0]:
+            best = nbytes, offsets
+        if nbytes == peak:
+            break
+        on_top = [i for i in order if offsets[i] + align(lifetimes[i].nbytes) == nbytes]
+        orders[attempt % len(orders)] = [*on_top, *(i for i in order if i not in on_top)]
+    nbytes, offsets = best or (0, [])
+    return Layout(tuple(offsets), nbytes, peak)
+
+
+def _load(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
+    """Return the bytes alive at each step at which a buffer begins; they are most at one of these."""
+    change: dict[int, int] = {}
+    for buffer in lifetimes:
+        change[buffer.first] = change.get(buffer.first, 0) + align(buffer.nbytes)
+        change[buffer.last + 1] = change.get(buffer.last + 1, 0) - align(buffer.nbytes)
+    steps = sorted(change)
+    alive = dict(zip(steps, accumulate(change[step] for step in steps), strict=True))
+    return {buffer.first: alive[buffer.first] for buffer in lifetimes}
+
+
+def _neighbours(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
+    """Return, for each buffer, those that are alive together with it."""
+    found: list[list[int]] = [[] for _ in lifetimes]
+    alive: list[int] = []
+    for index in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first):
+        alive = [other for other in alive if lifetimes[other].last >= lifetimes[index].first]
+        for other in alive:
+            found[index].append(other)
+            found[other].append(index)
+        alive.append(index)
+    return found
+
+
+def _orders(lifetimes: Sequence[Lifetime], load: Mapping[int, int]) -> list[list[int]]:
+    """Return the orders to begin with: by size, by size and span, by span, by first step, by the busiest step."""
+    everything = range(len(lifetimes))
+    span = [buffer.last - buffer.first + 1 for buffer in lifetimes]
+    size = [align(buffer.nbytes) for buffer in lifetimes]
+    steps = sorted(load)
+    busiest = [
+        max((load[s] for s in steps[bisect_left(steps, b.first) : bisect_right(steps, b.last)]), default=0)
+        for b in lifetimes
+    ]
+    return [
+        sorted(everything, key=lambda i: (-size[i], lifetimes[i].first)),
+        sorted(everything, key=lambda i: -size[i] * span[i]),
+        sorted(everything, key=lambda i: (-span[i], -size[i])),
+        sorted(everything, key=lambda i: (lifetimes[i].first, -size[i])),
+        sorted(everything, key=lambda i: (-busiest[i], -span[i])),
+    ]
+
+
+def _first_fit(
+    lifetimes: Sequence[Lifetime], neighbours: Sequence[Sequence[int]], order: Sequence[int]
+) -> tuple[list[int], int]:
+    """Place buffers one after another, each as low as those placed before it allow; return offsets and size."""
+    offsets, end = [-1] * len(lifetimes), 0
+    size = [align(buffer.nbytes) for buffer in lifetimes]
+    for index in order:
         offset = 0
-        for start, end in taken:
-            if offset + size <= start:
+        for start, stop in sorted((offsets[i], offsets[i] + size[i]) for i in neighbours[index] if offsets[i] >= 0):
+            if offset + size[index] <= start:
                 break
-            offset = max(offset, end)
+            offset = max(offset, stop)
         offsets[index] = offset
-        placed.append((offset, offset + size, buffer))
-    nbytes = max((end for _, end, _ in placed), default=0)
-    return Layout(tuple(offsets), nbytes, _peak(lifetimes))
-
-
-def _peak(lifetimes: Sequence[Lifetime]) -> int:
-    steps = {buffer.first for buffer in lifetimes}
-    return max((sum(align(b.nbytes) for b in lifetimes if b.first <= step <= b.last) for step in steps), default=0)
+        end = max(end, offset + size[index])
+    return offsets, end
