@@ -15,25 +15,30 @@ from fmtprop.passes.target import Candidate
 from fmtprop.tuning import problem
 from fmtprop.tuning.peaks import Peaks
 
-#: share of the peak that a family of implementations reaches, by a part of its name; the first that matches counts.
-#: Medians over the layers of the built-in convolutional networks, each timed as it runs (see `measure`), on AVX2.
-#: Where AVX-512 has another picture the order of the families is the same.
+#: share of the peak that a family of implementations reaches, by the start of its name; the first that matches counts.
+#: Medians over the layers of the built-in convolutional networks, each timed as it runs (see `measure`) against the
+#: best way to run the same layer, on AVX2. Where AVX-512 has another picture the order of the families is the same.
 _EFFICIENCY = (
     ("ref", 0.004),
-    ("brdgmm", 0.25),
-    ("jit_dw", 0.22),
-    ("brgconv_1x1", 0.80),
-    ("brgconv", 0.85),
+    ("simple", 0.02),
+    ("brdgmm", 0.19),
+    ("jit_dw", 0.26),
+    ("brgconv", 0.80),
     ("brgemm", 0.75),
     ("brg_matmul", 0.75),
     ("jit_wino", 1.20),
-    ("jit_1x1", 0.75),
-    ("jit", 0.80),
-    ("gemm", 0.55),
-    ("x64", 0.55),
-    ("simple", 0.02),
+    ("jit_1x1", 0.80),
+    ("jit", 0.70),
+    ("gemm", 0.40),
+    ("x64:gemm", 0.40),
 )
 _OTHER = 0.5
+
+#: what precedes the name of an implementation that does another primitive's work
+_WRAPPERS = ("inner_product:", "matmul:", "convolution:", "reorder:")
+
+#: part of that speed where the vectors are shorter than the machine's, or have no fused multiply-add
+_OLD = {"sse41": 0.3, "avx": 0.6}
 
 #: operations per element of an element-wise function that is more than a comparison or a product
 _COSTLY = frozenset(
@@ -153,8 +158,10 @@ def efficiency(impl: str) -> float:
     >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
     True
     """
-    name = impl.partition(":")[0] if not impl.startswith("x64") else impl
-    return next((share for part, share in _EFFICIENCY if part in name), _OTHER)
+    for wrapper in _WRAPPERS:
+        impl = impl.removeprefix(wrapper)
+    share = next((share for start, share in _EFFICIENCY if impl.startswith(start)), _OTHER)
+    return share * _OLD.get(impl.rpartition(":")[2], 1.0)
 
 
 def _operations(attrs: object) -> float:
