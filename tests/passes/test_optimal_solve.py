@@ -6,12 +6,14 @@ import itertools
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from fmtprop.errors import PassError
-from fmtprop.passes.optimal import Alternative, Problem, evaluate, solve
+from fmtprop.errors import GraphError, PassError
+from fmtprop.passes.optimal import Alternative, Problem, ReorderTable, Solution, cheapest_conversions, evaluate, solve
 from fmtprop.passes.optimal.problem import find_cycle
+from fmtprop.passes.optimal.prune import prune
 
 FORMATS = ("abcd", "acdb", "aBcd8b", "aBcd16b")
 
@@ -115,10 +117,11 @@ def random_problem(rng: random.Random) -> Problem:
         )
     present = rng.choice((1.0, 0.9, 0.6))
     scale = rng.choice((0.3, 3.0, 10.0))
+    through = (*formats, *rng.choice(((), (), ("hub",))))
     reorders = {
         f"t_{number}": {
             pair: rng.uniform(0.01, 1) ** rng.choice((1, 3)) * scale * 1e-6
-            for pair in itertools.permutations(formats, 2)
+            for pair in itertools.permutations(through, 2)
             if rng.random() < present
         }
         for number in range(count)
@@ -143,3 +146,283 @@ def test_no_choice_is_better_than_the_solution(block: int) -> None:
         assert solution.optimal and solution.gap == 0.0 and solution.bound == solution.objective, seed
         solved += 1
     assert solved > 60
+
+
+def test_pruning_keeps_the_optimum() -> None:
+    left_out = 0
+    for seed in range(1000, 1100):
+        problem = random_problem(random.Random(seed))
+        reduced, kept = prune(problem)
+        assert brute_force(reduced) == pytest.approx(brute_force(problem), rel=1e-9), seed
+        assert reduced.alternatives == tuple(problem.alternatives[index] for index in kept)
+        left_out += len(problem.alternatives) - len(kept)
+    assert left_out > 100
+
+
+def test_cheapest_trees() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        formats = "abcdefg"[: rng.randint(2, 7)]
+        reorders = {
+            pair: rng.choice((0.0, 1.0, rng.uniform(0.1, 3)))
+            for pair in itertools.permutations(formats, 2)
+            if rng.random() < 0.6
+        }
+        needs = frozenset(rng.sample(formats, rng.randint(1, len(formats))))
+        seconds, order = ReorderTable({"t": reorders})["t"].tree("a", needs)
+        assert seconds == pytest.approx(cheapest_growth(reorders, "a", needs))
+        made = {"a"}
+        for src, dst in order:
+            assert src in made and dst not in made
+            made.add(dst)
+        assert seconds == math.inf or needs <= made
+        assert {dst for _, dst in order} - needs <= {src for src, _ in order}, "makes a format that nobody wants"
+
+
+def one_tensor(reads: tuple[str, ...], reorders: dict[tuple[str, str], float]) -> Problem:
+    """A tensor written in `a`, and one op for each format in which it is read."""
+    readers = tuple(f"read_{fmt}" for fmt in reads)
+    alternatives = [Alternative((op,), {"t": (fmt,)}, {}, 1e-6) for op, fmt in zip(readers, reads, strict=True)]
+    return Problem(("write", *readers), (Alternative(("write",), {}, {"t": "a"}, 1e-6), *alternatives), {"t": reorders})
+
+
+def test_formats_made_from_each_other_are_made_from_nothing() -> None:
+    # b and c are nearly free from each other, but one of them has to come from a.
+    problem = one_tensor(
+        ("b", "c"), {("b", "c"): 1e-9, ("c", "b"): 1e-9, ("a", "b"): 5e-6, ("a", "c"): 4e-6, ("b", "a"): 1e-9}
+    )
+    solution = solve(problem)
+    assert solution.conversions == {"t": (("a", "c"), ("c", "b"))}
+    assert solution.objective == pytest.approx(7.001e-6)
+
+
+def test_a_reorder_is_paid_once_and_chains_where_that_is_cheaper() -> None:
+    problem = one_tensor(("b", "b", "c"), {("a", "b"): 2e-6, ("b", "c"): 1e-6, ("a", "c"): 4e-6})
+    problem = replace(
+        problem,
+        ops=("write", "first", "second", "third"),
+        alternatives=tuple(
+            replace(alternative, covers=(op,))
+            for op, alternative in zip(("write", "first", "second", "third"), problem.alternatives, strict=True)
+        ),
+    )
+    solution = solve(problem)
+    assert solution.conversions == {"t": (("a", "b"), ("b", "c"))}
+    assert solution.objective == pytest.approx(7e-6)
+
+
+def test_a_format_that_nobody_reads_serves_as_a_hub() -> None:
+    # Straight from a to each reader is the shortest way for each of them, but not for both together.
+    reorders = {("a", "hub"): 2e-6, ("hub", "b"): 1e-6, ("hub", "c"): 1e-6, ("a", "b"): 2.5e-6, ("a", "c"): 2.5e-6}
+    solution = solve(one_tensor(("b", "c"), reorders))
+    assert solution.conversions["t"][0] == ("a", "hub")
+    assert solution.objective == pytest.approx(7e-6)
+
+
+def test_regions_that_wait_for_each_other_are_not_chosen_together() -> None:
+    # p → q and r → s: p with s, and r with q, are harmless regions, but not both at once.
+    def region(*covers: str, reads: tuple[str, ...], cost: float) -> Alternative:
+        return Alternative(covers, {t: ("a",) for t in reads}, {op: "a" for op in covers}, cost)
+
+    problem = Problem(
+        ("p", "q", "r", "s"),
+        (
+            region("p", reads=(), cost=5e-6),
+            region("q", reads=("p",), cost=5e-6),
+            region("r", reads=(), cost=5e-6),
+            region("s", reads=("r",), cost=5e-6),
+            region("p", "s", reads=("r",), cost=4e-6),
+            region("q", "r", reads=("p",), cost=3e-6),
+        ),
+        {},
+    )
+    solution = solve(problem)
+    assert solution.chosen == (0, 3, 5) and solution.optimal
+    with pytest.raises(PassError, match=r"optimal: .* wait for each other's results"):
+        evaluate(problem, (4, 5), {})
+
+
+FORMATS_OF_A_NETWORK = (*FORMATS, "Abcd16a")
+
+
+def network(rng: random.Random, count: int) -> Problem:
+    """A long chain of convolutions, elementwise ops, residual sums and concats between plain ends."""
+    plain, *_ = formats = FORMATS_OF_A_NETWORK
+    quality = dict(zip(formats, (2.0, 1.1, 1.0, 1.0, 1.3), strict=True))
+    ops, alternatives, reorders = ["op_0"], [Alternative(("op_0",), {}, {"t_0": plain}, 0.0)], {}
+    size, kind = 20e-6, ""
+    for number in range(1, count):
+        ops.append(f"op_{number}")
+        src, dst = f"t_{number - 1}", f"t_{number}"
+        size = size * rng.choice((0.5, 2.0)) if rng.random() < 0.05 and 5e-6 < size < 1e-4 else size
+        before, kind = kind, rng.choice(("conv", "conv", "elementwise", "sum", "concat"))
+        if kind == "conv":
+            for _ in range(8):
+                first = rng.choice(formats)
+                second = first if rng.random() < 0.6 else rng.choice(formats)
+                cost = size * rng.uniform(2, 5) * quality[first] * quality[second]
+                alternatives.append(Alternative((ops[-1],), {src: (first,)}, {dst: second}, cost))
+            if before == "conv" and rng.random() < 0.5:
+                both, first = (ops[-2], ops[-1]), f"t_{number - 2}"
+                alternatives.append(Alternative(both, {first: ("acdb",)}, {src: "acdb", dst: "acdb"}, size * 5))
+        else:
+            further = {"elementwise": 0, "sum": 1, "concat": 3}[kind]
+            sources = {src, *(f"t_{rng.randrange(max(0, number - 8), number)}" for _ in range(further))}
+            for fmt in formats:
+                cost = size * len(sources) * rng.uniform(0.5, 0.6)
+                alternatives.append(Alternative((ops[-1],), {t: (fmt,) for t in sorted(sources)}, {dst: fmt}, cost))
+        reorders[src] = {pair: size * rng.uniform(0.7, 1.5) for pair in itertools.permutations(formats, 2)}
+    alternatives.append(Alternative(("output",), {f"t_{count - 1}": (plain,)}, {}, 0.0))
+    reorders[f"t_{count - 1}"] = {pair: size for pair in itertools.permutations(formats, 2)}
+    return Problem((*ops, "output"), tuple(alternatives), reorders)
+
+
+def assert_honest(problem: Problem, solution: Solution) -> None:
+    """The solution can be executed, costs what it says, and its figures agree with each other."""
+    assert evaluate(problem, solution.chosen, solution.conversions) == pytest.approx(solution.objective, rel=1e-12)
+    assert 0.0 <= solution.bound <= solution.objective
+    assert solution.gap == pytest.approx((solution.objective - solution.bound) / solution.objective)
+    assert solution.optimal == (solution.gap == 0.0)
+
+
+def test_a_network_of_200_ops() -> None:
+    problem = network(random.Random(200), 200)
+    solution = solve(problem, time_limit=60.0)
+    assert_honest(problem, solution)
+    assert solution.gap < 0.05  # 0 in about a second of computing; what else the machine does is not known here
+    regions = [index for index in solution.chosen if len(problem.alternatives[index].covers) > 1]
+    assert regions and solution.conversions
+
+
+@pytest.mark.slow
+def test_a_network_of_1000_ops() -> None:
+    problem = network(random.Random(1000), 1000)
+    solution = solve(problem, time_limit=60.0)
+    assert_honest(problem, solution)
+    assert solution.seconds < 75.0
+
+
+@pytest.mark.parametrize("time_limit", [0.0, 0.05, 0.4])
+def test_when_the_time_ends_the_gap_is_honest(time_limit: float) -> None:
+    problem = network(random.Random(60), 60)
+    best = solve(problem, time_limit=60.0)
+    hurried = solve(problem, time_limit=time_limit)
+    assert_honest(problem, hurried)
+    assert hurried.bound <= best.objective * (1 + 1e-6) and best.bound <= hurried.objective * (1 + 1e-6)
+    if time_limit == 0.0:
+        assert not hurried.optimal and hurried.gap > 0.0
+
+
+def test_without_time_small_problems_still_get_a_solution_and_a_true_bound() -> None:
+    for seed in range(2000, 2100):
+        problem = random_problem(random.Random(seed))
+        expected = brute_force(problem)
+        if expected < math.inf:
+            solution = solve(problem, time_limit=0.0)
+            assert solution.bound <= expected * (1 + 1e-6) and expected <= solution.objective * (1 + 1e-6), seed
+        else:
+            with pytest.raises(PassError):
+                solve(problem, time_limit=0.0)
+
+
+def test_never_worse_than_the_baseline() -> None:
+    problem = network(random.Random(80), 80)
+    best = solve(problem, time_limit=60.0)
+    hurried = solve(problem, time_limit=0.0)
+    assert hurried.objective > best.objective
+    assert solve(problem, time_limit=0.0, baseline=best.chosen).chosen == best.chosen
+    assert solve(problem, time_limit=60.0, baseline=hurried.chosen).objective <= best.objective * (1 + 1e-6)
+
+
+def test_the_baseline_must_be_a_choice() -> None:
+    problem = one_tensor(("b",), {("a", "b"): 1e-6})
+    with pytest.raises(PassError, match="optimal: read_b is not executed; choose one of the alternatives that cover"):
+        solve(problem, baseline=(0,))
+
+
+def test_equal_costs_of_nothing() -> None:
+    problem = Problem(("x",), (Alternative(("x",), {}, {"t": "a"}, 0.0), Alternative(("x",), {}, {"t": "b"}, 0.0)), {})
+    solution = solve(problem)
+    assert (solution.objective, solution.bound, solution.gap, solution.optimal) == (0.0, 0.0, 0.0, True)
+    assert solve(Problem((), (), {})).chosen == ()
+
+
+def test_cheapest_conversions_of_a_given_choice() -> None:
+    problem = one_tensor(("a", "b"), {("a", "c"): 1e-6, ("c", "b"): 1e-6, ("a", "b"): 3e-6})
+    assert cheapest_conversions(problem, (0, 1, 2)) == {"t": (("a", "c"), ("c", "b"))}
+    with pytest.raises(PassError, match="t is written in a and needed in b; no reorders lead there"):
+        cheapest_conversions(replace(problem, reorders={}), (0, 1, 2))
+
+
+def written_and_read(**changes: object) -> Problem:
+    problem = one_tensor(("b",), {("a", "b"): 1e-6})
+    return replace(problem, **changes)  # type: ignore[arg-type]
+
+
+WRITE = Alternative(("write",), {}, {"t": "a"}, 1e-6)
+READ = Alternative(("read_b",), {"t": ("b",)}, {}, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "error", "message"),
+    [
+        ((WRITE,), PassError, "read_b can be executed in no way: no alternative covers it; a pin .*remove it"),
+        (
+            (replace(WRITE, writes={}), READ),
+            GraphError,
+            "every way to execute read_b reads .* no alternative writes: t",
+        ),
+        ((WRITE, replace(READ, writes={"t": "b"}, reads={})), GraphError, "t has two writers .* write and read_b"),
+        ((WRITE, replace(READ, writes={"t": "b"})), GraphError, "read_b reads t, which it writes itself"),
+        ((WRITE, replace(READ, covers=())), GraphError, "alternative 1 covers no op"),
+        ((WRITE, replace(READ, covers=("r",))), GraphError, "alternative 1 covers r, which is not an op"),
+        ((WRITE, replace(READ, covers=("read_b", "read_b"))), GraphError, "covers an op twice: read_b, read_b"),
+        ((WRITE, replace(READ, cost=math.nan)), GraphError, "read_b costs nan s; a cost is finite and not negative"),
+        ((WRITE, replace(READ, cost=-1.0)), GraphError, r"read_b costs -1.0 s; a cost is finite and not negative"),
+        (
+            (WRITE, replace(READ, reads={"t": ("c",)})),
+            PassError,
+            "t cannot get from write to read_b: it can be written in a and is read in c, but no reorders .* a pin",
+        ),
+    ],
+)
+def test_what_makes_no_sense(alternatives: tuple[Alternative, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match="optimal: .*" + message):
+        solve(written_and_read(alternatives=alternatives))
+
+
+def test_ops_are_named_once() -> None:
+    with pytest.raises(GraphError, match="write is listed twice among the ops"):
+        solve(written_and_read(ops=("write", "read_b", "write")))
+
+
+def test_reorders_have_a_cost() -> None:
+    with pytest.raises(
+        GraphError, match=r"the reorder of t from a to b costs inf s; .* impossible reorder is left out"
+    ):
+        solve(written_and_read(reorders={"t": {("a", "b"): math.inf}}))
+
+
+def test_regions_that_leave_an_op_over() -> None:
+    alternatives = (Alternative(("p", "q"), {}, {}, 1e-6), Alternative(("q", "r"), {}, {}, 1e-6))
+    with pytest.raises(PassError, match=r"cannot be executed together with the rest: .*\+.* covers it alone"):
+        solve(Problem(("p", "q", "r"), alternatives, {}))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "conversions", "message"),
+    [
+        ((0,), {}, "read_b is not executed"),
+        ((0, 0, 1), {}, "write is executed twice"),
+        ((0, 2), {}, "2 is no alternative; there are 2"),
+        ((0, 1), {}, "read_b reads t in b, which nothing makes"),
+        ((0, 1), {"t": (("a", "c"),)}, "t cannot be reordered from a to c"),
+        ((0, 1), {"t": (("b", "c"), ("a", "b"))}, "t is reordered from b to c before anything makes it in b"),
+    ],
+)
+def test_evaluate_refuses_what_cannot_be_executed(
+    chosen: tuple[int, ...], conversions: dict[str, tuple[tuple[str, str], ...]], message: str
+) -> None:
+    problem = written_and_read(reorders={"t": {("a", "b"): 1e-6, ("b", "c"): 1e-6}})
+    with pytest.raises(PassError, match="optimal: " + message):
+        evaluate(problem, chosen, conversions)

@@ -166,7 +166,8 @@ def cheapest_conversions(
             raise PassError(f"optimal: {tensor} is read, but none of the chosen alternatives writes it")
         seconds, reorders = table[tensor].tree(written[tensor], frozenset(wanted))
         if seconds == math.inf:
-            names = ", ".join(sorted(str(fmt) for fmt in wanted))
+            missing = [fmt for fmt in wanted if table[tensor].distance(written[tensor], fmt) == math.inf]
+            names = ", ".join(sorted(map(str, missing)))
             raise PassError(
                 f"optimal: {tensor} is written in {written[tensor]} and needed in {names}; no reorders lead there"
             )

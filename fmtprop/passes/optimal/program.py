@@ -78,8 +78,8 @@ class LinearProgram:
         Parameters
         ----------
         typical : float
-            About what a good solution costs, more than 0. The tolerances of HiGHS are absolute, so it gets to see costs in a unit
-            in which they fit.
+            About what a good solution costs, more than 0. The tolerances of HiGHS are absolute, so it gets to see
+            costs in a unit in which they fit.
         time_limit : float, optional
             Seconds.
 

@@ -93,7 +93,7 @@ class _Search:
             self._chosen, self._objective = tuple(sorted(chosen)), objective
 
     def start(self) -> None:
-        """Find a choice quickly: it is the answer if the program finds none in time, and tells it the scale of costs."""
+        """Find a choice quickly: the answer if the program finds none in time, and its measure of what is a lot."""
         chosen = greedy(self._reduced, self._table)
         if chosen is None:
             chosen = find_feasible(self._reduced, self._table)
