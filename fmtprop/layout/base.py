@@ -222,6 +222,11 @@ class DescBase:
         return 0 if self._geometry is None else self._geometry.offset0
 
     @property
+    def token(self) -> Hashable:
+        """The creator's identity of an opaque format; None for the other kinds."""
+        return self._opaque
+
+    @property
     def tag(self) -> str | None:
         """The abstract tag of the format (``"any"`` for the kind any), or None where no tag expresses it.
 

@@ -17,7 +17,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.layout import DataType
 
-__all__ = ["evaluate", "evaluate_node"]
+__all__ = ["apply_post_op", "evaluate", "evaluate_node"]
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -102,11 +102,12 @@ def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     # As a primitive does: the tail works on the accumulator in f32, and what is stored is rounded once.
     dst = results[0].to(torch.promote_types(results[0].dtype, torch.float32))
     for post_op in node.post_ops:
-        dst = _apply(post_op, dst, tensors)
+        dst = apply_post_op(post_op, dst, tensors)
     return (dst.to(torch_dtype(node.results[0].dtype)), *results[1:])
 
 
-def _apply(post_op: PostOp, dst: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def apply_post_op(post_op: PostOp, dst: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Apply one post-op to what the op before it gave; ``tensors`` has its operand by name."""
     operands = [dst]
     if post_op.operand is not None:
         operands.append(tensors[post_op.operand].to(dst.dtype))

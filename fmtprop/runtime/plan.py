@@ -22,6 +22,8 @@ class Home(str, Enum):
     INPUT = "input"
     #: a tensor made for this run and handed to the caller
     OUTPUT = "output"
+    #: a tensor that a PyTorch operator makes during the run, dropped after its last reader or handed to the caller
+    TENSOR = "tensor"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Buffer:
     nbytes : int
         Size.
     first, last : int
-        The steps between which it holds data (arena only).
+        The steps between which it holds data (arena and tensors).
     offset : int
         Bytes from the start of the arena (arena only).
     index : int

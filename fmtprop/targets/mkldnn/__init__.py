@@ -1,0 +1,6 @@
+"""PyTorch's own oneDNN: its mkldnn tensors and operators, through ``torch.ops``."""
+
+from fmtprop.targets.mkldnn.inspection import bytes_of, inspect
+from fmtprop.targets.mkldnn.target import MkldnnTarget
+
+__all__ = ["MkldnnTarget", "bytes_of", "inspect"]

@@ -1,0 +1,164 @@
+"""Any op with a primitive on dense tensors, by PyTorch's own operators, in whatever strides these write.
+
+Which strides those are is asked of PyTorch: the operators run on meta tensors, which have strides and no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.evaluate import apply_post_op, evaluate_node
+from fmtprop.ops.normalization import BatchNorm
+from fmtprop.ops.pooling import Pooling
+from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.mkldnn.formats import row_major
+from fmtprop.targets.mkldnn.kernel import Kernel
+
+__all__ = ["dense_candidates"]
+
+
+def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
+    """Yield the one way that PyTorch has, where every operand is strided and it writes what is asked for."""
+    results = [name for name in request if name == "dst" or name.startswith("dst_")]
+    operands = {
+        name: desc if desc.kind != "any" else row_major(desc) for name, desc in request.items() if name not in results
+    }
+    if not all(desc.is_plain for desc in operands.values()):
+        return
+    names = tuple(operands)
+    call = _operator(node, names) or _reference(node, names)
+    written = _written(node, operands, call)
+    residual = next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
+    if written is not None and residual is not None and operands[residual] != written[0]:
+        # what is summed up has one format (V18)
+        if request[residual].kind != "any":
+            return
+        operands[residual] = written[0]
+        written = _written(node, operands, call)
+    if written is None or (residual is not None and operands[residual] != written[0]):
+        return
+    for name, desc in zip(results, written, strict=False):
+        if request[name].kind != "any" and request[name] != desc:
+            return
+    yield Candidate("mkldnn", "aten", operands, written, 0.0, False, Kernel(call))
+
+
+def _reference(node: Node, names: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the node's meaning as a function of its operands in order."""
+
+    def call(*tensors: torch.Tensor) -> Any:
+        results = evaluate_node(node, dict(zip(names, tensors, strict=True)))
+        return results[0] if len(results) == 1 else results
+
+    return call
+
+
+def _written(node: Node, operands: dict[str, MemoryDesc], call: Callable[..., Any]) -> tuple[MemoryDesc, ...] | None:
+    """Return the formats that PyTorch writes, None where it cannot say without numbers."""
+    metas = [
+        torch.empty_strided(d.dims, d.strides, dtype=torch_dtype(d.dtype), device="meta") for d in operands.values()
+    ]
+    try:
+        with torch.no_grad():
+            results = call(*metas)
+    except (RuntimeError, NotImplementedError):  # an operator without a meta kernel, or one that looks at numbers
+        return None
+    tensors = results if isinstance(results, tuple) else (results,)
+    if any(tuple(t.shape) != type_.dims for t, type_ in zip(tensors, node.results, strict=True)):
+        return None
+    return tuple(
+        _format(MemoryDesc(type_.dims, type_.dtype), tuple(t.stride()))
+        for t, type_ in zip(tensors, node.results, strict=True)
+    )
+
+
+def _format(plain: MemoryDesc, strides: tuple[int, ...]) -> MemoryDesc:
+    """Return the format with these strides if they leave no gap, else row-major: the step copies."""
+    if 0 in plain.dims:
+        return plain
+    try:
+        desc = MemoryDesc(plain.dims, plain.dtype, strides=strides)
+    except FmtpropError:  # an expanded tensor
+        return plain
+    return desc if desc.is_packed else plain
+
+
+# ---------------------------------------------------------------- operators faster than the references
+
+
+def _operator(node: Node, names: tuple[str, ...]) -> Callable[..., Any] | None:
+    attrs = node.attrs
+    if isinstance(attrs, Pooling):
+        head = _pooling(node, attrs)
+    elif isinstance(attrs, BatchNorm) and {"mean", "variance"} <= set(names):
+        head = _batch_norm(attrs, names)
+    else:
+        return None
+    return None if head is None else _with_tail(node, names, head)
+
+
+def _with_tail(node: Node, names: tuple[str, ...], head: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    if not node.post_ops:
+        return head
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        dst, named = head(*tensors), dict(zip(names, tensors, strict=True))
+        dtype = dst.dtype
+        for post_op in node.post_ops:
+            dst = apply_post_op(post_op, dst, named)
+        return dst.to(dtype)
+
+    return call
+
+
+def _pooling(node: Node, attrs: Pooling) -> Callable[..., torch.Tensor] | None:
+    """Return PyTorch's pooling; its ``ceil_mode`` is padding after the last window, where that fits."""
+    if any(pad > kernel // 2 for pad, kernel in zip(attrs.pad_l, attrs.kernel, strict=True)):
+        return None
+    ceil = attrs.pad_l != attrs.pad_r
+    spatial = len(attrs.kernel) - 1
+    dims = node.results[0].dims
+    if attrs.alg == "max":
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[spatial]
+        dilation = tuple(dilate + 1 for dilate in attrs.dilates)
+
+        def largest(src: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            return pool(src, attrs.kernel, attrs.strides, attrs.pad_l, dilation, ceil)
+
+        return largest if not ceil or _same_windows(attrs) else None
+    if any(attrs.dilates) or (ceil and (attrs.alg == "avg_include_padding" or not _same_windows(attrs))):
+        return None
+    average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[spatial]
+    include = attrs.alg == "avg_include_padding"
+
+    def mean(src: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        if dims[2:] == (1,) * (spatial + 1) and tuple(src.shape[2:]) == attrs.kernel and not any(attrs.pad_l):
+            return src.mean(tuple(range(2, src.ndim)), keepdim=True)
+        return average(src, attrs.kernel, attrs.strides, attrs.pad_l, ceil, include)
+
+    return mean
+
+
+def _same_windows(attrs: Pooling) -> bool:
+    """Whether ``ceil_mode`` adds what ``pad_r`` says: less than a step more than ``pad_l``."""
+    extra = [right - left for left, right in zip(attrs.pad_l, attrs.pad_r, strict=True)]
+    return all(0 <= more < step for more, step in zip(extra, attrs.strides, strict=True))
+
+
+def _batch_norm(attrs: BatchNorm, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(names, tensors, strict=True))
+        return F.batch_norm(
+            named["src"], named["mean"], named["variance"], named.get("scale"), named.get("shift"), False, 0.0,
+            attrs.epsilon,
+        )  # fmt: skip
+
+    return call

@@ -1,0 +1,76 @@
+"""What the installed PyTorch can do with mkldnn tensors, by asking its dispatcher and its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from fmtprop.layout import DataType
+
+__all__ = ["accepts_unary", "computes_in", "has_kernel"]
+
+_CHANNELS = 8
+
+
+@lru_cache(maxsize=256)
+def has_kernel(operator: str, key: str = "MkldnnCPU") -> bool:
+    """Tell whether an operator has a kernel of its own for a dispatch key.
+
+    Parameters
+    ----------
+    operator : str
+        With namespace and overload: ``"aten::add.Tensor"``.
+    key : str
+        ``"MkldnnCPU"`` for mkldnn tensors, ``"CPU"`` for dense ones.
+
+    Examples
+    --------
+    >>> has_kernel("aten::relu"), has_kernel("aten::cat")
+    (True, False)
+    """
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
+    except RuntimeError:  # there is no operator of that name
+        return False
+
+
+@lru_cache(maxsize=8)
+def computes_in(dtype: DataType) -> bool:
+    """Tell whether PyTorch's oneDNN computes in a data type on this CPU."""
+    if dtype is DataType.F32:
+        return bool(torch._C._has_mkldnn)
+    question = {DataType.BF16: "_is_mkldnn_bf16_supported", DataType.F16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    if question is None or not has_kernel(f"mkldnn::{question}", "CompositeImplicitAutograd"):
+        return False
+    return bool(getattr(torch.ops.mkldnn, question)())
+
+
+@lru_cache(maxsize=256)
+def accepts_unary(attr: str, scalars: tuple[float, ...], algorithm: str, *, after_add: bool) -> bool:
+    """Tell whether a convolution can apply an element-wise function itself: a small one is run to find out.
+
+    Parameters
+    ----------
+    attr, scalars, algorithm
+        As ``mkldnn::_convolution_pointwise`` takes them.
+    after_add : bool
+        Whether it comes after the addition of another tensor.
+    """
+    src = torch.zeros((1, _CHANNELS, 2, 2), device="cpu").to(memory_format=torch.channels_last)
+    weights = torch.zeros((_CHANNELS, _CHANNELS, 1, 1), device="cpu")
+    window: tuple[Sequence[int], ...] = ([0, 0], [1, 1], [1, 1])
+    try:
+        with torch.no_grad():
+            if after_add:
+                torch.ops.mkldnn._convolution_pointwise.binary(
+                    src, src, weights, None, *window, 1, "add", None, attr, list(scalars), algorithm
+                )
+            else:
+                torch.ops.mkldnn._convolution_pointwise.default(
+                    src, weights, None, *window, 1, attr, list(scalars), algorithm
+                )
+    except RuntimeError:  # "Fusion behavior undefined"
+        return False
+    return True

@@ -1,0 +1,315 @@
+"""Convolution, deconvolution and inner products through PyTorch's fused operators: the fast ops of this target.
+
+``mkldnn::_convolution_pointwise`` on channels-last tensors is the one route on which PyTorch never packs weights again:
+it runs forward inference, for which :func:`ConvPacking.pack` packed them with the size of the input. (An mkldnn tensor
+as source takes ``aten::mkldnn_convolution``, which runs forward *training* and reorders packed weights on every call,
+so that is not offered.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from fmtprop.ir.node import Node, PostOp
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.deconvolution import Deconv
+from fmtprop.ops.evaluate import apply_post_op
+from fmtprop.passes.formats import channels_last
+from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
+from fmtprop.targets.mkldnn.formats import packed, row_major
+from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.mkldnn.tail import Tail, split
+
+__all__ = ["ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates"]
+
+_NAME = "mkldnn"
+
+
+# ---------------------------------------------------------------- packing
+
+
+@dataclass(frozen=True)
+class ConvPacking:
+    """How to pack the weights of a convolution.
+
+    Parameters
+    ----------
+    attrs : Conv
+        The convolution; its padding is symmetric.
+    src : tuple of int
+        Dimensions of its source: they decide what oneDNN prefers.
+    """
+
+    attrs: Conv
+    src: tuple[int, ...]
+
+    def pack(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return an mkldnn tensor of weights [O, I, k…] or [G, O/G, I/G, k…]."""
+        attrs = self.attrs
+        if attrs.groups > 1:
+            weights = weights.flatten(0, 1)
+        reorder = torch.ops.mkldnn._reorder_convolution_weight.default
+        packed: torch.Tensor = reorder(
+            weights.contiguous(), list(attrs.pad_l), list(attrs.strides), _dilation(attrs), attrs.groups, list(self.src)
+        )
+        return packed
+
+
+@dataclass(frozen=True)
+class DeconvPacking:
+    """How to pack the weights of a deconvolution; parameters as for :class:`ConvPacking`."""
+
+    attrs: Deconv
+    src: tuple[int, ...]
+
+    @property
+    def output_padding(self) -> list[int]:
+        """What PyTorch adds to the end of the result, which oneDNN cuts off less."""
+        return [left - right for left, right in zip(self.attrs.pad_l, self.attrs.pad_r, strict=True)]
+
+    def pack(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return an mkldnn tensor of weights [O, I, k…] or [G, O/G, I/G, k…]."""
+        attrs = self.attrs
+        # PyTorch keeps them as [I, O/G, k…]
+        weights = weights.transpose(1, 2).flatten(0, 1) if attrs.groups > 1 else weights.transpose(0, 1)
+        reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight.default
+        packed: torch.Tensor = reorder(
+            weights.contiguous(), list(attrs.pad_l), self.output_padding, list(attrs.strides), _dilation(attrs),
+            attrs.groups, list(self.src),
+        )  # fmt: skip
+        return packed
+
+
+@dataclass(frozen=True)
+class LinearPacking:
+    """How to pack the weights of an inner product.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of the source.
+    order : tuple of int
+        Order of the weights' axes, the outputs first, in which the source's features lie in memory.
+    """
+
+    rows: int
+    order: tuple[int, ...]
+
+    def pack(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return an mkldnn tensor of [outputs, features]."""
+        rows = weights.permute(self.order).flatten(1).contiguous()
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight.default(rows, self.rows)
+        return packed
+
+
+def _dilation(attrs: Conv | Deconv) -> list[int]:
+    return [dilate + 1 for dilate in attrs.dilates]
+
+
+# ---------------------------------------------------------------- candidates
+
+
+def fused_candidates(node: Node, request: Request) -> Iterator[Candidate]:
+    """Yield the ways to run a node by a fused operator, the faster first."""
+    types = {request[name].dtype for name in request if name != "bias"}
+    if len(types) != 1 or not computes_in(*types) or any(0 in desc.dims for desc in request.values()):
+        return
+    if node.op == "convolution":
+        yield from _convolution(node, request)
+    elif node.op == "deconvolution":
+        yield from _deconvolution(node, request)
+    elif node.op == "inner_product":
+        yield from _inner_product(node, request)
+    elif node.op == "matmul":
+        yield from _matmul(node, request)
+
+
+def _convolution(node: Node, request: Request) -> Iterator[Candidate]:
+    attrs = node.attrs
+    if not isinstance(attrs, Conv) or len(attrs.strides) not in (2, 3) or attrs.pad_l != attrs.pad_r:
+        return
+    recipe = ConvPacking(attrs, request["src"].dims)
+    window = (list(attrs.pad_l), list(attrs.strides), _dilation(attrs), attrs.groups)
+    tail = _tail(node, request, then_unary=True)
+    plain = "mkldnn::_convolution_pointwise"
+    operands = {name: channels_last(request[name]) for name in request if name not in ("dst", "weights", "bias")}
+    yield from _offer(node, request, plain, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
+
+
+def _deconvolution(node: Node, request: Request) -> Iterator[Candidate]:
+    attrs = node.attrs
+    if not isinstance(attrs, Deconv) or len(attrs.strides) != 2:
+        return
+    recipe = DeconvPacking(attrs, request["src"].dims)
+    fits = all(0 <= extra < step for extra, step in zip(recipe.output_padding, attrs.strides, strict=True))
+    if not fits:
+        return
+    window = (list(attrs.pad_l), recipe.output_padding, list(attrs.strides), _dilation(attrs), attrs.groups)
+    tail = _tail(node, request, then_unary=False, binary=False)
+    name = "mkldnn::_convolution_transpose_pointwise"
+    operands = {key: channels_last(request[key]) for key in request if key not in ("dst", "weights", "bias")}
+    yield from _offer(node, request, name, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
+
+
+def _inner_product(node: Node, request: Request) -> Iterator[Candidate]:
+    src = request["src"]
+    rows, axes = src.dims[0], tuple(range(src.ndim))
+    tail = _tail(node, request, then_unary=False)
+    others = {name: row_major(request[name]) for name in request if name.startswith("post_op_")}
+    for desc, order in dict.fromkeys(((channels_last(src), (0, *axes[2:], 1)), (row_major(src), axes))):
+        if src.ndim < 3 and order != axes:
+            continue
+        weights = packed(request["weights"], LinearPacking(rows, order))
+        view = None if src.ndim == 2 else (order, (rows, -1))
+        yield from _offer(
+            node, request, "mkldnn::_linear_pointwise", tail, {"src": desc, **others, "weights": weights}, (), view
+        )
+
+
+def _matmul(node: Node, request: Request) -> Iterator[Candidate]:
+    src, weights = request["src"], request["weights"]
+    if len(weights.dims) != 2:
+        return
+    bias = request.get("bias")
+    if bias is not None and bias.nelems != weights.dims[1]:
+        return
+    rows = prod(src.dims[:-1])
+    tail = _tail(node, request, then_unary=False)
+    operands = {name: row_major(request[name]) for name in request if name not in ("dst", "weights", "bias")}
+    recipe = LinearPacking(rows, (1, 0))
+    yield from _offer(
+        node, request, "mkldnn::_linear_pointwise", tail, {**operands, "weights": packed(weights, recipe)}, ()
+    )
+
+
+def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True) -> Tail:
+    """Divide the post-ops; without a binary form, the operator applies a function only."""
+    dims = {name: desc.dims for name, desc in request.items()}
+    leading = bool(node.post_ops) and node.post_ops[0].op != "eltwise"
+    if leading and not binary:
+        return Tail(rest=node.post_ops)
+    return split(node.post_ops, request["dst"], dims, then_unary=then_unary)
+
+
+# ---------------------------------------------------------------- one candidate
+
+
+def _offer(
+    node: Node,
+    request: Request,
+    operator: str,
+    tail: Tail,
+    formats: Mapping[str, MemoryDesc],
+    window: tuple[Any, ...],
+    view: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+) -> Iterator[Candidate]:
+    """Yield the candidate if the formats are those that are asked for, and the dispatcher has the operator."""
+    name = f"{operator}.binary" if tail.binary else operator
+    dst = channels_last(request["dst"]) if window else row_major(request["dst"])
+    if "bias" in request:
+        formats = {**formats, "bias": row_major(request["bias"])}
+    wanted = {**formats, "dst": dst}
+    if not has_kernel(name, "CPU") or any(
+        request[key].kind != "any" and request[key] != desc for key, desc in wanted.items()
+    ):
+        return
+    operands = {key: formats[key] for key in request if key != "dst"}
+    kernel = _Builder(tuple(operands), tail, window, view).kernel(operator)
+    impl = f"{name}+{tail.unary.attr}" if tail.unary.attr != "none" else name
+    impl += "".join(f", {post_op.op}" for post_op in tail.rest)
+    yield Candidate(_NAME, impl, operands, (dst,), 0.0, False, kernel)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Closes a fused operator over its arguments, so that a run passes tensors only."""
+
+    names: tuple[str, ...]
+    tail: Tail
+    window: tuple[Any, ...]
+    view: tuple[tuple[int, ...], tuple[int, ...]] | None
+
+    def kernel(self, operator: str) -> Kernel:
+        namespace, base = operator.split("::")
+        packet = getattr(getattr(torch.ops, namespace), base)
+        if not self.tail.binary:
+            return Kernel(self._unary(packet.default))
+        if self.tail.binary != "add" or not has_kernel(f"{operator}_.binary", "CPU") or not self.window:
+            return Kernel(self._binary(packet.binary))
+        in_place = getattr(getattr(torch.ops, namespace), f"{base}_").binary
+        return Kernel(self._binary(packet.binary), self.tail.other, self._binary(in_place, other_first=True))
+
+    def _unary(self, operator: Any) -> Any:
+        src, weights, bias = (self._position(name) for name in ("src", "weights", "bias"))
+        unary = self.tail.unary
+        fixed = (*self.window, unary.attr, list(unary.scalars), unary.algorithm)
+        source, finish = self._source(), self._finish()
+
+        def call(*tensors: torch.Tensor) -> torch.Tensor:
+            dst = operator(source(tensors[src]), tensors[weights], self._bias(tensors, bias), *fixed)
+            result: torch.Tensor = finish(dst, tensors)
+            return result
+
+        if self.view is None and not self.tail.rest and bias is None:
+            return lambda *tensors: operator(tensors[src], tensors[weights], None, *fixed)
+        if self.view is None and not self.tail.rest and (src, bias, weights) == (0, 2, 1):
+            return lambda x, w, b: operator(x, w, b.reshape(-1) if b.ndim > 1 else b, *fixed)
+        return call
+
+    def _binary(self, operator: Any, *, other_first: bool = False) -> Any:
+        src, weights, bias = (self._position(name) for name in ("src", "weights", "bias"))
+        other = self._position(self.tail.other)
+        unary = self.tail.unary
+        fixed: tuple[Any, ...] = (self.tail.binary,)
+        if self.window:
+            attr = None if unary.attr == "none" else unary.attr
+            fixed = (*self.window, self.tail.binary, None, attr, list(unary.scalars), unary.algorithm)
+        source, finish = self._source(), self._finish()
+
+        def call(*tensors: torch.Tensor) -> torch.Tensor:
+            x, y = source(tensors[src]), tensors[other]
+            first = (y, x) if other_first else (x, y)
+            dst = operator(*first, tensors[weights], self._bias(tensors, bias), *fixed)
+            result: torch.Tensor = finish(dst, tensors)
+            return result
+
+        return call
+
+    def _position(self, name: str) -> Any:
+        return self.names.index(name) if name in self.names else None
+
+    @staticmethod
+    def _bias(tensors: tuple[torch.Tensor, ...], position: int | None) -> torch.Tensor | None:
+        if position is None:
+            return None
+        bias, dtype = tensors[position], tensors[0].dtype
+        return bias.reshape(-1).to(dtype)
+
+    def _source(self) -> Any:
+        """Return what makes the operator's source of the node's: its rows, where the source has more axes."""
+        if self.view is None:
+            return lambda tensor: tensor
+        order, dims = self.view
+        return lambda tensor: tensor.permute(order).reshape(dims)
+
+    def _finish(self) -> Any:
+        rest: tuple[PostOp, ...] = self.tail.rest
+        if not rest:
+            return lambda dst, tensors: dst
+        names = self.names
+
+        def finish(dst: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            named = dict(zip(names, tensors, strict=True))
+            dtype = dst.dtype
+            for post_op in rest:
+                dst = apply_post_op(post_op, dst, named)
+            return dst.to(dtype)
+
+        return finish

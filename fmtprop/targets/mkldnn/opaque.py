@@ -1,0 +1,189 @@
+"""Ops on opaque tensors: the operators that have a kernel for PyTorch's mkldnn tensors.
+
+Whether there is such a kernel is asked of the dispatcher, not listed: :data:`RULES` only says which operator means
+which op, and under which conditions. A weighty exception is convolution, see :mod:`fmtprop.targets.mkldnn.fused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fmtprop.ir.node import Attrs, Node
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import BatchNorm
+from fmtprop.ops.pooling import Pooling
+from fmtprop.ops.prelu import Prelu
+from fmtprop.ops.softmax import Softmax
+from fmtprop.ops.sum import Sum
+from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
+from fmtprop.targets.mkldnn.formats import opaque, row_major
+from fmtprop.targets.mkldnn.kernel import Kernel
+
+__all__ = ["RULES", "Rule", "opaque_candidates"]
+
+Dims = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An operator that means an op on mkldnn tensors.
+
+    Parameters
+    ----------
+    op : str
+        The op.
+    operator : str
+        The operator that the dispatcher is asked for.
+    applies : callable
+        From the node's attributes and its operands' dimensions to whether the operator means the same.
+    make : callable
+        From the attributes to the function of the operands in their order.
+    dense : frozenset of str
+        Operands that stay dense: vectors of parameters.
+    """
+
+    op: str
+    operator: str
+    applies: Callable[[Any, Dims], bool]
+    make: Callable[[Any, tuple[str, ...]], Callable[..., torch.Tensor]]
+    dense: frozenset[str] = frozenset()
+
+    @property
+    def available(self) -> bool:
+        """Whether the installed PyTorch has the operator for mkldnn tensors."""
+        return has_kernel(self.operator, "MkldnnCPU")
+
+
+def _eltwise(alg: str, alpha: float = 0.0) -> Callable[[Attrs, Dims], bool]:
+    return lambda attrs, dims: isinstance(attrs, Eltwise) and attrs.alg == alg and (alg != "relu" or not attrs.alpha)
+
+
+def _same_dims(alg: str) -> Callable[[Attrs, Dims], bool]:
+    return lambda attrs, dims: isinstance(attrs, Binary) and attrs.alg == alg and dims["src_0"] == dims["src_1"]
+
+
+def _pools(alg: str, axes: int) -> Callable[[Attrs, Dims], bool]:
+    def applies(attrs: Attrs, dims: Dims) -> bool:
+        if not isinstance(attrs, Pooling) or len(attrs.kernel) != axes or attrs.pad_l != attrs.pad_r:
+            return False
+        return attrs.alg.startswith(alg) and not any(attrs.dilates)
+
+    return applies
+
+
+def _max_pool(attrs: Pooling, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+    pool = {2: torch.ops.aten.mkldnn_max_pool2d.default, 3: torch.ops.aten.mkldnn_max_pool3d.default}[len(attrs.kernel)]
+    kernel, strides, pads = list(attrs.kernel), list(attrs.strides), list(attrs.pad_l)
+    return lambda src: pool(src, kernel, strides, pads)
+
+
+def _avg_pool(attrs: Pooling, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+    pool = {2: torch.ops.aten.avg_pool2d.default, 3: torch.ops.aten.avg_pool3d.default}[len(attrs.kernel)]
+    kernel, strides, pads = list(attrs.kernel), list(attrs.strides), list(attrs.pad_l)
+    return lambda src: pool(src, kernel, strides, pads, False, attrs.alg == "avg_include_padding")
+
+
+def _batch_norm(attrs: BatchNorm, names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(names, tensors, strict=True))
+        return F.batch_norm(
+            named["src"], named["mean"], named["variance"], named["scale"], named["shift"], False, 0.0, attrs.epsilon
+        )
+
+    return call
+
+
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], Callable[..., torch.Tensor]]:
+    return lambda attrs, names: function
+
+
+_VECTORS = frozenset({"mean", "variance", "scale", "shift"})
+
+RULES: tuple[Rule, ...] = (
+    Rule("eltwise", "aten::relu", _eltwise("relu"), _unary(torch.relu)),
+    Rule("eltwise", "aten::sigmoid", _eltwise("logistic"), _unary(torch.sigmoid)),
+    Rule("eltwise", "aten::tanh", _eltwise("tanh"), _unary(torch.tanh)),
+    Rule("eltwise", "aten::gelu", _eltwise("gelu_erf"), _unary(F.gelu)),
+    Rule("binary", "aten::add.Tensor", _same_dims("add"), lambda attrs, names: torch.add),
+    Rule("binary", "aten::mul.Tensor", _same_dims("mul"), lambda attrs, names: torch.mul),
+    Rule(
+        "sum", "aten::add.Tensor",
+        lambda attrs, dims: isinstance(attrs, Sum) and attrs.scales == (1.0, 1.0),
+        lambda attrs, names: torch.add,
+    ),
+    Rule("pooling", "aten::mkldnn_max_pool2d", _pools("max", 2), _max_pool),
+    Rule("pooling", "aten::mkldnn_max_pool3d", _pools("max", 3), _max_pool),
+    Rule("pooling", "aten::avg_pool2d", _pools("avg", 2), _avg_pool),
+    Rule("pooling", "aten::avg_pool3d", _pools("avg", 3), _avg_pool),
+    Rule(
+        "batch_normalization", "aten::native_batch_norm",
+        lambda attrs, dims: set(dims) >= _VECTORS and len(dims["src"]) in (4, 5),
+        _batch_norm, _VECTORS,
+    ),
+    Rule(
+        "softmax", "aten::_softmax",
+        lambda attrs, dims: isinstance(attrs, Softmax) and attrs.alg == "accurate",
+        lambda attrs, names: lambda src: torch.softmax(src, attrs.axis),
+    ),
+    Rule(
+        "prelu", "aten::_prelu_kernel",
+        lambda attrs, dims: isinstance(attrs, Prelu) and _per_channel(dims["weights"]),
+        lambda attrs, names: lambda src, weights: F.prelu(src, weights.reshape(-1)),
+        frozenset({"weights"}),
+    ),
+    # known to be there for dense tensors only; the dispatcher is asked all the same
+    Rule("concat", "aten::cat", lambda attrs, dims: True, lambda attrs, names: lambda *t: torch.cat(t, attrs.axis)),
+    Rule("binary", "aten::sub.Tensor", _same_dims("sub"), lambda attrs, names: torch.sub),
+    Rule("binary", "aten::div.Tensor", _same_dims("div"), lambda attrs, names: torch.div),
+    Rule("eltwise", "aten::silu", lambda attrs, dims: _is_silu(attrs), _unary(F.silu)),
+    Rule(
+        "eltwise", "aten::hardtanh", _eltwise("clip"),
+        lambda attrs, names: lambda src: F.hardtanh(src, attrs.alpha, attrs.beta),
+    ),
+)  # fmt: skip
+
+
+def _per_channel(dims: tuple[int, ...]) -> bool:
+    return all(size == 1 for axis, size in enumerate(dims) if axis != 1)
+
+
+def _is_silu(attrs: Attrs) -> bool:
+    return isinstance(attrs, Eltwise) and attrs.alg == "swish" and attrs.alpha == 1.0
+
+
+def opaque_candidates(node: Node, request: Request) -> Iterator[Candidate]:
+    """Yield the way to run a node on opaque tensors, where PyTorch has one."""
+    results = [name for name in request if name == "dst" or name.startswith("dst_")]
+    if node.post_ops or results != ["dst"]:
+        return
+    dims = {name: desc.dims for name, desc in request.items()}
+    if len({request[name].dtype for name in ("dst", *_sources(request))}) != 1 or any(0 in d for d in dims.values()):
+        return
+    for rule in RULES:
+        if rule.op == node.op and rule.available and rule.applies(node.attrs, dims):
+            candidate = _candidate(rule, node, request)
+            if candidate is not None:
+                yield candidate
+
+
+def _candidate(rule: Rule, node: Node, request: Request) -> Candidate | None:
+    formats = {name: row_major(desc) if name in rule.dense else opaque(desc) for name, desc in request.items()}
+    if not computes_in(request["dst"].dtype):
+        return None
+    if any(desc.kind != "any" and desc != formats[name] for name, desc in request.items()):
+        return None
+    operands: dict[str, MemoryDesc] = {name: desc for name, desc in formats.items() if name != "dst"}
+    kernel = Kernel(rule.make(node.attrs, tuple(operands)))
+    return Candidate("mkldnn", rule.operator, operands, (formats["dst"],), 0.0, False, kernel)
+
+
+def _sources(request: Request) -> list[str]:
+    return [name for name in request if name == "src" or name.startswith("src_")]

@@ -1,0 +1,108 @@
+"""Post-ops on this target: what an operator applies itself, and what is applied to its result.
+
+Owns the names by which PyTorch's fused operators know oneDNN's element-wise functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fmtprop.ir.node import PostOp
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.sum import Sum
+from fmtprop.targets.mkldnn.dispatcher import accepts_unary
+
+__all__ = ["Tail", "Unary", "split"]
+
+_SIXTH = 1 / 6
+
+
+@dataclass(frozen=True)
+class Unary:
+    """An element-wise function as PyTorch's fused operators take it."""
+
+    attr: str = "none"
+    scalars: tuple[float, ...] = ()
+    algorithm: str = ""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The post-ops of a node, divided.
+
+    Parameters
+    ----------
+    binary : str
+        What the operator does first with the operand ``other``; empty for nothing.
+    other : str
+        Name of that operand.
+    unary : Unary
+        What it applies then.
+    rest : tuple of PostOp
+        What is left for PyTorch's own operators.
+    """
+
+    binary: str = ""
+    other: str = ""
+    unary: Unary = Unary()
+    rest: tuple[PostOp, ...] = ()
+
+
+def split(post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int, ...]], *, then_unary: bool) -> Tail:
+    """Divide the post-ops of a node.
+
+    Parameters
+    ----------
+    post_ops : sequence of PostOp
+        In order.
+    dst : MemoryDesc
+        The node's result.
+    dims : dict of str to tuple of int
+        Dimensions of the operands.
+    then_unary : bool
+        Whether the operator applies a function after it has taken another tensor in.
+    """
+    waiting = list(post_ops)
+    binary = other = ""
+    unary = Unary()
+    if waiting and waiting[0].operand is not None and dims[waiting[0].operand] == dst.dims:
+        binary = _binary(waiting[0])
+        if binary:
+            other = waiting.pop(0).operand or ""
+    if waiting and (not binary or then_unary):
+        found = _unary(waiting[0])
+        if found is not None and accepts_unary(found.attr, found.scalars, found.algorithm, after_add=bool(binary)):
+            unary = found
+            del waiting[0]
+    return Tail(binary, other, unary, tuple(waiting))
+
+
+def _binary(post_op: PostOp) -> str:
+    attrs = post_op.attrs
+    if isinstance(attrs, Sum):
+        return "add" if attrs.scales == (1.0,) else ""
+    if isinstance(attrs, Binary) and attrs.alg in ("add", "sub", "mul", "div"):
+        return attrs.alg
+    return ""
+
+
+def _unary(post_op: PostOp) -> Unary | None:
+    attrs = post_op.attrs
+    if not isinstance(attrs, Eltwise):
+        return None
+    alpha, beta = attrs.alpha, attrs.beta
+    sixths = abs(alpha - _SIXTH) < 1e-6 and beta == 0.5
+    if attrs.alg == "relu":
+        return Unary("leaky_relu", (alpha,)) if alpha else Unary("relu")
+    if attrs.alg == "clip":
+        return Unary("hardtanh", (alpha, beta))
+    if attrs.alg in ("gelu_erf", "gelu_tanh"):
+        return Unary("gelu", (), "tanh" if attrs.alg == "gelu_tanh" else "none")
+    if attrs.alg in ("hardswish", "hardsigmoid"):
+        return Unary(attrs.alg) if sixths else None
+    if attrs.alg == "swish":
+        return Unary("swish") if alpha == 1.0 else None
+    return {"logistic": Unary("sigmoid"), "tanh": Unary("tanh")}.get(attrs.alg)

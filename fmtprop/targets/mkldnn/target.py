@@ -1,0 +1,100 @@
+"""The mkldnn target: PyTorch's own oneDNN as an executor.
+
+Owns which ways to run a node there are, in which order, and the reorders. Must not know how nodes are ordered or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+import torch
+
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.mkldnn.dense import dense_candidates
+from fmtprop.targets.mkldnn.formats import is_opaque, packing_of, row_major
+from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking, fused_candidates
+from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.mkldnn.opaque import opaque_candidates
+
+__all__ = ["MkldnnTarget"]
+
+#: rough costs of a reorder for comparing choices: seconds per call, bytes per second
+_CALL, _BANDWIDTH = 1e-5, 5e9
+
+
+class MkldnnTarget:
+    """Candidates from the PyTorch that is installed: fused operators, mkldnn operators, dense operators.
+
+    Notes
+    -----
+    Answers are kept by value (op, attributes, post-ops, request): equal layers are asked for once.
+    """
+
+    name = "mkldnn"
+
+    def __init__(self) -> None:
+        self._answers: dict[object, tuple[Candidate, ...]] = {}
+
+    def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
+        """Return the ways to run a node, the preferred first."""
+        key = (node.op, node.attrs, node.post_ops, node.results, tuple(request.items()))
+        if key not in self._answers:
+            self._answers[key] = tuple(self._ask(node, request))
+        return self._answers[key]
+
+    def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return a rough time by the bytes moved; None where there is no way."""
+        if src == dst:
+            return 0.0
+        if _converter(src, dst) is None:
+            return None
+        # PyTorch enters and leaves an mkldnn tensor by way of row-major
+        passes = 1 + sum(is_opaque(a) and b != row_major(b) for a, b in ((src, dst), (dst, src)))
+        return _CALL + passes * (src.nbytes + dst.nbytes) / _BANDWIDTH
+
+    def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
+        if node.op == "reorder":
+            yield from _reorders(request)
+            return
+        yield from chain(
+            fused_candidates(node, request), dense_candidates(node, request), opaque_candidates(node, request)
+        )
+
+
+def _reorders(request: Request) -> Iterator[Candidate]:
+    src, dst = request["src"], request["dst"]
+    if src.kind == "any":
+        return
+    if dst.kind == "any":
+        dst = src.with_dtype(dst.dtype) if src.is_packed else row_major(dst)
+    found = _converter(src, dst)
+    if found is not None:
+        impl, call = found
+        yield Candidate("mkldnn", impl, {"src": src}, (dst,), 0.0, False, Kernel(call))
+
+
+def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.Tensor], torch.Tensor]] | None:
+    """Return the operator that changes one format into another, and how it is called; None where there is none."""
+    recipe = packing_of(dst)
+    if src.is_plain and isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
+        kind = {ConvPacking: "convolution", DeconvPacking: "convolution_transpose", LinearPacking: "linear"}
+        return f"mkldnn::_reorder_{kind[type(recipe)]}_weight", recipe.pack
+    same = src.dtype is dst.dtype
+    if src.is_plain and is_opaque(dst) and same and dst.ndim <= 5:
+        return "aten::to_mkldnn", torch.Tensor.to_mkldnn
+    if is_opaque(src) and same and dst.is_plain and dst.is_packed:
+        if dst == row_major(dst):
+            return "aten::to_dense", torch.Tensor.to_dense
+        return "aten::to_dense, aten::copy_", lambda tensor: _copied(tensor.to_dense(), dst)
+    if src.is_plain and dst.is_plain and dst.is_packed:
+        return "aten::copy_", lambda tensor: _copied(tensor, dst)
+    return None
+
+
+def _copied(tensor: torch.Tensor, dst: MemoryDesc) -> torch.Tensor:
+    copy = torch.empty_strided(dst.dims, dst.strides, dtype=torch_dtype(dst.dtype), device="cpu")
+    return copy.copy_(tensor)
