@@ -42,7 +42,8 @@ def compile(
 ) -> CompiledModel:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
-    The model is taken as it is now: later changes of its parameters, or of ``torch.set_num_threads``, do not reach it.
+    The model is taken as it is now: later changes of its parameters do not reach it. Threads follow torch: formats and
+    implementations are chosen for the number that is set now, and a run uses the number that is set then.
     What an enclosing ``torch.autocast`` makes of a module becomes part of it; around a call, it changes nothing.
 
     Parameters

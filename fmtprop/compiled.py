@@ -61,39 +61,69 @@ class CompiledModel:
         self._executor = Executor(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Run the model on torch tensors.
 
         Parameters
         ----------
         *args, **kwargs
-            As the original model takes them; shapes and data types of the example inputs, any strides.
+            As the original model takes them; shapes and data types of the example inputs, any strides. Inputs that lie
+            in memory as the plan reads them are not copied.
+        out : torch.Tensor or sequence of torch.Tensor, optional
+            Tensors to write the results to, one for each output of the graph, of its shape and data type. Without a
+            copy where they lie in memory as the plan writes them: dense and row-major, if ``boundary`` said nothing
+            else. None may share memory with another or with an input.
 
         Returns
         -------
         object
-            What the original model returns: a tensor, or tensors in its own structure. They are the caller's to keep.
+            What the original model returns: a tensor, or tensors in its own structure; the very tensors of ``out``, if
+            given. New ones are the caller's to keep.
 
         Raises
         ------
         InputError
-            An input does not fit.
+            An input or a tensor of ``out`` does not fit.
+
+        Notes
+        -----
+        A run uses as many threads as torch does (``torch.set_num_threads``). The first run with another number than
+        the model was compiled with makes its primitives anew, which takes a moment.
+
+        Examples
+        --------
+        >>> import torch, fmtprop as fp
+        >>> net = fp.compile(torch.nn.ReLU(), torch.ones(3))
+        >>> y = torch.empty(3)
+        >>> net(torch.tensor([-1.0, 0.0, 2.0]), out=y) is y
+        True
+        >>> y
+        tensor([0., 0., 2.])
         """
         if self._flat and not kwargs:
-            results = self._executor.run(args)
+            results = self._executor.run(args, out)
             return results[0] if len(results) == 1 else tuple(results)
-        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs))
+        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs), out)
         return restructure(self.graph.structure, results)
 
-    def run_flat(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run_flat(
+        self, inputs: Sequence[torch.Tensor], out: torch.Tensor | Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """Run on the graph's inputs in their order; return its outputs in theirs.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor
+            One for each input of the graph.
+        out : torch.Tensor or sequence of torch.Tensor, optional
+            Tensors to write the results to, as in a call of the model.
 
         Raises
         ------
         InputError
-            An input does not fit.
+            An input or a tensor of ``out`` does not fit.
         """
-        return self._executor.run(inputs)
+        return self._executor.run(inputs, out)
 
     def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> list[float]:
         """Return the median seconds of every step of the plan.

@@ -89,7 +89,9 @@ class Memory(Handle[_abi.dnnl_memory_t]):
         DnnlError
             If oneDNN refuses.
         """
-        raise_status("dnnl_memory_set_data_handle", lib().memory_set_data_handle(self.handle, pointer), str(self.desc))
+        status = lib().memory_set_data_handle(self.handle, pointer)
+        if status:  # the text costs more than the call
+            raise_status("dnnl_memory_set_data_handle", status, str(self.desc))
 
     @property
     def pointer(self) -> int | None:

@@ -13,7 +13,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
-from fmtprop.ir.tensors import torch_dtype
+from fmtprop.runtime.boundary import Port
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
@@ -36,42 +36,51 @@ class Context:
         self.plan = plan
         self._engine = dnnl.Engine.cpu()
         self._stream = dnnl.Stream(self._engine)
+        self._is_asynchronous = dnnl.lib().runtime == "SYCL"
         self._arena = huge_bytes(plan.arena_nbytes)
-        #: buffer -> memory objects to point at the caller's tensor of each run, and their bytes from its start
-        self._external: dict[int, list[tuple[dnnl.Memory, int]]] = {}
-        #: buffer -> the caller's tensor of the current run
-        self._tensors: dict[int, torch.Tensor] = {}
+        #: buffer -> the memory objects that look into the caller's tensor of the current run
+        self._external = {i: _External() for i, b in enumerate(plan.buffers) if b.home in (Home.INPUT, Home.OUTPUT)}
         self._keep: list[object] = []
         self._calls: list[_Call] = [self._call_of(step) for step in plan.steps]
+        self._inputs = [self._external.get(buffer) for _, _, buffer in plan.inputs]
+        self._outputs = [self._output(name, access) for name, access in plan.outputs]
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Execute every step; inputs are checked and lie as the plan says.
+    def run(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Execute every step.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor
+            Checked, as the plan reads them.
+        out : sequence of torch.Tensor, optional
+            Checked tensors for the results.
 
         Returns
         -------
         list of torch.Tensor
-            New tensors, the caller's to keep.
+            ``out``, or new tensors that are the caller's to keep.
         """
-        self._bind(inputs)
-        for number, (function, a, b, c, d) in enumerate(self._calls):
+        self._bind(inputs, out)
+        for function, a, b, c, d in self._calls:
             status = function(a, b, c, d)
             if status:
-                self._fail(number, status)
-        self._stream.wait()
-        return self._results()
+                self._fail(d, status)
+        if self._is_asynchronous:
+            self._stream.wait()
+        return self._results(out)
 
     def profile(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
         """Execute like :meth:`run` and return the seconds of each step beside the results."""
-        self._bind(inputs)
+        self._bind(inputs, None)
         seconds = []
-        for number, (function, a, b, c, d) in enumerate(self._calls):
+        for function, a, b, c, d in self._calls:
             start = perf_counter()
             status = function(a, b, c, d)
             self._stream.wait()
             seconds.append(perf_counter() - start)
             if status:
-                self._fail(number, status)
-        return self._results(), seconds
+                self._fail(d, status)
+        return self._results(None), seconds
 
     def close(self) -> None:
         """Release the native objects."""
@@ -84,42 +93,45 @@ class Context:
 
     # ------------------------------------------------------------------ a run
 
-    def _bind(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _bind(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None) -> None:
         """Point the external memories at this run's tensors."""
-        for (_, _, buffer), tensor in zip(self.plan.inputs, inputs, strict=True):
-            if buffer >= 0:
-                self._point(buffer, tensor)
-        for _, access in self.plan.outputs:
-            if self.plan.buffers[access.buffer].home is Home.OUTPUT:
-                desc = access.desc
-                # whatever the caller's default device is
-                result = torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu")
-                self._point(access.buffer, result)
+        for external, tensor in zip(self._inputs, inputs, strict=True):
+            if external is not None:
+                external.point(tensor)
+        for index, output in enumerate(self._outputs):
+            if output.external is not None:
+                given = out[index] if out is not None and output.port.holds(out[index]) else None
+                output.external.point(given if given is not None else output.new())
 
-    def _point(self, buffer: int, tensor: torch.Tensor) -> None:
-        self._tensors[buffer] = tensor
-        pointer = tensor.data_ptr()
-        for memory, start in self._external.get(buffer, ()):
-            memory.set_data_handle(pointer + start)
-
-    def _results(self) -> list[torch.Tensor]:
+    def _results(self, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         results = []
-        for _, access in self.plan.outputs:
-            if self.plan.buffers[access.buffer].home is Home.OUTPUT:
-                results.append(self._tensors[access.buffer])
-            else:
-                results.append(self._tensor(access).clone(memory_format=torch.preserve_format))
-        self._tensors.clear()
+        for index, output in enumerate(self._outputs):
+            result = self._tensor(output.access) if output.external is None else output.external.tensor
+            if out is not None:
+                given = out[index]
+                if result is not given:
+                    with torch.inference_mode():  # outside of it, PyTorch writes no tensors that were made in it
+                        given.copy_(result)
+                result = given
+            elif output.external is None:
+                result = result.clone(memory_format=torch.preserve_format)
+            results.append(result)
+        for external in self._external.values():
+            external.tensor = _NOTHING
         return results
 
-    def _fail(self, number: int, status: int) -> None:
-        step = self.plan.steps[number]
+    def _fail(self, array: object, status: int) -> None:
+        step = next(step for step, call in zip(self.plan.steps, self._calls, strict=True) if call[4] is array)
         pd = step.primitive.desc
         raise DnnlError(
             "dnnl_primitive_execute", dnnl.status_name(status), f"{step.node.label} with {pd.impl}", pd.repro
         )
 
     # ------------------------------------------------------------------ building
+
+    def _output(self, name: str, access: Access) -> _Output:
+        is_written = self.plan.buffers[access.buffer].home is Home.OUTPUT
+        return _Output(Port(name, access.desc), access, self._external[access.buffer] if is_written else None)
 
     def _call_of(self, step: Step) -> _Call:
         if step.primitive is None:
@@ -144,7 +156,7 @@ class Context:
         if buffer.home is Home.CONSTANT:
             return dnnl.Memory(self._engine, md, self.plan.constants[buffer.index].data_ptr() + start)
         memory = dnnl.Memory(self._engine, md, None)
-        self._external.setdefault(access.buffer, []).append((memory, start))
+        self._external[access.buffer].views.append((memory, start))
         return memory
 
     def _tensor(self, access: Access) -> torch.Tensor:
@@ -153,10 +165,60 @@ class Context:
             return view(self._arena, access.desc, buffer.offset)
         if buffer.home is Home.CONSTANT:
             return view(self.plan.constants[buffer.index], access.desc)
-        return view_of_tensor(self._tensors[access.buffer], access.desc)
+        return view_of_tensor(self._external[access.buffer].tensor, access.desc)
 
     def _call_reference(self, step: Step, *_: None) -> int:
         operands = {name: self._tensor(access) for name, access in step.operands.items()}
         for access, value in zip(step.results, call_reference(step.node, operands), strict=True):
             self._tensor(access).copy_(value)
         return 0
+
+
+class _External:
+    """A buffer that is the caller's tensor of the current run, and the memory objects that look into it."""
+
+    __slots__ = ("_pointer", "tensor", "views")
+
+    def __init__(self) -> None:
+        self.tensor = _NOTHING
+        #: memory objects, and bytes from the tensor's start to where each begins
+        self.views: list[tuple[dnnl.Memory, int]] = []
+        self._pointer = 0
+
+    def point(self, tensor: torch.Tensor) -> None:
+        """Make a tensor the current one."""
+        self.tensor = tensor
+        pointer = tensor.data_ptr()
+        if pointer != self._pointer:  # allocators tend to give the same memory again
+            for memory, start in self.views:
+                memory.set_data_handle(pointer + start)
+            self._pointer = pointer
+
+
+class _Output:
+    """An output: whether it is the caller's own tensor that results are written to, and how to make one.
+
+    Parameters
+    ----------
+    port : Port
+        What the tensor looks like.
+    access : Access
+        Where the plan leaves the result.
+    external : _External or None
+        The caller's tensor; None where the result lies in a buffer of the plan or in an input, and is copied.
+    """
+
+    __slots__ = ("_like", "access", "external", "port")
+
+    def __init__(self, port: Port, access: Access, external: _External | None) -> None:
+        self.port, self.access, self.external = port, access, external
+        # gives type and device to new tensors, whatever the caller's default device is
+        self._like = torch.empty(0, dtype=port.dtype, device="cpu")
+
+    def new(self) -> torch.Tensor:
+        """Return a new tensor for the result."""
+        return self._like.new_empty_strided(self.port.dims, self.port.strides)
+
+
+#: what a buffer of the caller's holds between runs, so that nobody's tensors are kept
+_NOTHING = torch.empty(0, device="cpu")

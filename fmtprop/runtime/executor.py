@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from fmtprop import dnnl
-from fmtprop.errors import InputError
-from fmtprop.ir.tensors import data_type
-from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.boundary import Boundary, Port
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
+from fmtprop.runtime.selfcheck import Memory
+from fmtprop.runtime.threads import current_threads, for_threads, running_with
 
 
 class Executor:
@@ -23,128 +24,128 @@ class Executor:
     ----------
     plan : Plan
         What to run.
+    checked : bool
+        Whether primitives that are made for another number of threads are checked against their reference.
 
     Notes
     -----
-    Contexts are made on demand and kept for later runs: as many as ever ran at the same time. In a forked child, whose
-    OpenMP threads did not survive, runs go to a thread of its own.
+    A run uses as many OpenMP threads as torch would in the calling thread; the first run with another number makes a
+    plan for it, which shares the constants. Contexts are made on demand and kept for later runs: for each number of
+    threads as many as ever ran at the same time. In a forked child, whose OpenMP threads did not survive, runs go to a
+    thread of its own.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, checked: bool = True) -> None:
         self.plan = plan
-        self._free: deque[Context] = deque()
+        self._boundary = Boundary(
+            plan.name,
+            tuple(Port(name, desc) for name, desc, _ in plan.inputs),
+            tuple(Port(name, access.desc) for name, access in plan.outputs),
+        )
+        self._checked = checked
+        self._runners = {plan.threads: _Runner(plan)}
+        self._planning = threading.Lock()
 
-    def run(self, inputs: Sequence[object]) -> list[torch.Tensor]:
+    def run(
+        self, inputs: Sequence[object], out: torch.Tensor | Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """Execute the plan.
 
         Parameters
         ----------
         inputs : sequence of torch.Tensor
             One for each graph input, any strides.
+        out : torch.Tensor or sequence of torch.Tensor, optional
+            One for each graph output, to write the results to; any strides.
 
         Returns
         -------
         list of torch.Tensor
-            New tensors; a later run never overwrites them.
+            The tensors of ``out``, or new ones, which a later run never overwrites.
 
         Raises
         ------
         InputError
-            Number, shape, data type or device of an input does not fit.
+            Number, shape, data type or device of the tensors does not fit, or one of ``out`` overlaps another.
         """
-        tensors = self._check(inputs)
+        tensors = self._boundary.read(inputs)
+        targets = self._boundary.check_out(out, inputs) if out is not None else None
+        threads = current_threads()
         if dnnl.fork_guard():
-            return dnnl.after_fork(lambda: self._run(tensors))
-        return self._run(tensors)
+            results = dnnl.after_fork(lambda: self._run(tensors, targets, threads))
+        else:
+            results = self._run(tensors, targets, threads)
+        for target in targets or ():
+            torch.autograd.graph.increment_version(target)  # for graphs that saved the tensor
+        return results
 
     def profile(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], list[float]]:
         """Execute the plan once and return the seconds of each step beside the results."""
-        tensors = self._check(inputs)
-        if dnnl.fork_guard():
-            return dnnl.after_fork(lambda: self._profile(tensors))
-        return self._profile(tensors)
+        tensors = self._boundary.read(inputs)
+        return dnnl.after_fork(partial(self._profile, tensors, current_threads()))
+
+    def prepare(self, threads: int) -> Plan:
+        """Return the plan for a number of threads; it is made when it is first asked for.
+
+        Raises
+        ------
+        PlanError
+            Its primitives keep failing their check.
+        """
+        return dnnl.after_fork(lambda: self._runner(threads).plan)
 
     def close(self) -> None:
-        """Release every context that is not running."""
-        while self._free:
-            self._free.pop().close()
+        """Release every context that is not running, and plans for other numbers of threads than the first."""
+        with self._planning:
+            runners, self._runners = self._runners, {self.plan.threads: self._runners[self.plan.threads]}
+        for runner in runners.values():
+            runner.close()
 
-    def _run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with self._threads():
-            context = self._context()
-            results = context.run(tensors)
-            self._free.append(context)
-            return results
+    def _run(
+        self, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None, threads: int
+    ) -> list[torch.Tensor]:
+        runner = self._runners.get(threads) or self._runner(threads)
+        context = runner.take()
+        if current_threads() == runner.plan.threads:
+            results = context.run(tensors, out)
+        else:
+            with running_with(runner.plan.threads):
+                results = context.run(tensors, out)
+        runner.free.append(context)
+        return results
 
-    def _profile(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
-        with self._threads():
-            context = self._context()
+    def _profile(self, tensors: Sequence[torch.Tensor], threads: int) -> tuple[list[torch.Tensor], list[float]]:
+        runner = self._runner(threads)
+        context = runner.take()
+        with running_with(runner.plan.threads):
             outcome = context.profile(tensors)
-            self._free.append(context)
-            return outcome
+        runner.free.append(context)
+        return outcome
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Run with the threads that the primitives were made for: their scratchpads have room for no more."""
-        library, wanted = dnnl.lib(), self.plan.threads
-        # a thread that is new to torch takes over the number that was set for the process
-        torch.get_num_threads()
-        current = library.threads
-        if current == wanted:
-            yield
-            return
-        library.set_threads(wanted)
-        try:
-            yield
-        finally:
-            library.set_threads(current)
+    def _runner(self, threads: int) -> _Runner:
+        with self._planning:
+            runner = self._runners.get(threads)
+            if runner is None:
+                plan = for_threads(self.plan, threads, Memory() if self._checked else None)
+                # where there is no such plan, the first one's contexts serve
+                runner = _Runner(plan) if plan is not self.plan else self._runners[self.plan.threads]
+                self._runners[threads] = runner
+            return runner
 
-    def _context(self) -> Context:
+
+class _Runner:
+    """A plan for one number of threads, and its idle contexts."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.free: deque[Context] = deque()
+
+    def take(self) -> Context:
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
             return Context(self.plan)
 
-    def _check(self, inputs: Sequence[object]) -> list[torch.Tensor]:
-        expected = self.plan.inputs
-        if len(inputs) != len(expected):
-            names = ", ".join(name for name, _, _ in expected)
-            raise InputError(f"model {self.plan.name} takes {len(expected)} inputs ({names}), got {len(inputs)}")
-        return [_lay_out(name, tensor, desc) for (name, desc, _), tensor in zip(expected, inputs, strict=True)]
-
-
-def _lay_out(name: str, tensor: object, desc: MemoryDesc) -> torch.Tensor:
-    """Return the tensor in the format that the plan reads: itself, or a copy."""
-    if not isinstance(tensor, torch.Tensor):
-        raise InputError(f"input {name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
-        raise InputError(f"input {name} is on {tensor.device}, but plans run on the CPU: pass {name}.cpu()")
-    if tensor.layout is not torch.strided:
-        raise InputError(f"input {name} has layout {tensor.layout}; pass a strided tensor ({name}.to_dense())")
-    if tuple(tensor.shape) != desc.dims:
-        raise InputError(
-            f"input {name} has shape {tuple(tensor.shape)}, but the model was compiled for {desc.dims}; "
-            "compile again with example inputs of this shape"
-        )
-    if not _has_memory(tensor):
-        raise InputError(
-            f"input {name} has no memory of its own (a fake tensor, one inside torch.func.vmap or torch.compile, or "
-            "one whose storage was emptied); pass a real tensor, and call the model outside of what transforms it"
-        )
-    if data_type(tensor.dtype) is not desc.dtype:
-        raise InputError(f"input {name} is {tensor.dtype}, but the model was compiled for {desc.dtype.value}")
-    tensor = tensor.detach()
-    same = all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
-    if same and not tensor.is_conj() and not tensor.is_neg():
-        return tensor
-    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether there are numbers to read: wrappers and tensors that only record refuse, or point nowhere."""
-    if isinstance(tensor, torch._subclasses.FakeTensor):
-        return False
-    try:
-        return tensor.data_ptr() != 0 or tensor.numel() == 0
-    except RuntimeError:
-        return False
+    def close(self) -> None:
+        while self.free:
+            self.free.pop().close()

@@ -1,0 +1,219 @@
+"""The caller's tensors at a plan's boundary: inputs that are read in place, outputs that results are written to.
+
+Owns which tensors fit and what is said of those that don't; must not know how a plan runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fmtprop.errors import InputError
+from fmtprop.ir.tensors import data_type, torch_dtype
+from fmtprop.layout import MemoryDesc
+
+#: steps that the exact test for shared elements may take; tensors for which that is too few count as overlapping
+_OVERLAP_WORK = 100_000
+
+#: bytes of an element -> some type of that size that numpy has
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class Port:
+    """An input or output of a plan, with what a fitting tensor looks like at hand.
+
+    Parameters
+    ----------
+    name : str
+        Name in the graph.
+    desc : MemoryDesc
+        The format in which the plan reads or writes it; plain.
+    """
+
+    __slots__ = ("desc", "dims", "dtype", "name", "strides")
+
+    def __init__(self, name: str, desc: MemoryDesc) -> None:
+        self.name, self.desc = name, desc
+        self.dims, self.strides, self.dtype = desc.dims, desc.strides, torch_dtype(desc.dtype)
+
+    def read(self, tensor: object) -> torch.Tensor:
+        """Return an input in the format that the plan reads: the tensor itself, or a copy.
+
+        Raises
+        ------
+        InputError
+            Kind, shape, data type or device does not fit.
+        """
+        if (
+            type(tensor) is torch.Tensor  # nothing that only looks like one
+            and tensor.dtype is self.dtype
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.shape == self.dims
+            and tensor.stride() == self.strides
+            and not tensor.requires_grad
+            and not tensor.is_neg()
+            and not tensor.is_conj()
+            and _points_somewhere(tensor)
+        ):
+            return tensor
+        tensor = self._checked("input", tensor).detach()
+        if self.holds(tensor):
+            return tensor
+        return torch.empty_strided(self.dims, self.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+    def check_out(self, tensor: object) -> torch.Tensor:
+        """Return a tensor of the caller's that a result may be written to.
+
+        Raises
+        ------
+        InputError
+            Kind, shape, data type or device does not fit, autograd records it, or its elements share memory.
+        """
+        checked = self._checked("out", tensor)
+        if checked.requires_grad:
+            raise InputError(f"out {self.name} requires grad, which a compiled model cannot give; pass out.detach()")
+        if _may_overlap_itself(checked):
+            raise InputError(
+                f"out {self.name} has strides {checked.stride()} for shape {self.dims}: elements share a place in "
+                f"memory; {self._remedy()}"
+            )
+        return checked
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that fits lies in memory as the plan reads or writes it."""
+        same = all(n == 1 or a == b for n, a, b in zip(self.dims, tensor.stride(), self.strides, strict=True))
+        return same and not tensor.is_conj() and not tensor.is_neg()
+
+    def _checked(self, kind: str, tensor: object) -> torch.Tensor:
+        name = f"{kind} {self.name}"
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.device.type != "cpu":
+            remedy = f"pass {self.name}.cpu()" if kind == "input" else "pass a tensor on the CPU"
+            raise InputError(f"{name} is on {tensor.device}, but plans run on the CPU: {remedy}")
+        if tensor.layout is not torch.strided:
+            remedy = f" ({self.name}.to_dense())" if kind == "input" else ""
+            raise InputError(f"{name} has layout {tensor.layout}; pass a strided tensor{remedy}")
+        if tuple(tensor.shape) != self.dims:
+            example = "compile again with example inputs of this shape" if kind == "input" else self._remedy()
+            raise InputError(
+                f"{name} has shape {tuple(tensor.shape)}, but the model was compiled for {self.dims}; {example}"
+            )
+        if not _has_memory(tensor):
+            raise InputError(
+                f"{name} has no memory of its own (a fake tensor, one inside torch.func.vmap or torch.compile, or "
+                "one whose storage was emptied); pass a real tensor, and call the model outside of what transforms it"
+            )
+        if data_type(tensor.dtype) is not self.desc.dtype:
+            remedy = "" if kind == "input" else f"; {self._remedy()}"
+            raise InputError(
+                f"{name} is {tensor.dtype}, but the model was compiled for {self.desc.dtype.value}{remedy}"
+            )
+        return tensor
+
+    def _remedy(self) -> str:
+        return f"pass torch.empty({self.dims}, dtype={self.dtype})"
+
+
+class Boundary(NamedTuple):
+    """All inputs and outputs of a plan, in their order."""
+
+    model: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def read(self, inputs: Sequence[object]) -> list[torch.Tensor]:
+        """Return the inputs as the plan reads them.
+
+        Raises
+        ------
+        InputError
+            Their number is wrong, or one does not fit.
+        """
+        if len(inputs) != len(self.inputs):
+            names = ", ".join(port.name for port in self.inputs)
+            raise InputError(f"model {self.model} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
+        return [port.read(tensor) for port, tensor in zip(self.inputs, inputs, strict=True)]
+
+    def check_out(self, out: object, inputs: Sequence[object]) -> list[torch.Tensor]:
+        """Return the tensors that results are to be written to.
+
+        Parameters
+        ----------
+        out : torch.Tensor or sequence of torch.Tensor
+            As the caller gave them.
+        inputs : sequence of object
+            The inputs of the run as the caller gave them.
+
+        Raises
+        ------
+        InputError
+            Their number is wrong, one does not fit, or two of all these tensors share memory.
+        """
+        given = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, list | tuple) else None
+        if given is None:
+            raise InputError(f"out must be a tensor or a tuple of tensors, got {type(out).__name__}")
+        if len(given) != len(self.outputs):
+            names = ", ".join(port.name for port in self.outputs)
+            raise InputError(f"model {self.model} returns {len(self.outputs)} tensors ({names}), out has {len(given)}")
+        tensors = [port.check_out(tensor) for port, tensor in zip(self.outputs, given, strict=True)]
+        named = [(f"out {port.name}", tensor) for port, tensor in zip(self.outputs, tensors, strict=True)]
+        read = [(f"input {p.name}", x) for p, x in zip(self.inputs, inputs, strict=True) if isinstance(x, torch.Tensor)]
+        for (a, one), (b, other) in [*combinations(named, 2), *((x, y) for x in named for y in read)]:
+            if _overlap(one, other):
+                raise InputError(f"{a} shares memory with {b}; pass tensors that do not overlap")
+        return tensors
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there are numbers to read: wrappers and tensors that only record refuse, or point nowhere."""
+    return not isinstance(tensor, torch._subclasses.FakeTensor) and _points_somewhere(tensor)
+
+
+def _points_somewhere(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have a byte in common."""
+    if not one.numel() or not other.numel():
+        return False
+    (first, end), (start, last) = _extent(one), _extent(other)
+    if last <= first or end <= start:
+        return False
+    # the same span of memory, but perhaps interleaved, as two halves of the channels are
+    try:
+        # numpy's stubs know two special values of max_work only
+        return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
+
+
+def _addresses(tensor: torch.Tensor) -> Any:
+    """Return a numpy array of the same elements; what type they are of, and a lazy sign, do not matter here."""
+    bits = torch.empty(0, dtype=_BITS[tensor.element_size()], device="cpu")
+    storage = tensor.untyped_storage()
+    return bits.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()).numpy()
+
+
+def _may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements may lie in one place: where no order of the axes nests them."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False

@@ -1,0 +1,224 @@
+"""One model under changing numbers of threads: a plan for each, made from the same formats and constants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import dnnl
+from fmtprop.api import relative_error
+from fmtprop.runtime import threads as threading_plans
+from fmtprop.runtime.plan import Home
+from fmtprop.runtime.selfcheck import Mismatch
+from fmtprop.runtime.threads import current_threads, for_threads, running_with
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Net(nn.Module):
+    """Convolutions (one grouped), a residual, views, a pool to 1×1, a product and an op that PyTorch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 16, 3, padding=1)
+        self.b = nn.Conv2d(16, 16, 3, padding=1)
+        self.c = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.a(x))
+        x = torch.relu(x + self.b(x))
+        x = torch.nn.functional.adaptive_avg_pool2d(self.c(x), 1)
+        return torch.softmax(self.head(x.flatten(1)), -1).cumsum(-1)
+
+
+def compiled(threads: int, policy: str = "propagate") -> tuple[nn.Module, fp.CompiledModel, torch.Tensor]:
+    torch.manual_seed(3)
+    module, x = Net().eval(), torch.randn(4, 3, 31, 17)
+    torch.set_num_threads(threads)
+    return module, fp.compile(module, x, policy=policy), x
+
+
+def expected(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return module(x)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "plain"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (1, 4), (4, 3)])
+def test_a_model_follows_torchs_number_of_threads(before, after, policy):
+    module, net, x = compiled(before, policy)
+    want = expected(module, x)
+    for threads in (before, after, before, after):
+        torch.set_num_threads(threads)
+        assert relative_error(net(x), want) < 1e-5
+        assert net._executor.prepare(threads).threads == threads
+        assert dnnl.lib().threads == torch.get_num_threads() == threads
+
+
+def test_the_plan_for_another_number_keeps_formats_and_shares_constants():
+    _, net, _ = compiled(2)
+    other = net._executor.prepare(1)
+    assert other.threads == 1
+    assert other.constants is net.plan.constants
+    for mine, theirs in zip(net.plan.steps, other.steps, strict=True):
+        assert dict(mine.operands) == dict(theirs.operands)
+        assert mine.results == theirs.results
+        if mine.primitive is not None:
+            assert mine.node.choice.impl == theirs.node.choice.impl
+            assert mine.primitive is not theirs.primitive
+    mine = {b.index for b in net.plan.buffers if b.home is Home.CONSTANT}
+    assert {b.index for b in other.buffers if b.home is Home.CONSTANT} == mine
+
+
+def test_a_plan_is_made_once_for_each_number():
+    _, net, x = compiled(1)
+    plans = []
+    for threads in (2, 1, 2):
+        torch.set_num_threads(threads)
+        net(x)
+        plans.append(net._executor.prepare(threads))
+    assert plans[0] is plans[2]
+    assert plans[1] is net.plan
+
+
+def test_scratchpads_get_the_room_that_they_need():
+    # a small product with a long sum is split over the threads, each with a part of the sum of its own
+    torch.manual_seed(0)
+    module, x = nn.Linear(4096, 64).eval(), torch.randn(8, 4096)
+    torch.set_num_threads(1)
+    net = fp.compile(module, x)
+    other = net._executor.prepare(4)
+    for plan in (net.plan, other):
+        for step in plan.steps:
+            needed = step.primitive.desc.scratchpad_nbytes
+            assert (step.scratchpad is not None) == bool(needed)
+            if step.scratchpad is not None:
+                buffer = plan.buffers[step.scratchpad]
+                assert buffer.nbytes == needed
+                assert buffer.offset + buffer.nbytes <= plan.arena_nbytes
+    torch.set_num_threads(4)
+    assert relative_error(net(x), expected(module, x)) < 1e-5
+
+
+def test_threads_of_their_own_number_run_side_by_side():
+    module, net, x = compiled(2)
+    want, wrong, seen = expected(module, x), [], set()
+
+    def work(threads: int) -> None:
+        torch.get_num_threads()  # torch's first call in a thread sets the number of the process
+        dnnl.lib().set_threads(threads)
+        for _ in range(30):
+            error = relative_error(net(x), want)
+            seen.add(current_threads())
+            if error > 1e-5:
+                wrong.append(error)
+
+    workers = [threading.Thread(target=work, args=(threads,)) for threads in (1, 2, 3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+    assert seen == {1, 2, 3}
+    assert torch.get_num_threads() == 2
+
+
+def test_running_with_a_number_ends():
+    torch.set_num_threads(2)
+    with pytest.raises(KeyError), running_with(1):
+        assert torch.get_num_threads() == 1
+        raise KeyError
+    assert torch.get_num_threads() == 2
+
+
+def test_where_torch_has_another_openmp_its_number_is_passed_on(monkeypatch):
+    monkeypatch.setattr(threading_plans, "_torch_governs", lambda: False)
+    torch.set_num_threads(2)
+    assert current_threads() == 2 == dnnl.lib().threads
+
+
+def test_formats_that_exist_for_one_number_only_are_never_misread(monkeypatch):
+    module, net, x = compiled(2)
+    monkeypatch.setattr(threading_plans.OneDnnTarget, "candidates", lambda *_: iter(()))
+    torch.set_num_threads(1)
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"model Net keeps running with 2 threads: node .* has no other primitive in its formats; compile it "
+        "again with 1",
+    ):
+        got = net(x)
+    assert relative_error(got, expected(module, x)) < 1e-5
+    assert torch.get_num_threads() == 1
+    assert net._executor.prepare(1) is net.plan
+    assert relative_error(net(x), got) == 0.0  # and warns once
+
+
+def test_a_wrong_primitive_of_the_new_plan_is_replaced(monkeypatch):
+    _, net, _ = compiled(2)
+    honest, blamed = threading_plans.check_steps, []
+
+    def accuse(steps, memory):
+        found = [s for s in steps if s.primitive is not None and s.node.op == "convolution"]
+        if not blamed:
+            blamed.append(found[0].node.choice.impl)
+            return [Mismatch(found[0].node, 1.0, "benchdnn")]
+        return honest(steps, memory)
+
+    monkeypatch.setattr(threading_plans, "check_steps", accuse)
+    with pytest.warns(RuntimeWarning, match=r"is off by 1.0e\+00 relative; .*; choosing another implementation"):
+        plan = net._executor.prepare(1)
+    convolution = next(step for step in plan.steps if step.node.op == "convolution")
+    assert convolution.node.choice.impl != blamed[0]
+
+
+def test_a_plan_that_keeps_failing_its_check_is_refused(monkeypatch):
+    module = nn.Conv2d(8, 8, 1)
+    torch.set_num_threads(2)
+    net = fp.compile(module, torch.ones(1, 8, 4, 4))
+    step = next(step for step in net.plan.steps if step.node.op == "convolution")
+    monkeypatch.setattr(threading_plans, "check_steps", lambda *_: [Mismatch(step.node, 1.0, "benchdnn")])
+    monkeypatch.setattr(threading_plans.OneDnnTarget, "reject", lambda *_: None)
+    with (
+        pytest.warns(RuntimeWarning, match="choosing another"),
+        pytest.raises(fp.PlanError, match=r"primitives for 1 threads keep failing their check; the last: node conv"),
+    ):
+        net._executor.prepare(1)
+
+
+def test_without_verification_nothing_is_checked(monkeypatch):
+    torch.set_num_threads(2)
+    net = fp.compile(nn.Conv2d(8, 8, 1), torch.ones(1, 8, 4, 4), verify="off")
+    monkeypatch.setattr(threading_plans, "check_steps", lambda *_: pytest.fail("checked"))
+    assert net._executor.prepare(1).threads == 1
+
+
+def test_closing_forgets_the_other_plans():
+    module, net, x = compiled(2)
+    want = expected(module, x)
+    torch.set_num_threads(1)
+    net(x)
+    first = net._executor.prepare(1)
+    net.close()
+    assert relative_error(net(x), want) < 1e-5
+    assert net._executor.prepare(1) is not first
+
+
+def test_an_implementation_is_found_where_strides_of_single_elements_differ():
+    """Pooling to 1×1 takes a channels-last result only; to everybody else its strides are those of a row-major one."""
+    torch.set_num_threads(2)
+    last = fp.MemoryDesc((2, 16, 8, 8), "f32", tag="nhwc")
+    net = fp.compile(nn.AdaptiveAvgPool2d(1), torch.ones(2, 16, 8, 8), boundary={"input": last})
+    other = for_threads(net.plan, 1, None)
+    assert [s.node.choice.impl for s in other.steps] == [s.node.choice.impl for s in net.plan.steps]
+    assert not any(s.node.choice.impl.startswith("ref") for s in other.steps)
