@@ -52,7 +52,7 @@ _PAGE = 4096
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 #: share of the last-level cache that the weights of a network can have, beside its activations and other users
-_SHARE = 0.5
+_SHARE = 0.25
 
 
 @dataclass(frozen=True)

@@ -15,27 +15,28 @@ from fmtprop.passes.target import Candidate
 from fmtprop.tuning import problem
 from fmtprop.tuning.peaks import Peaks
 
-#: share of the peak that a family of implementations reaches, by the start of its name; the first that matches counts.
-#: Medians over the layers of the built-in convolutional networks, each timed as it runs (see `measure`) against the
-#: best way to run the same layer, on AVX2. Where AVX-512 has another picture the order of the families is the same.
+#: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
+#: on windows and products, on windows of one position, on one channel per group. Medians over the layers of the
+#: built-in convolutional networks, each timed as it runs (see `measure`), with one thread on AVX2, by operations per
+#: second over the peak. Where AVX-512 has another picture the order of the families is the same.
 _EFFICIENCY = (
-    ("ref", 0.004),
-    ("simple", 0.02),
-    ("brdgmm", 0.19),
-    ("jit_dw", 0.26),
-    ("brgconv", 0.80),
-    ("brgemm", 0.75),
-    ("brg_matmul", 0.75),
-    ("jit_wino", 1.20),
-    ("jit_1x1", 0.80),
-    ("jit", 0.70),
-    ("gemm", 0.40),
-    ("x64:gemm", 0.40),
+    ("ref", (0.004, 0.004, 0.004)),
+    ("simple", (0.02, 0.02, 0.02)),
+    ("brdgmm", (0.25, 0.25, 0.25)),
+    ("jit_dw", (0.30, 0.30, 0.30)),
+    ("brgconv", (0.93, 0.82, 0.25)),
+    ("brg", (0.80, 0.80, 0.80)),
+    ("jit_wino", (1.20, 1.20, 1.20)),
+    ("jit_1x1", (0.85, 0.85, 0.85)),
+    ("jit", (0.80, 0.35, 0.20)),
+    ("gemm", (0.33, 0.33, 0.007)),
+    ("x64:gemm", (0.33, 0.33, 0.007)),
 )
-_OTHER = 0.5
+_OTHER = (0.5, 0.5, 0.2)
 
-#: what precedes the name of an implementation that does another primitive's work
-_WRAPPERS = ("inner_product:", "matmul:", "convolution:", "reorder:")
+#: what precedes the name of an implementation that does another primitive's work; a gemm has nothing to gather then
+_WRAPPERS = ("inner_product:", "matmul:", "reorder:")
+_GEMM = 0.78
 
 #: part of that speed where the vectors are shorter than the machine's, or have no fused multiply-add
 _OLD = {"sse41": 0.3, "avx": 0.6}
@@ -53,11 +54,17 @@ _PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0, "group
 _POINTWISE = 0.2
 
 #: share of the copying bandwidth at which an op moves its bytes, found like the shares of the peak; 1 for the others
-_PACE = {"batch_normalization": 0.2, "concat": 0.4, "shuffle": 0.45, "pooling": 0.4, "binary": 0.6, "sum": 0.6}
+_PACE = {"batch_normalization": 0.5, "concat": 0.65, "shuffle": 0.65, "pooling": 0.8, "binary": 0.75, "sum": 0.75}
+
+#: part of that pace of single implementations
+_SLOW = {"nspc_bnorm:any": 0.03, "bnorm_tbb_jit:avx2": 0.2, "bnorm_tbb_jit:sse41": 0.1, "simple_nhwc:any": 0.3}
+
+#: what a sum of products and a reorder take to get going, in calls that have nothing to do
+_PRODUCT_CALL, _REORDER_CALL = 3.0, 2.0
 
 #: share of the copying bandwidth that a reorder reaches: a copy (of another type, or between strides), into or out of
 #: blocks, a transpose
-_REORDER = {"copy": 0.8, "block": 0.35, "transpose": 0.2}
+_REORDER = {"copy": 0.75, "block": 0.6, "transpose": 0.4}
 
 #: seconds that a step on the reference target takes before it moves a byte; share of the bandwidth of its PyTorch ops
 _REFERENCE_CALL, _REFERENCE = 2e-5, 0.3
@@ -99,7 +106,7 @@ class ModelCosts:
         operands, dst = candidate.operands, candidate.results[0]
         if node.op == "reorder":
             return self._reorder(operands["src"], dst)
-        moved = self._moving(node, operands, candidate.results)
+        moved = self._moving(node, operands, candidate.results) / _SLOW.get(candidate.impl, 1.0)
         if candidate.target == "reference":
             return _REFERENCE_CALL + moved / _REFERENCE
         peak = self.peaks.flops.get(dst.dtype) or self.peaks.flops[DataType.F32]
@@ -114,11 +121,12 @@ class ModelCosts:
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
-            arithmetic = products(operands, dst) / (peak * efficiency(candidate.impl))
+            arithmetic = products(operands, dst) / (peak * efficiency(candidate.impl, _shape(node.op, operands)))
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         tail = sum(_operations(post_op.attrs) for post_op in node.post_ops)
         arithmetic += tail * prod(dst.dims) / (peak * _POINTWISE)
-        return self.peaks.call + max(arithmetic, moved)
+        call = self.peaks.call * (_PRODUCT_CALL if products is not None else 1.0)
+        return call + max(arithmetic, moved)
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the seconds of a reorder, 0 for none, or None where the destination repeats elements."""
@@ -133,7 +141,7 @@ class ModelCosts:
     def _reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float:
         nbytes = src.nbytes + dst.nbytes
         pace = self._cached if nbytes <= self._cache_nbytes else self._memory
-        return self.peaks.call + nbytes * max(pace, self._cached / _REORDER[_kind(src, dst)])
+        return _REORDER_CALL * self.peaks.call + nbytes * max(pace, self._cached / _REORDER[_kind(src, dst)])
 
     def _moving(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> float:
         """Return the seconds for all bytes: parameters from as far as all weights reach, activations from cache."""
@@ -149,19 +157,38 @@ class ModelCosts:
         return parameters * self._streaming + activations * pace / _PACE.get(node.op, 1.0)
 
 
-@lru_cache(maxsize=256)
-def efficiency(impl: str) -> float:
+@lru_cache(maxsize=512)
+def efficiency(impl: str, shape: int = 0) -> float:
     """Return the share of the peak that an implementation reaches.
+
+    Parameters
+    ----------
+    impl : str
+        Its name.
+    shape : {0, 1, 2}
+        0 for windows and products, 1 for windows of one position, 2 for one channel per group.
 
     Examples
     --------
     >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
     True
     """
+    name = impl
     for wrapper in _WRAPPERS:
-        impl = impl.removeprefix(wrapper)
-    share = next((share for start, share in _EFFICIENCY if impl.startswith(start)), _OTHER)
-    return share * _OLD.get(impl.rpartition(":")[2], 1.0)
+        name = name.removeprefix(wrapper)
+    if name != impl and "gemm:jit" in name:
+        return _GEMM
+    shares = next((shares for start, shares in _EFFICIENCY if name.startswith(start)), _OTHER)
+    return shares[shape] * _OLD.get(impl.rpartition(":")[2], 1.0)
+
+
+def _shape(op: str, operands: Mapping[str, MemoryDesc]) -> int:
+    if op not in ("convolution", "deconvolution"):
+        return 0
+    weights, spatial = operands["weights"].dims, operands["src"].ndim - 2
+    if len(weights) > spatial + 2 and weights[2] == 1:
+        return 2
+    return int(prod(weights[-spatial:]) == 1)
 
 
 def _operations(attrs: object) -> float:

@@ -50,12 +50,12 @@ def test_more_channels_and_larger_images_cost_more() -> None:
 def test_channels_that_only_fill_a_block_are_computed_too() -> None:
     full, padded = (COSTS.node(*conv(c, 56, "jit:avx2", "aBcd8b")) for c in (16, 9))
     assert padded == pytest.approx(full, rel=0.02)
-    assert COSTS.node(*conv(9, 56, "jit:avx2", "acdb")) < 0.5 * padded
+    assert COSTS.node(*conv(9, 56, "jit:avx2", "acdb")) < 0.6 * padded
 
 
 def test_a_depthwise_convolution_has_one_channel_per_sum() -> None:
-    depthwise = COSTS.node(*conv(64, 56, "jit:avx2", "aBcd8b", groups=64))
-    assert depthwise < 0.05 * COSTS.node(*conv(64, 56, "jit:avx2", "aBcd8b"))
+    depthwise = COSTS.node(*conv(64, 56, "jit_dw:avx2", "aBcd8b", groups=64))
+    assert depthwise < 0.1 * COSTS.node(*conv(64, 56, "jit:avx2", "aBcd8b"))
 
 
 def test_the_reference_loop_is_the_slowest_implementation() -> None:
@@ -96,7 +96,7 @@ def test_reorders() -> None:
     copy = COSTS.reorder(last, last.with_dtype("bf16"))
     into, transpose = COSTS.reorder(last, blocked), COSTS.reorder(plain, last)
     assert copy is not None and into is not None and transpose is not None
-    assert PEAKS.call < copy < into and copy < transpose
+    assert PEAKS.call < copy < into < transpose
     assert (COSTS.reorder(small, MemoryDesc(small.dims, "f32")) or 0) < transpose
 
 
