@@ -44,10 +44,11 @@ def align(nbytes: int) -> int:
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
-    """Place buffers, each in the lowest gap that fits, in the best of several orders.
+    """Place buffers in the best of several orders, each in the lowest gap that fits.
 
-    An order that needs more than the lower bound is tried again with the buffers that lie on top first, as often as a
-    fixed amount of work allows.
+    A buffer that fits no gap goes on top: above the highest neighbour, or right below the lower bound, which keeps the
+    room between in one piece; both are tried. What needs more than the bound is tried again with the buffers that
+    lie beyond it first, as often as a fixed amount of work allows.
 
     Parameters
     ----------
@@ -71,18 +72,19 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
     load = _load(lifetimes)
     peak = max(load.values(), default=0)
     neighbours = _neighbours(lifetimes)
-    orders = _orders(lifetimes, load)
-    best: tuple[int, list[int]] | None = None
+    ways = [(order, ceiling) for order in _orders(lifetimes, load) for ceiling in (0, peak)]
     attempts = 1 + _WORK // (len(lifetimes) + sum(map(len, neighbours)) or 1)
+    best: tuple[int, list[int]] | None = None
     for attempt in range(attempts):
-        order = orders[attempt % len(orders)]
-        offsets, nbytes = _first_fit(lifetimes, neighbours, order)
+        order, ceiling = ways[attempt % len(ways)]
+        offsets, nbytes = _first_fit(lifetimes, neighbours, order, ceiling)
         if best is None or nbytes < best[0]:
             best = nbytes, offsets
         if nbytes == peak:
             break
-        on_top = [i for i in order if offsets[i] + align(lifetimes[i].nbytes) == nbytes]
-        orders[attempt % len(orders)] = [*on_top, *(i for i in order if i not in on_top)]
+        beyond = {i for i in order if offsets[i] + align(lifetimes[i].nbytes) > peak}
+        others = [i for i in order if i not in beyond]
+        ways[attempt % len(ways)] = [*(i for i in order if i in beyond), *others], ceiling
     nbytes, offsets = best or (0, [])
     return Layout(tuple(offsets), nbytes, peak)
 
@@ -112,7 +114,7 @@ def _neighbours(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
 
 
 def _orders(lifetimes: Sequence[Lifetime], load: Mapping[int, int]) -> list[list[int]]:
-    """Return the orders to begin with: by size, by size and span, by span, by first step, by the busiest step."""
+    """Return the orders to begin with: by size, by size times span, by span, by first step, by the busiest step."""
     everything = range(len(lifetimes))
     span = [buffer.last - buffer.first + 1 for buffer in lifetimes]
     size = [align(buffer.nbytes) for buffer in lifetimes]
@@ -131,9 +133,12 @@ def _orders(lifetimes: Sequence[Lifetime], load: Mapping[int, int]) -> list[list
 
 
 def _first_fit(
-    lifetimes: Sequence[Lifetime], neighbours: Sequence[Sequence[int]], order: Sequence[int]
+    lifetimes: Sequence[Lifetime], neighbours: Sequence[Sequence[int]], order: Sequence[int], ceiling: int
 ) -> tuple[list[int], int]:
-    """Place buffers one after another, each as low as those placed before it allow; return offsets and size."""
+    """Place buffers one after another, each as low as those placed before it allow; return offsets and size.
+
+    One that has to lie above all of them ends at the ceiling, if that is high enough.
+    """
     offsets, end = [-1] * len(lifetimes), 0
     size = [align(buffer.nbytes) for buffer in lifetimes]
     for index in order:
@@ -142,6 +147,9 @@ def _first_fit(
             if offset + size[index] <= start:
                 break
             offset = max(offset, stop)
+        else:
+            if offset:
+                offset = max(offset, ceiling - size[index])
         offsets[index] = offset
         end = max(end, offset + size[index])
     return offsets, end

@@ -66,13 +66,14 @@ def test_a_thousand_buffers_are_placed_near_the_bound_in_no_time():
 
 
 def plans(name: str):
-    """Yield the plans of a built-in graph: two policies, and with every concat in place."""
+    """Yield the plans of a built-in graph: two policies, and concats nested, then in place."""
     normal, _ = normalise(load(name))
     target, fallback = OneDnnTarget(), ReferenceTarget()
     for policy in ("plain", "propagate"):
         yield build_plan(AssignFormats(policy, target, fallback).run(normal), target)
     nested = NestConcats().run(normal)
     blocked = AssignFormats("blocked", target, fallback, rule=blocks_of(8)).run(nested)
+    yield build_plan(blocked, target)
     yield build_plan(put_in_place(blocked, target), target)
 
 
