@@ -2,9 +2,9 @@
 
 Node attributes
     ``op`` name of the op; ``results`` list of ``{"dims": [...], "dtype": "f32"}``; ``attrs`` dictionary;
-    ``post_ops`` list of ``{"op", "attrs", "operand", "origin"}``; ``descs`` list of MemoryDesc or None; ``choice``
-    Choice or None; ``origin`` text; ``order`` number: among the ready nodes the smallest goes first; ``data``, of
-    constants only: a torch tensor or an Initialiser. Only ``op`` and ``results`` are required.
+    ``post_ops`` list of ``{"op", "attrs", "operand", "origin", "bias"}``; ``descs`` list of MemoryDesc or None;
+    ``choice`` Choice or None; ``origin`` text; ``order`` number: among the ready nodes the smallest goes first;
+    ``data``, of constants only: a torch tensor or an Initialiser. Only ``op`` and ``results`` are required.
 Edges
     Producer to reader; the key is the reader's operand, ``result`` the index of the producer's result (default 0),
     ``position`` the operand's place among the operands (by default as the op declares them).
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NODE_KEYS = ("op", "results", "attrs", "post_ops", "descs", "choice", "origin", "order", "data")
 _EDGE_KEYS = ("result", "position")
-_POST_OP_KEYS = ("op", "attrs", "operand", "origin")
+_POST_OP_KEYS = ("op", "attrs", "operand", "origin", "bias")
 
 
 # ---------------------------------------------------------------- out
@@ -91,7 +91,8 @@ def plain_node(node: Node) -> dict[str, Any]:
 
 def _plain_post_op(post_op: PostOp) -> dict[str, Any]:
     attrs = post_op.attrs.to_json()
-    return {"op": post_op.op, "attrs": attrs, "operand": post_op.operand, "origin": post_op.origin}
+    plain = {"op": post_op.op, "attrs": attrs, "operand": post_op.operand, "origin": post_op.origin}
+    return plain if post_op.bias is None else {**plain, "bias": post_op.bias}
 
 
 # ---------------------------------------------------------------- back
@@ -212,10 +213,12 @@ def _post_op(where: str, item: object) -> PostOp:
     if not isinstance(item, Mapping):
         raise GraphError(f"{where} must be a mapping with op and attrs, got {item!r}")
     _check_keys(where, item, _POST_OP_KEYS, required=("op",))
-    op, operand, origin = item["op"], item.get("operand"), item.get("origin", "")
+    op, operand, origin, bias = item["op"], item.get("operand"), item.get("origin", ""), item.get("bias")
     if not isinstance(op, str) or not isinstance(operand, str | None) or not isinstance(origin, str):
         raise GraphError(f"{where}: op, operand and origin must be text, got {op!r}, {operand!r} and {origin!r}")
-    return PostOp(op, _attrs(where, op, item.get("attrs", {})), operand, origin)
+    if not isinstance(bias, str | None):
+        raise GraphError(f"{where}: bias must be text, got {bias!r}")
+    return PostOp(op, _attrs(where, op, item.get("attrs", {})), operand, origin, bias)
 
 
 def _descs(where: str, data: Mapping[str, Any]) -> tuple[MemoryDesc, ...]:

@@ -84,20 +84,28 @@ class PostOp:
     Parameters
     ----------
     op : str
-        ``"eltwise"``, ``"binary"``, ``"prelu"`` or ``"sum"``; sum reads the residual from the destination's own
-        buffer, so its operand is overwritten.
+        ``"eltwise"``, ``"binary"``, ``"prelu"``, ``"sum"`` or ``"convolution"``; sum reads the residual from the
+        destination's own buffer, so its operand is overwritten; a convolution is depthwise, and changes the dims.
     attrs : Attrs
         The attributes of that op.
     operand : str, optional
-        Name of the node's extra input (``"post_op_0"``…) for all but eltwise.
+        Name of the node's extra input (``"post_op_0"``…) for all but eltwise; of a convolution, the weights.
     origin : str
         Where the absorbed node came from.
+    bias : str, optional
+        Name of a convolution's second extra input (``"post_op_0_bias"``…).
     """
 
     op: str
     attrs: Attrs
     operand: str | None = None
     origin: str = ""
+    bias: str | None = None
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of all its extra inputs, in the order of its op's declaration."""
+        return tuple(name for name in (self.operand, self.bias) if name is not None)
 
 
 @dataclass(frozen=True)

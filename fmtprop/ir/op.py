@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.node import Attrs
+from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
@@ -144,7 +144,8 @@ class OpDef:
     result_args : tuple of str
         Names in :class:`fmtprop.dnnl.Arg` of the results.
     post_ops : frozenset of str
-        Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``.
+        Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``,
+        ``convolution`` (depthwise).
     eltwise_algs : frozenset of str, optional
         Algorithms of the eltwise post-ops that the primitive can absorb; None for all.
     as_post_op : bool
@@ -242,3 +243,41 @@ def opdef(name: str) -> OpDef:
     except KeyError:
         hint = "" if OPSET else "; import fmtprop.ops first"
         raise GraphError(f"unknown op {name!r}{hint}; known: {', '.join(sorted(OPSET))}") from None
+
+
+def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:
+    """Infer what a node computes: its first result before each of its post-ops, and all results after the last.
+
+    Parameters
+    ----------
+    node : Node
+        Any node but inputs, constants and outputs.
+    types : mapping of str to TensorType
+        Type of each operand by name, those of post-ops included.
+
+    Returns
+    -------
+    list of TensorType
+        As many as there are post-ops; all the same but behind a convolution.
+    tuple of TensorType
+        The results.
+
+    Raises
+    ------
+    ShapeError
+        Operands do not fit.
+    GraphError
+        A post-op lacks an operand.
+    """
+    tails = {name for post_op in node.post_ops for name in post_op.operands}
+    dst, *others = opdef(node.op).infer(node.attrs, {name: t for name, t in types.items() if name not in tails})
+    before = []
+    for post_op in node.post_ops:
+        before.append(dst)
+        if post_op.op == "convolution":
+            declaration = opdef(post_op.op)
+            names = [operand.name for operand in declaration.operands]
+            given = dict(zip(names, [dst, *(types[name] for name in post_op.operands)], strict=False))
+            declaration.check_operands(given)
+            (dst,) = declaration.infer(post_op.attrs, given)
+    return before, (dst, *others)

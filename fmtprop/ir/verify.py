@@ -15,8 +15,8 @@ from fmtprop.ir import verify_formats as formats
 from fmtprop.ir.aliasing import is_view, overwrite_hazard
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.op import Category, opdef, types_along
 from fmtprop.ir.plain import attrs_class
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -125,9 +125,10 @@ def operands_fit(graph: Graph) -> Iterator[str]:
     for _, node in graph.entries():
         given = set(graph.inputs(node.name))
         for post_op in node.post_ops:
-            if post_op.operand is not None and post_op.operand not in given:
-                yield f"{node.label}: operand {post_op.operand!r} of its {post_op.op} post-op is not connected"
-            given.discard(post_op.operand or "")
+            for name in post_op.operands:
+                if name not in given:
+                    yield f"{node.label}: operand {name!r} of its {post_op.op} post-op is not connected"
+                given.discard(name)
         if node.is_boundary:
             wanted = {"src"} if node.op == "output" else set()
             if given != wanted:
@@ -206,10 +207,8 @@ def types_agree(graph: Graph) -> Iterator[str]:
     for node in graph.nodes():
         if node.is_boundary:
             continue
-        tails = {post_op.operand for post_op in node.post_ops}
-        types = {key: graph.type_of(value) for key, value in graph.inputs(node.name).items() if key not in tails}
         try:
-            inferred = opdef(node.op).infer(node.attrs, types)
+            _, inferred = types_along(node, _operand_types(graph, node))
         except FmtpropError as error:
             yield f"{node.label}: {error}"
         else:
@@ -227,21 +226,36 @@ def _stores_accumulator(node: Node, inferred: tuple[TensorType, ...]) -> bool:
 
 
 def post_ops_absorbable(graph: Graph) -> Iterator[str]:
-    """Every post-op stands where its op can absorb it; all but eltwise have an operand, which broadcasts to dst."""
+    """Every post-op stands where its op can absorb it; all but eltwise read an operand that fits dst."""
     for node in graph.nodes():
-        inputs = graph.inputs(node.name)
-        for post_op in node.post_ops:
-            allowed = opdef(node.op).post_ops
+        if not node.post_ops:
+            continue
+        types, allowed = _operand_types(graph, node), opdef(node.op).post_ops
+        before, _ = types_along(node, types)
+        for post_op, inferred in zip(node.post_ops, before, strict=True):
+            dst = inferred.with_dtype(node.results[0].dtype)
             if post_op.op not in allowed:
                 yield f"{node.label} cannot absorb the post-op {post_op.op}; it can absorb {sorted(allowed)}"
             elif (post_op.operand is None) != (post_op.op == "eltwise"):
                 has = "no" if post_op.operand is None else "an"
                 yield f"{node.label}: its {post_op.op} post-op has {has} operand"
-            elif post_op.operand is not None:
-                operand, dst = graph.type_of(inputs[post_op.operand]), node.results[0]
-                fits = operand == dst if post_op.op == "sum" else _broadcasts(operand, dst)
-                if not fits:
-                    yield f"{node.label}: operand {post_op.operand} of its {post_op.op} is {operand}, dst is {dst}"
+            elif post_op.bias is not None and post_op.op != "convolution":
+                yield f"{node.label}: its {post_op.op} post-op has a bias, {post_op.bias}; only a convolution has one"
+            elif post_op.operand is not None and not _tail_fits(post_op, types[post_op.operand], dst):
+                operand = types[post_op.operand]
+                yield f"{node.label}: operand {post_op.operand} of its {post_op.op} is {operand}, dst is {dst}"
+
+
+def _operand_types(graph: Graph, node: Node) -> dict[str, TensorType]:
+    return {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
+
+
+def _tail_fits(post_op: PostOp, operand: TensorType, dst: TensorType) -> bool:
+    if post_op.op == "sum":
+        return operand == dst
+    if post_op.op == "convolution":  # depthwise: one output of each channel
+        return operand.dims[:3] == (dst.dims[1], 1, 1)
+    return _broadcasts(operand, dst)
 
 
 def _broadcasts(operand: TensorType, dst: TensorType) -> bool:

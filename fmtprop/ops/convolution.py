@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import lowering
 from fmtprop.ops.linear import make_inner_product, make_matmul
@@ -26,7 +27,7 @@ from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, same_padding, torch_padding, window_count
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
 
 # ---------------------------------------------------------------- attributes
 
@@ -156,23 +157,60 @@ def reference(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.T
 
 
 def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
-    """Create the direct convolution's primitive descriptor."""
+    """Create the direct convolution's primitive descriptor.
+
+    A depthwise convolution among the post-ops changes dst: oneDNN wants to hear of what it works on, and answers with
+    what it leaves.
+
+    Raises
+    ------
+    UnsupportedOpError
+        dst behind a depthwise convolution is in a format that has no tag.
+    """
     from fmtprop import dnnl
 
+    fused = attr is not None and any(op.kind == "convolution" for op in attr.ops)
+    asked = descs["dst"].desc
     pd = dnnl.convolution_forward(
         prop_kind,
         "convolution_direct",
         descs["src"],
         descs["weights"],
         descs.get("bias"),
-        descs["dst"],
+        _before_depthwise(attrs, descs) if fused else descs["dst"],
         attrs.strides,
         attrs.dilates,
         attrs.pad_l,
         attrs.pad_r,
         attr=attr,
     )
-    return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+    own = lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+    if not fused:
+        return own
+
+    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
+        formats = own.resolve(candidate)
+        if asked.kind != "any" and formats["dst"] != asked:
+            raise FormatError(f"convolution: {candidate.impl} writes dst as {formats['dst']}, not as {asked}")
+        return formats
+
+    return Lowering(pd, resolve)
+
+
+def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDesc:
+    """Return the descriptor of what a fused depthwise convolution works on, in the format that dst has behind it."""
+    from fmtprop import dnnl
+
+    src, weights, dst = descs["src"].dims, descs["weights"].dims, descs["dst"].desc
+    sizes = window_count(
+        src[2:], weights[-len(attrs.strides) :], attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r
+    )
+    dims = (*dst.dims[:2], *sizes)
+    if dst.kind == "any":
+        return dnnl.NativeDesc.from_desc(MemoryDesc.any(dims, dst.dtype))
+    if dst.tag is None:
+        raise UnsupportedOpError(f"convolution: dst {dst} behind a depthwise convolution: ask for a dense format")
+    return dnnl.NativeDesc.from_desc(MemoryDesc(dims, dst.dtype, tag=dst.tag))
 
 
 def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
@@ -315,7 +353,7 @@ CONVOLUTION = OpDef(
     reference=reference,
     primitive=primitive,
     equivalents=(_as_matmul, _as_inner_product),
-    post_ops=frozenset({"eltwise", "binary", "sum"}),
+    post_ops=frozenset({"eltwise", "binary", "sum", "convolution"}),
     short="conv",
     samples=samples,
     torch={

@@ -90,7 +90,7 @@ def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     tuple of torch.Tensor
         Its results; they may share memory with the operands.
     """
-    tails = {post_op.operand for post_op in node.post_ops}
+    tails = {name for post_op in node.post_ops for name in post_op.operands}
     operands = {name: t for name, t in tensors.items() if name not in tails}
     declaration = opdef(node.op)
     if declaration.category is Category.COMPUTE and node.results[0].dtype is DataType.F32:
@@ -108,17 +108,16 @@ def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
 
 def apply_post_op(post_op: PostOp, dst: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Apply one post-op to what the op before it gave; ``tensors`` has its operand by name."""
-    operands = [dst]
-    if post_op.operand is not None:
-        operands.append(tensors[post_op.operand].to(dst.dtype))
+    operands = [dst, *(tensors[name].to(dst.dtype) for name in post_op.operands)]
     if post_op.op == "sum":
         scales: tuple[float, ...] = getattr(post_op.attrs, "scales", (1.0,))
         return dst + scales[0] * operands[1]
     declaration = opdef(post_op.op)
     names = [operand.name for operand in declaration.operands]
-    if len(names) != len(operands):
-        raise GraphError(f"post-op {post_op.op} takes {len(names)} operands, not {len(operands)}")
-    (result,) = declaration.reference(post_op.attrs, dict(zip(names, operands, strict=True)))
+    needed = sum(not operand.optional for operand in declaration.operands)
+    if not needed <= len(operands) <= len(names):
+        raise GraphError(f"post-op {post_op.op} takes {needed} operands, not {len(operands)}")
+    (result,) = declaration.reference(post_op.attrs, dict(zip(names, operands, strict=False)))
     tensor: torch.Tensor = result
     return tensor
 

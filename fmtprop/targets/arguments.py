@@ -24,10 +24,7 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
         (name, int(dnnl.Arg[arg]))
         for name, arg, _ in zip(declaration.result_names, declaration.result_args, node.results, strict=False)
     ]
-    for index, post_op in enumerate(node.post_ops):
-        if post_op.operand is not None and post_op.op != "sum":
-            source = dnnl.Arg.WEIGHTS if post_op.op == "prelu" else dnnl.Arg.SRC_1
-            numbered.append((post_op.operand, dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | source))
+    numbered += tail_arguments(node)
     found = []
     for name, number in numbered:
         md = pd.arg_md(number)
@@ -35,6 +32,22 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
             raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {name}")
         found.append((name, number, md))
     return found
+
+
+def tail_arguments(node: Node) -> list[tuple[str, int]]:
+    """Return (name, argument number) of each post-op's operands; not of a sum's, which lies in dst's buffer."""
+    numbered = []
+    for index, post_op in enumerate(node.post_ops):
+        if post_op.op == "convolution":
+            sources = (dnnl.Arg.WEIGHTS, dnnl.Arg.BIAS)
+            numbered += [
+                (name, int(dnnl.Arg.ATTR_POST_OP_DW | arg))
+                for name, arg in zip(post_op.operands, sources, strict=False)
+            ]
+        elif post_op.operand is not None and post_op.op != "sum":
+            source = dnnl.Arg.WEIGHTS if post_op.op == "prelu" else dnnl.Arg.SRC_1
+            numbered.append((post_op.operand, int(dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | source)))
+    return numbered
 
 
 def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:

@@ -229,7 +229,12 @@ def test_dst_may_take_over_the_operands_that_the_op_names(op, operand):
 
 # ---------------------------------------------------------------- post-ops
 
-POST_OPS = [pytest.param(op, kind, id=f"{op.name}-{kind}") for op in PRIMITIVES for kind in sorted(op.post_ops)]
+#: a fused depthwise convolution changes the dims: it has tests of its own
+POST_OPS = [
+    pytest.param(op, kind, id=f"{op.name}-{kind}")
+    for op in PRIMITIVES
+    for kind in sorted(op.post_ops - {"convolution"})
+]
 
 
 def with_post_op(kind, dst, answer):
