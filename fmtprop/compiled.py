@@ -12,6 +12,9 @@ from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.runtime import Executor, Plan
+from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
+from fmtprop.runtime.streams import StreamPool
+from fmtprop.runtime.threads import current_threads
 
 if TYPE_CHECKING:
     from fmtprop.options import Options
@@ -100,11 +103,7 @@ class CompiledModel:
         >>> y
         tensor([0., 0., 2.])
         """
-        if self._flat and not kwargs:
-            results = self._executor.run(args, out)
-            return results[0] if len(results) == 1 else tuple(results)
-        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs), out)
-        return restructure(self.graph.structure, results)
+        return self._run(args, kwargs, out, None)
 
     def run_flat(
         self, inputs: Sequence[torch.Tensor], out: torch.Tensor | Sequence[torch.Tensor] | None = None
@@ -125,6 +124,74 @@ class CompiledModel:
         """
         return self._executor.run(inputs, out)
 
+    def throughput(self, streams: int | None = None) -> StreamPool:
+        """Return a pool that runs the model several times at once, each run in one thread.
+
+        A call of the model uses all threads to be done soon; a pool gets more done in all.
+
+        Parameters
+        ----------
+        streams : int, optional
+            Runs at once; as many as this process has CPUs if not given.
+
+        Returns
+        -------
+        StreamPool
+            With ``submit`` and ``map``, for use in ``with``.
+
+        Raises
+        ------
+        InputError
+            ``streams`` is not a positive number.
+        PlanError
+            The model's primitives for one thread fail their check.
+        """
+        self._executor.prepare(1)
+        return StreamPool(lambda *args, **kwargs: self._run(args, kwargs, None, 1), streams, self.graph.name)
+
+    def benchmark(
+        self,
+        *args: Any,
+        runs: int | None = None,
+        seconds: float | None = None,
+        warmup: int = 3,
+        **kwargs: Any,
+    ) -> BenchmarkResult:
+        """Time the model: one run after the other, with the threads that torch uses now.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Inputs; random ones when none are given.
+        runs : int, optional
+            Runs that count.
+        seconds : float, optional
+            How long to go on, if ``runs`` is not given; one second if neither is given.
+        warmup : int
+            Runs before, which don't count.
+
+        Returns
+        -------
+        BenchmarkResult
+            Every run's time, with median, quartiles and the fastest; new tensors for the results are part of a run.
+
+        Raises
+        ------
+        InputError
+            An input does not fit, or a number is out of range.
+
+        Examples
+        --------
+        >>> import torch, fmtprop as fp
+        >>> net = fp.compile(torch.nn.ReLU(), torch.ones(3))
+        >>> net.benchmark(runs=5).runs
+        5
+        """
+        inputs = self._inputs(args, kwargs)
+        times = time_runs(lambda: self._executor.run(inputs), runs, seconds, warmup)
+        threads = self._executor.prepare(current_threads()).threads
+        return BenchmarkResult(self.graph.name, self.precision, self.options.policy, threads, times)
+
     def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> list[float]:
         """Return the median seconds of every step of the plan.
 
@@ -141,7 +208,7 @@ class CompiledModel:
             Seconds, in the order of ``plan.steps``.
         """
         _check_repeats(repeats)
-        inputs = flatten_arguments(self.graph.structure, args, kwargs) if args or kwargs else self.random_inputs()
+        inputs = self._inputs(args, kwargs)
         runs = [self._executor.profile(inputs)[1] for _ in range(repeats + 2)][2:]
         return [sorted(times)[len(times) // 2] for times in zip(*runs, strict=True)]
 
@@ -161,6 +228,17 @@ class CompiledModel:
 
         _check_repeats(repeats)
         return Report.of(self, repeats=repeats)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, threads: int | None) -> Any:
+        if self._flat and not kwargs:
+            results = self._executor.run(args, out, threads)
+            return results[0] if len(results) == 1 else tuple(results)
+        results = self._executor.run(flatten_arguments(self.graph.structure, args, kwargs), out, threads)
+        return restructure(self.graph.structure, results)
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Return the graph's inputs as a call would take them, random ones for a call without arguments."""
+        return flatten_arguments(self.graph.structure, args, kwargs) if args or kwargs else self.random_inputs()
 
     def close(self) -> None:
         """Release the native objects of idle contexts; the model can still be run."""

@@ -47,7 +47,10 @@ class Executor:
         self._planning = threading.Lock()
 
     def run(
-        self, inputs: Sequence[object], out: torch.Tensor | Sequence[torch.Tensor] | None = None
+        self,
+        inputs: Sequence[object],
+        out: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        threads: int | None = None,
     ) -> list[torch.Tensor]:
         """Execute the plan.
 
@@ -57,6 +60,8 @@ class Executor:
             One for each graph input, any strides.
         out : torch.Tensor or sequence of torch.Tensor, optional
             One for each graph output, to write the results to; any strides.
+        threads : int, optional
+            How many to run with, if not as torch does in the calling thread.
 
         Returns
         -------
@@ -70,7 +75,8 @@ class Executor:
         """
         tensors = self._boundary.read(inputs)
         targets = self._boundary.check_out(out, inputs) if out is not None else None
-        threads = current_threads()
+        if threads is None:
+            threads = current_threads()
         if dnnl.fork_guard():
             results = dnnl.after_fork(lambda: self._run(tensors, targets, threads))
         else:

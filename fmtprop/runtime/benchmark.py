@@ -1,0 +1,133 @@
+"""Timing whole runs: a few to warm up, then each on its own. Knows nothing of what is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+from fmtprop.errors import InputError
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """How long the runs of a model took.
+
+    Parameters
+    ----------
+    model : str
+        Its name.
+    precision, policy : str
+        What its compute-intensive ops run in, and how its formats were chosen.
+    threads : int
+        Threads of every run.
+    times : tuple of float
+        Seconds of each run, in order.
+
+    Examples
+    --------
+    >>> result = BenchmarkResult("net", "f32", "propagate", 2, (0.004, 0.001, 0.002, 0.003, 0.005))
+    >>> print(result)
+    net: 3.000 ms median [2.000, 4.000 quartiles], 1.000 ms fastest of 5 runs; f32, propagate, 2 threads
+    >>> result.median, result.fastest, result.runs
+    (0.003, 0.001, 5)
+    """
+
+    model: str
+    precision: str
+    policy: str
+    threads: int
+    times: tuple[float, ...]
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        return len(self.times)
+
+    @property
+    def median(self) -> float:
+        """Median seconds."""
+        return median(self.times)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Seconds that a quarter and three quarters of the runs stayed below."""
+        if len(self.times) == 1:
+            return self.times[0], self.times[0]
+        low, _, high = quantiles(self.times, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest run."""
+        return min(self.times)
+
+    def to_json(self) -> str:
+        """Return the figures as JSON text; times in seconds."""
+        low, high = self.quartiles
+        data: dict[str, Any] = {
+            "model": self.model,
+            "precision": self.precision,
+            "policy": self.policy,
+            "threads": self.threads,
+            "runs": self.runs,
+            "median": self.median,
+            "lower_quartile": low,
+            "upper_quartile": high,
+            "fastest": self.fastest,
+            "times": list(self.times),
+        }
+        return json.dumps(data)
+
+    def __str__(self) -> str:
+        low, high = self.quartiles
+        return (
+            f"{self.model}: {self.median * 1e3:.3f} ms median [{low * 1e3:.3f}, {high * 1e3:.3f} quartiles], "
+            f"{self.fastest * 1e3:.3f} ms fastest of {self.runs} runs; {self.precision}, {self.policy}, "
+            f"{self.threads} threads"
+        )
+
+
+def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None, warmup: int) -> tuple[float, ...]:
+    """Call a function again and again and return the seconds of each call.
+
+    Parameters
+    ----------
+    run : callable
+        Without arguments.
+    runs : int, optional
+        Calls that count.
+    seconds : float, optional
+        How long to go on, if ``runs`` is not given: at least one call, one second if neither is given.
+    warmup : int
+        Calls before, which don't count.
+
+    Returns
+    -------
+    tuple of float
+
+    Raises
+    ------
+    InputError
+        A number is out of range, or both ``runs`` and ``seconds`` are given.
+    """
+    if runs is not None and seconds is not None:
+        raise InputError(f"benchmark takes runs or seconds, not both; got runs={runs} and seconds={seconds}")
+    if runs is not None and runs < 1:
+        raise InputError(f"runs must be at least 1 for a median, got {runs}")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise InputError(f"seconds must be a positive time, got {seconds}")
+    if warmup < 0:
+        raise InputError(f"warmup must be 0 runs or more, got {warmup}")
+    for _ in range(warmup):
+        run()
+    times: list[float] = []
+    end = perf_counter() + (seconds if seconds is not None else 1.0)
+    while len(times) < runs if runs is not None else not times or perf_counter() < end:
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return tuple(times)

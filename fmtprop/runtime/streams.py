@@ -1,0 +1,196 @@
+"""Throughput: several single-thread runs side by side, where one run on all threads would have the least latency.
+
+Owns the worker threads, each with one OpenMP thread of its own, and the queue before them; what they call is the
+caller's affair.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fmtprop import dnnl
+from fmtprop.errors import InputError, PlanError
+
+#: calls of each stream that wait or run; enough that no stream ever waits for the next input
+_DEPTH = 2
+
+
+class StreamPool:
+    """Runs a model in several threads at once, one OpenMP thread each. Made by ``CompiledModel.throughput``.
+
+    Parameters
+    ----------
+    function : callable
+        What each call runs: the model.
+    streams : int, optional
+        How many run at once; as many as this process has CPUs if not given.
+    name : str
+        Name of the model, for messages and the names of threads.
+
+    Raises
+    ------
+    InputError
+        ``streams`` is not a positive number.
+
+    Notes
+    -----
+    Works in ``with``, like an executor of `concurrent.futures`: leaving the block waits for all calls, unless an
+    exception (KeyboardInterrupt, say) leaves it; then calls that have not started are cancelled. Other threads of the
+    process, and the number of threads that they run with, are not affected. A tensor must not change between
+    :meth:`submit` and the result.
+
+    Examples
+    --------
+    >>> import torch, fmtprop as fp
+    >>> net = fp.compile(torch.nn.ReLU(), torch.ones(2))
+    >>> with net.throughput(streams=2) as pool:
+    ...     for y in pool.map([torch.tensor([-1.0, 1.0]), torch.tensor([2.0, -2.0])]):
+    ...         print(y)
+    tensor([0., 1.])
+    tensor([2., 0.])
+    """
+
+    def __init__(self, function: Callable[..., Any], streams: int | None = None, name: str = "model") -> None:
+        count = len(os.sched_getaffinity(0)) if streams is None else streams
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"streams must be a positive number of threads or None, got {streams!r}")
+        self.streams = count
+        self._function = function
+        self._name = name
+        self._process = os.getpid()
+        self._depth = _DEPTH * count
+        self._room = threading.Semaphore(self._depth)
+        self._here = threading.local()
+        self._closed = False
+        self._workers = ThreadPoolExecutor(count, f"fmtprop-{name}", self._enter)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the model once, as soon as a stream is free.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As the model takes them.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Its result is what the model returns; an error of the model's is raised by ``result()``.
+
+        Raises
+        ------
+        PlanError
+            The pool is closed, or was made by the parent of this process.
+
+        Notes
+        -----
+        Waits while each stream has a call to run and one to run next, so that inputs don't pile up. A callback of a
+        future, which runs in a stream, never waits here.
+        """
+        self._check_open()
+        waits = not self._is_stream
+        if waits:
+            self._room.acquire()
+        try:
+            future = self._workers.submit(self._function, *args, **kwargs)
+        except RuntimeError as error:  # closed, perhaps while this waited
+            if waits:
+                self._room.release()
+            raise self._refusal() from error
+        if waits:
+            future.add_done_callback(lambda _: self._room.release())
+        return future
+
+    def map(self, *iterables: Iterable[Any]) -> Iterator[Any]:
+        """Run the model on every item and yield the results in order.
+
+        Parameters
+        ----------
+        *iterables : iterable
+            One for each positional argument of the model; they end with the shortest.
+
+        Yields
+        ------
+        object
+            What the model returns. An error of the model's is raised in its turn, and ends the iteration.
+
+        Raises
+        ------
+        PlanError
+            The pool is closed, or was made by the parent of this process.
+
+        Notes
+        -----
+        Items are taken a few ahead of the results, never all at once. Calls whose results nobody asks for any more are
+        cancelled.
+        """
+        self._check_open()
+        return self._map(zip(*iterables, strict=False))
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Take no more calls and wait for those that were submitted.
+
+        Parameters
+        ----------
+        cancel : bool
+            Cancel those that have not started.
+        """
+        self._closed = True
+        if self._process == os.getpid():
+            # a stream cannot wait for itself
+            self._workers.shutdown(wait=not self._is_stream, cancel_futures=cancel)
+
+    def __enter__(self) -> StreamPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+    def __repr__(self) -> str:
+        return f"<StreamPool of {self._name}: {self.streams} streams>"
+
+    @property
+    def _is_stream(self) -> bool:
+        """Whether the calling thread is one of the pool's."""
+        return getattr(self._here, "is_stream", False)
+
+    def _enter(self) -> None:
+        """Make the new worker thread a stream."""
+        self._here.is_stream = True
+        torch.get_num_threads()  # torch's first call in a thread sets the number of the process
+        dnnl.lib().set_threads(1)
+
+    def _map(self, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+        ahead: deque[Future[Any]] = deque()
+        try:
+            for arguments in items:
+                ahead.append(self.submit(*arguments))
+                while ahead and (len(ahead) >= self._depth or ahead[0].done()):
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _check_open(self) -> None:
+        if self._process != os.getpid():
+            raise PlanError(
+                f"model {self._name}: this pool of streams belongs to process {self._process}, and its threads did not "
+                "survive the fork; call throughput() in this process"
+            )
+        if self._closed:
+            raise self._refusal()
+
+    def _refusal(self) -> PlanError:
+        return PlanError(f"model {self._name}: this pool of streams is closed; call throughput() for a new one")
