@@ -128,13 +128,15 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
 
 
 def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc) -> Job | None:
-    """Return the job that times a reorder, or None where oneDNN has none.
+    """Return the job that times a reorder, or None where oneDNN has none, or one that would not work.
 
     Raises
     ------
     DnnlError
         oneDNN failed, which is not to decline.
     """
+    if dst.has_broadcast:
+        return None
     source, target = (dnnl.NativeDesc.from_desc(desc.at_start()) for desc in (src, dst))
     try:
         pd = dnnl.reorder(source, target)

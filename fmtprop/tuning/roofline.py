@@ -22,8 +22,8 @@ from fmtprop.tuning.peaks import Peaks
 _EFFICIENCY = (
     ("ref", (0.004, 0.004, 0.004)),
     ("simple", (0.02, 0.02, 0.02)),
-    ("brdgmm", (0.25, 0.25, 0.25)),
-    ("jit_dw", (0.30, 0.30, 0.30)),
+    ("brdgmm", (0.30, 0.30, 0.30)),
+    ("jit_dw", (0.38, 0.38, 0.38)),
     ("brgconv", (0.93, 0.82, 0.25)),
     ("brg", (0.80, 0.80, 0.80)),
     ("jit_wino", (1.20, 1.20, 1.20)),
@@ -64,7 +64,7 @@ _PRODUCT_CALL, _REORDER_CALL = 3.0, 2.0
 
 #: share of the copying bandwidth that a reorder reaches: a copy (of another type, or between strides), into or out of
 #: blocks, a transpose
-_REORDER = {"copy": 0.75, "block": 0.6, "transpose": 0.4}
+_REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 
 #: seconds that a step on the reference target takes before it moves a byte; share of the bandwidth of its PyTorch ops
 _REFERENCE_CALL, _REFERENCE = 2e-5, 0.3

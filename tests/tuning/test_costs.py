@@ -1,0 +1,163 @@
+"""Where costs come from: the model, a measurement, the cache; and that they can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.node import Node
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.passes.target import Candidate
+from fmtprop.targets import OneDnnTarget
+from fmtprop.tuning import Tuning, TuningCache, costs_for
+from fmtprop.tuning.cache import key_of
+from fmtprop.tuning.measure import Bench
+from fmtprop.tuning.problem import describe, describe_reorder
+from tests.tuning.test_measure import ways
+
+WEIGHTS = 1 << 20
+PLAIN, LAST = (MemoryDesc((1, 16, 14, 14), "f32", tag=tag) for tag in ("abcd", "acdb"))
+Work = list[tuple[Node, Candidate]]
+
+
+@pytest.fixture
+def work() -> Work:
+    node, candidates = ways(16, 14)
+    other, more = ways(8, 7)
+    return [(node, candidate) for candidate in candidates] + [(other, candidate) for candidate in more]
+
+
+@pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("measured although nothing was to be measured")
+
+    monkeypatch.setattr(Bench, "seconds", fail)
+
+
+def test_an_unknown_tune_is_refused(cache: TuningCache) -> None:
+    with pytest.raises(FmtpropError, match="unknown tune 'guess'; known: auto, model, measure"):
+        costs_for("guess", weights_nbytes=1, cache=cache)
+
+
+@pytest.mark.parametrize("budget", [-1.0, float("nan")])
+def test_a_senseless_budget_is_refused(cache: TuningCache, budget: float) -> None:
+    with pytest.raises(FmtpropError, match="cannot be negative"):
+        costs_for("measure", weights_nbytes=1, budget=budget, cache=cache)
+
+
+def test_the_model_measures_nothing(cache: TuningCache, work: Work, no_measuring: None) -> None:
+    costs = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+    costs.prepare(work, [(PLAIN, LAST)])
+    assert all(costs.node(*way) == costs.model.node(*way) > 0 for way in work)
+    assert costs.tuning == Tuning(modelled=len(work) + 1)
+    assert len(cache) == 0
+
+
+def test_what_was_measured_is_known_to_the_next_compilation(
+    cache: TuningCache, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    first = costs_for(
+        "measure", weights_nbytes=WEIGHTS, cache=cache, progress=lambda done, total: told.append((done, total))
+    )
+    first.prepare(work, [(PLAIN, LAST)])
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)], "two nodes and a reorder"
+    assert first.tuning.measured == len(cache) > 0 and first.tuning.seconds > 0
+    assert first.tuning.measured + first.tuning.modelled == len(work) + 1
+    figures = [first.node(*way) for way in work]
+    assert any(a != first.model.node(*way) for a, way in zip(figures, work, strict=True))
+
+    monkeypatch.setattr(Bench, "seconds", None)  # calling it now fails
+    for tune in ("auto", "measure"):
+        again = costs_for(tune, weights_nbytes=WEIGHTS, cache=TuningCache(cache.path))
+        again.prepare(work, [(PLAIN, LAST)])
+        assert [again.node(*way) for way in work] == figures
+        assert again.reorder(PLAIN, LAST) == first.reorder(PLAIN, LAST)
+        assert again.tuning == Tuning(0, first.tuning.measured, first.tuning.modelled, 0.0)
+
+
+def test_without_time_nothing_is_measured(cache: TuningCache, work: Work, no_measuring: None) -> None:
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, cache=cache)
+    costs.prepare(work, [])
+    assert costs.tuning.measured == 0 and costs.tuning.modelled == len(work)
+    assert all(costs.node(*way) == costs.model.node(*way) for way in work)
+
+
+def fill(cache: TuningCache, work: Work, seconds: Callable[[Node, Candidate], float]) -> None:
+    cache.add({key_of(describe(*way, WEIGHTS)): seconds(*way) for way in work})
+
+
+def test_auto_does_not_mix_within_a_node(cache: TuningCache, work: Work, no_measuring: None) -> None:
+    model = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+    first = [way for way in work if way[0].results == work[0][0].results]
+    second = [way for way in work if way not in first]
+    fill(cache, first[:1] + second, lambda node, candidate: 3 * model.node(node, candidate))
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+    costs.prepare(work, [])
+    for way in work:  # all of the second node are known; the first one's are modelled, on the same scale
+        assert costs.node(*way) == pytest.approx(3 * model.node(*way))
+    cache.add({key_of(describe(*first[0], WEIGHTS)): 1.0})  # known, but not comparable with its modelled siblings
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+    costs.prepare(work, [])
+    assert costs.node(*first[0]) != 1.0
+
+
+def test_what_was_not_measured_is_on_the_scale_of_what_was(cache: TuningCache, work: Work, no_measuring: None) -> None:
+    model = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+    fill(cache, work[1:], lambda node, candidate: 5 * model.node(node, candidate))
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, cache=cache)
+    costs.prepare(work, [])
+    assert costs.node(*work[0]) == pytest.approx(5 * model.node(*work[0]))
+
+
+def test_networks_of_another_size_share_nothing(cache: TuningCache, work: Work) -> None:
+    node, candidate = work[0]
+    small, large = (key_of(describe(node, candidate, size)) for size in (1 << 20, 100 << 20))
+    assert small != large
+    assert key_of(describe(node, candidate, 70 << 20)) == large, "both of the largest class"
+
+
+def test_reorders(cache: TuningCache) -> None:
+    repeated = MemoryDesc(PLAIN.dims, "f32", strides=(0, 0, 0, 0))
+    cache.add({key_of(describe_reorder(PLAIN, LAST)): 0.25})
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+    costs.prepare([], [(PLAIN, LAST), (LAST, PLAIN), (PLAIN, repeated)])
+    assert costs.reorder(PLAIN, PLAIN) == 0.0
+    assert costs.reorder(PLAIN, LAST) == 0.25
+    assert costs.reorder(PLAIN, repeated) is None
+    back, modelled = costs.reorder(LAST, PLAIN), costs.model.reorder(LAST, PLAIN)
+    forth = costs.model.reorder(PLAIN, LAST)
+    assert back is not None and modelled is not None and forth is not None
+    assert back == pytest.approx(modelled * 0.25 / forth), "on the scale of its sibling"
+
+
+def test_views_are_free_and_the_reference_target_is_modelled(
+    cache: TuningCache, work: Work, no_measuring: None
+) -> None:
+    node, candidate = work[0]
+    view = Candidate("view", "in_place", candidate.operands, candidate.results)
+    reference = Candidate("reference", "torch", candidate.operands, candidate.results)
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, cache=cache)
+    costs.prepare([(node, view), (node, reference)], [])
+    assert costs.node(node, view) == 0.0
+    assert costs.node(node, reference) == costs.model.node(node, reference) > 0
+
+
+def test_a_slow_reference_loop_is_not_timed_where_something_else_exists(cache: TuningCache) -> None:
+    desc = MemoryDesc((1, 16, 14, 14), "f32")
+    node = Node("act", "eltwise", Eltwise("relu"), (TensorType(desc.dims, desc.dtype),))
+    candidates = list(OneDnnTarget().candidates(node, {"src": desc, "dst": desc}))
+    slow = [candidate for candidate in candidates if candidate.is_ref]
+    if not slow or len(slow) == len(candidates):
+        pytest.skip("this oneDNN offers no reference loop for relu")
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, cache=cache)
+    costs.prepare([(node, candidate) for candidate in candidates], [])
+    assert costs.tuning.measured <= len(candidates) - len(slow)
+    best = min(costs.node(node, candidate) for candidate in candidates)
+    assert all(costs.node(node, candidate) > best for candidate in slow)

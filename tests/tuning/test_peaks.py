@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+
+import pytest
+
+from fmtprop import dnnl
+from fmtprop.layout import DataType
+from fmtprop.tuning import peaks as module
+from fmtprop.tuning.cache import TuningCache
+from fmtprop.tuning.peaks import FOOTPRINTS, Peaks, peaks
+
+
+def test_figures_are_possible(measured_peaks: Peaks) -> None:
+    figures = [*measured_peaks.flops.values(), *measured_peaks.reading.values(), measured_peaks.copying]
+    assert all(isfinite(figure) and 1e6 < figure < 1e16 for figure in figures)
+    assert 0 < measured_peaks.call < 1e-1
+    assert (DataType.BF16 in measured_peaks.flops) == dnnl.supports("bf16")
+
+
+def test_what_is_farther_away_is_not_read_faster(measured_peaks: Peaks) -> None:
+    rates = [measured_peaks.rate(size) for size in range(1 << 20, 256 << 20, 3 << 20)]
+    assert all(near >= far * (1 - 1e-12) for near, far in pairwise(rates))
+    assert rates[-1] == measured_peaks.memory == measured_peaks.reading[FOOTPRINTS[-1]]
+
+
+def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def measure(types: list[DataType]) -> dict[str, float]:
+        calls.append(types)
+        found = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
+        found |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
+        return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
+
+    monkeypatch.setattr(module, "_measure", measure)
+    path = tmp_path / "tuning.txt"
+    assert peaks(TuningCache(path)) == measured_peaks == peaks(TuningCache(path))
+    assert len(calls) == 1
+
+
+def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
+    tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
+    known |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
+    known |= {"copying": measured_peaks.copying, "call": measured_peaks.call}
+    monkeypatch.setattr(module, "_measure", lambda types: known)
+    blocker = tmp_path / "file"
+    blocker.touch()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert peaks(TuningCache(blocker / "tuning.txt")) == measured_peaks
+    assert len(caught) == 1
