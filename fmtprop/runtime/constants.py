@@ -1,25 +1,35 @@
-"""Constants while a plan is built: parameters as they were at that moment, packed ones in aligned memory."""
+"""Constants while a plan is built: parameters as they were at that moment, packed ones in aligned memory.
+
+Owns what becomes of parameters: each distinct one is kept once, and their originals go when the user says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import aligned_bytes, view
 
+#: bytes that are compared before all of them are
+_SAMPLE = 256
+
 
 class ConstantStore:
-    """Flat bytes of every constant, by number."""
+    """Flat bytes of every constant, by number; equal bytes that are the store's own have one number."""
 
     def __init__(self) -> None:
         self._bytes: list[torch.Tensor] = []
+        #: size and some bytes -> the constants that have them
+        self._alike: dict[tuple[int, bytes], list[int]] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._bytes[index]
@@ -29,7 +39,16 @@ class ConstantStore:
         return self._bytes[index].numel()
 
     def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes; return their number."""
+        """Store flat bytes that nobody else can change; return their number, an old one where they are known."""
+        sample = flat[:: max(1, flat.numel() // _SAMPLE)].numpy().tobytes()
+        alike = self._alike.setdefault((flat.numel(), sample), [])
+        for known in alike:
+            if torch.equal(self._bytes[known], flat):
+                return known
+        alike.append(self._append(flat))
+        return alike[-1]
+
+    def _append(self, flat: torch.Tensor) -> int:
         self._bytes.append(flat)
         return len(self._bytes) - 1
 
@@ -53,9 +72,11 @@ class ConstantStore:
         tensor = tensor.detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))
-        if copy or not _lies_as(tensor, desc):
+        own = copy or not _lies_as(tensor, desc)
+        if own:
             tensor = view(aligned_bytes(desc.nbytes), desc).copy_(tensor)
-        return self.keep(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8))
+        flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        return self.keep(flat) if own else self._append(flat)
 
     def compute(self, node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]]) -> list[torch.Tensor]:
         """Execute a node on constants, once, and return its results as flat bytes."""
@@ -67,6 +88,44 @@ class ConstantStore:
             for flat, desc, value in zip(results, node.descs, call_reference(node, tensors), strict=True):
                 view(flat, desc).copy_(value)
         return results
+
+
+class Owner(Protocol):
+    """Who holds parameters beside a graph: a module, an exported program."""
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield the learned tensors."""
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Yield the other tensors that are part of the model."""
+
+
+def release(graph: Graph, owner: Owner | None = None) -> None:
+    """Let go of a model's weights once a plan has its own copy of them.
+
+    The graph's constants are dropped, and every parameter and buffer of the owner becomes an empty tensor: neither can
+    be run, saved or compiled again, and what shares parameters with the owner cannot either. Tensors that the caller
+    holds stay valid, and keep their memory.
+
+    Parameters
+    ----------
+    graph : Graph
+        The imported graph.
+    owner : Owner, optional
+        The ``torch.nn.Module`` or ``torch.export.ExportedProgram`` that it was imported from.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(8, 4)
+    >>> release(Graph(), layer)
+    >>> layer.weight.shape
+    torch.Size([0])
+    """
+    graph.constants.clear()
+    if owner is not None:
+        for tensor in (*owner.parameters(), *owner.buffers()):
+            # not the storage's end: what else points into it would read freed memory
+            tensor.data = tensor.data.new_empty(0)
 
 
 def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:

@@ -124,6 +124,8 @@ class Plan:
         Reorders that ran once, while the plan was built: prepacked weights.
     threads : int
         Threads that the primitives were made for.
+    passes_tensors : bool
+        Whether its steps are PyTorch operators that hand tensors on, and there is no arena.
     """
 
     name: str
@@ -136,11 +138,12 @@ class Plan:
     peak_nbytes: int
     packed: tuple[Node, ...]
     threads: int
+    passes_tensors: bool = False
 
     @property
     def constant_nbytes(self) -> int:
         """Bytes of the parameters that the plan keeps."""
-        return sum(buffer.nbytes for buffer in self.buffers if buffer.home is Home.CONSTANT)
+        return sum(int(constant.numel()) for constant in self.constants)
 
     @property
     def reorders(self) -> tuple[Step, ...]:

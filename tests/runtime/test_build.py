@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,10 +14,12 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.api import relative_error
 from fmtprop.errors import PlanError
+from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Slice, emit
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
@@ -25,7 +30,9 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import channel_blocked
 from fmtprop.passes.policies import Option, Question
 from fmtprop.runtime import Executor, Plan, build_plan
+from fmtprop.runtime.constants import ConstantStore, release
 from fmtprop.runtime.plan import Home
+from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
 DIMS = (1, 16, 8, 8)
@@ -232,6 +239,60 @@ def test_shared_weights_are_packed_once():
         assert first.operands["weights"].buffer == second.operands["weights"].buffer
     assert len(plan.constants) == len({s.operands["weights"].desc for s in (first, second)})
     runs_right(g, plan)
+
+
+def test_equal_weights_are_kept_once():
+    g = Graph("tied")
+    value, data = g.input("x", IMAGE), torch.randn(16, 16, 1, 1) / 4
+    almost = data.clone()
+    almost.view(-1)[101] += 1
+    for name, weights in (("a", data), ("b", data.clone()), ("c", almost)):
+        operands = {"src": value, "weights": g.constant(f"{name}.w", TensorType((16, 16, 1, 1)), weights)}
+        value = emit(g, "convolution", operands, Conv.make(2), name=name)
+    g.output(value)
+    target = OneDnnTarget()
+    plan = build_plan(AssignFormats("blocked", target, ReferenceTarget(), rule=blocked).run(g), target)
+    places = [plan.buffers[step(plan, name).operands["weights"].buffer].index for name in "abc"]
+    assert places[0] == places[1] != places[2]
+    assert plan.constant_nbytes == 2 * data.nbytes == sum(constant.nbytes for constant in plan.constants)
+    runs_right(g, plan)
+
+
+def test_memory_of_the_user_stands_for_no_other_constant():
+    store, desc = ConstantStore(), MemoryDesc((64,))
+    theirs = torch.ones(64)
+    borrowed = store.add(theirs, desc, copy=False)
+    first, second = (store.add(torch.ones(64), desc, copy=True) for _ in range(2))
+    assert borrowed != first == second
+    theirs.zero_()
+    assert torch.equal(store[first].view(torch.float32), torch.ones(64))
+
+
+def test_released_weights_are_freed_and_the_plan_keeps_its_own():
+    array = np.random.default_rng(0).standard_normal((64, 48), dtype=np.float32)
+    freed = weakref.ref(array)
+    module = nn.Linear(48, 64)
+    module.weight = nn.Parameter(torch.from_numpy(array))
+    bias, x = module.bias.detach(), torch.randn(2, 48)
+    want = module(x).detach()
+    graph = from_torch(module, x)
+    plan = planned(normalise(graph)[0])
+    release(graph, module)
+    del array
+    gc.collect()
+    assert freed() is None
+    assert graph.constants == {}
+    assert [tuple(tensor.shape) for tensor in module.parameters()] == [(0,), (0,)]
+    assert bias.shape == (64,)  # what the caller holds stays valid
+    with pytest.raises(RuntimeError):
+        module(x)
+    assert relative_error(Executor(plan).run([x])[0], want) < 1e-5
+
+
+def test_an_exported_program_can_be_released():
+    program = torch.export.export(nn.BatchNorm2d(4).eval(), (torch.ones(1, 4, 2, 2),))
+    release(from_torch(program, None), program)
+    assert {tuple(tensor.shape) for tensor in (*program.parameters(), *program.buffers())} == {(0,)}
 
 
 def test_what_depends_on_constants_alone_runs_while_planning():
