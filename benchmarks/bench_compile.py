@@ -23,7 +23,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.common import add_options, batched, headline, table, tell, write_json
+from benchmarks.common import add_options, headline, table, tell, write_json
+from benchmarks.models import Model
 from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph, random_inputs
 from fmtprop.bench import Agreement, Environment, compare_outputs
@@ -114,7 +115,7 @@ def measure(model: str, cache: str, threads: int, folder: str) -> Compilation:
     ready = perf_counter()
     outputs = net.run_flat(inputs)
     ran = perf_counter()
-    reference = batched(model, 1)
+    reference = Model(model).graph()
     reference.structure = ""
     with torch.inference_mode():
         expected = as_module(reference)(*inputs)

@@ -1,14 +1,16 @@
-"""Memory that a compiled model needs, beside what it has to hold.
+"""Memory that compiling and running a model adds to a process, for fmtprop and for OpenVINO.
 
-``python -m benchmarks.bench_memory resnet50 vgg16`` gives every model a fresh process that imports everything, loads
-oneDNN and the graph, and then takes the baseline; compiles, runs, compares the outputs with PyTorch's in another
-process, and reports how far memory has grown: in the steady state between runs (RSS, and PSS, which splits shared
-pages among their users) and at the highest point on the way (the kernel's own mark, reset at the baseline).
+``python -m benchmarks.bench_memory resnet50 vgg16`` gives every model and runtime a fresh process that imports
+everything and takes the baseline; then it loads the model from disk in the runtime's own format (a graph file with
+safetensors beside it, OpenVINO's IR), compiles it, runs it, and reports how far memory has grown: in the steady state
+between runs (RSS, and PSS, which splits shared pages among their users) and at the highest point on the way (the
+kernel's own mark, reset at the baseline). Outputs are compared with PyTorch's in another process.
 
-The target is weights + 1.3 × the peak of live activations + 100 MB. Weights are counted as the graph has them, once.
-Live activations are what a plan must hold at one step whatever its cleverness: the tensors already written and still
-to be read, without scratchpads, padding of the arena, or the caller's own input and output. A missed target does not
-change the exit code, which is 1 where a model failed or its outputs are wrong. Linux only: it reads ``/proc``.
+The targets: the highest point at or below OpenVINO's; and in the steady state weights + 1.3 × the peak of live
+activations + 100 MB. Weights are counted as the graph has them, once. Live activations are what a plan must hold at
+one step whatever its cleverness: the tensors already written and still to be read, without scratchpads, padding of the
+arena, or the caller's own input and output. A missed target does not change the exit code, which is 1 where a model
+failed or its outputs are wrong. Linux only: it reads ``/proc``.
 """
 
 from __future__ import annotations
@@ -17,24 +19,27 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.common import add_options, batched, headline, table, tell, write_json
+from benchmarks.common import add_options, headline, table, tell, write_json
+from benchmarks.models import TEN, Model
 from fmtprop import dnnl
-from fmtprop.api import Options, compile_graph, random_inputs
-from fmtprop.bench import Agreement, Environment, compare_outputs
+from fmtprop.api import Options
+from fmtprop.api import compile as compile_model
+from fmtprop.bench import Agreement, Environment, OpenVINO, compare_outputs, export_onnx
 from fmtprop.bench.compare import tensors_of
-from fmtprop.bench.contenders import Contender
+from fmtprop.bench.contenders import Contender, contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends import as_module
-from fmtprop.passes.policies import POLICIES
+from fmtprop.frontends import as_module, save
+from fmtprop.ir.tensors import materialise
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.plan import Home, Plan
 
@@ -43,6 +48,9 @@ __all__ = ["Footprint", "Usage", "live_activations", "main", "parse_status"]
 MB = 1e6
 ALLOWANCE = 100 * MB
 ACTIVATION_FACTOR = 1.3
+PEERS = ("openvino", "openvino-bf16")
+
+_GRAPH, _IR, _ONNX, _TENSORS = "graph.json", "model.xml", "model.onnx", "tensors.pt"
 
 
 @dataclass(frozen=True)
@@ -64,49 +72,59 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """What one model needs.
+class Needs:
+    """What a plan holds, and what it would have to.
 
     Parameters
     ----------
-    model : str
-        Its name.
-    batch : int
-        Images at a time.
-    policy : str
-        How formats were chosen.
     weights, activations : int
         Bytes of the graph's constants and of the activations alive at once.
     arena, constants : int
         Bytes that the plan holds for them.
-    baseline : Usage
-        Before compilation.
-    steady : Usage
-        Growth since the baseline, between runs.
-    agreement : Agreement
-        Comparison of the outputs with PyTorch's.
     """
 
-    model: str
-    batch: int
-    policy: str
     weights: int
     activations: int
     arena: int
     constants: int
-    baseline: Usage
-    steady: Usage
-    agreement: Agreement
 
     @property
     def limit(self) -> float:
         """Bytes that the steady state may take over the baseline."""
         return self.weights + ACTIVATION_FACTOR * self.activations + ALLOWANCE
 
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one model needs in one runtime.
+
+    Parameters
+    ----------
+    model : str
+        Its name and batch.
+    contender : str
+        The runtime.
+    baseline : Usage
+        Before anything is loaded.
+    grown : Usage
+        Growth since the baseline, between runs; its peak is that of loading, compiling and running.
+    agreement : Agreement
+        Comparison of the outputs with PyTorch's.
+    needs : Needs or None
+        fmtprop's plan; ``None`` for a peer.
+    """
+
+    model: str
+    contender: str
+    baseline: Usage
+    grown: Usage
+    agreement: Agreement
+    needs: Needs | None
+
     @property
-    def met(self) -> bool:
-        """Whether the resident growth is within the limit."""
-        return self.steady.rss <= self.limit
+    def met(self) -> bool | None:
+        """Whether the resident growth is within the limit; ``None`` for a peer."""
+        return None if self.needs is None else self.grown.rss <= self.needs.limit
 
 
 def live_activations(plan: Plan) -> int:
@@ -151,56 +169,100 @@ def usage() -> Usage:
     return Usage(parse_status(status, "VmRSS"), parse_status(rollup, "Pss"), parse_status(status, "VmHWM"))
 
 
-def measure(model: str, batch: int, policy: str, threads: int, runs: int, expected: Path) -> Footprint:
-    """Compile and run a model in this process, which should be fresh."""
+def write_files(model: Model, folder: Path, ir: bool) -> None:
+    """Write the model in every runtime's format, inputs, and PyTorch's outputs; for a process of its own."""
+    graph, inputs = model.graph(), model.inputs()
+    graph.structure = ""
+    for node in graph.nodes():
+        if node.op == "constant":  # numbers on disk, as a user's model has them, not a recipe for them
+            graph.constants[node.name] = materialise(graph.constants[node.name], node.results[0])
+    save(graph, folder / _GRAPH)
+    module = as_module(graph)
+    with torch.inference_mode():
+        torch.save({"inputs": inputs, "expected": tensors_of(module(*inputs))}, folder / _TENSORS)
+    if ir:
+        export_onnx(module, inputs, folder / _ONNX)
+        ov = import_module("openvino")
+        # f32 in the file too, as in the graph file; the file is mapped, so it must stay until the process ends
+        ov.save_model(ov.Core().read_model(folder / _ONNX), folder / _IR, compress_to_fp16=False)
+
+
+def measure(model: str, entry: Contender, folder: Path, threads: int, runs: int) -> Footprint:
+    """Load, compile and run a model in this process, which should be fresh."""
     torch.set_num_threads(threads)
-    graph = batched(model, batch)
+    tensors = torch.load(folder / _TENSORS, weights_only=True)
     dnnl.lib()
-    inputs = random_inputs(graph)
-    weights = sum(node.results[0].nbytes for node in graph.nodes() if node.op == "constant")
+    entry.versions()  # imports the peer
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from here
     before = usage()
-    net = compile_graph(graph, Options(policy=policy))
-    del graph
+    run, plan = _load(entry, folder, tensors["inputs"], threads)
     for _ in range(runs):
-        outputs = net.run_flat(inputs)
+        outputs = run(*tensors["inputs"])
     gc.collect()
     grown = usage() - before
-    agreement = compare_outputs(outputs, torch.load(expected, weights_only=True), TOLERANCES[net.precision])
-    return Footprint(
-        model, batch, policy, weights, live_activations(net.plan), net.plan.arena_nbytes, net.plan.constant_nbytes,
-        before, grown, agreement,
-    )  # fmt: skip
+    agreement = compare_outputs(outputs, tensors["expected"], TOLERANCES[entry.precision])
+    return Footprint(model, entry.name, before, grown, agreement, _needs(folder, plan) if plan else None)
 
 
-def expect(model: str, batch: int, path: Path) -> None:
-    """Write PyTorch's outputs to a file."""
-    graph = batched(model, batch)
-    graph.structure = ""
-    with torch.inference_mode():
-        result = as_module(graph)(*random_inputs(graph))
-    torch.save(tensors_of(result), path)
+def _load(
+    entry: Contender, folder: Path, inputs: Sequence[torch.Tensor], threads: int
+) -> tuple[Callable[..., Any], Plan | None]:
+    how = entry.how
+    if isinstance(how, Options):
+        net = compile_model(folder / _GRAPH, dtype=how.dtype, policy=how.policy, tune=how.tune)
+        return net, net.plan
+    if not isinstance(how, OpenVINO):
+        raise FmtpropError(f"{entry.name}: memory is measured for fmtprop and {', '.join(PEERS)}")
+    # the file is read in place of an exported module
+    return OpenVINO(how.precision, folder / _IR).prepare(torch.nn.Identity(), inputs, threads), None
+
+
+def _needs(folder: Path, plan: Plan) -> Needs:
+    weights = (folder / _GRAPH).with_suffix(".safetensors").stat().st_size
+    return Needs(weights, live_activations(plan), plan.arena_nbytes, plan.constant_nbytes)
+
+
+def ratios(footprints: Sequence[Footprint]) -> Mapping[str, float]:
+    """Return the peak of fmtprop over OpenVINO's of the same precision, by model."""
+    peaks = {(one.model, one.contender): one.grown.peak for one in footprints if one.agreement.passed}
+    found = {}
+    for (model, name), peak in peaks.items():
+        theirs = peaks.get((model, "openvino-bf16" if name.endswith("bf16") else "openvino"))
+        if name.startswith("fmtprop") and theirs:
+            found[f"{model}, {name}"] = peak / theirs
+    return found
 
 
 def render(footprints: Sequence[Footprint]) -> str:
-    """Return the table and what is wrong."""
-    columns = ["model", "policy", "weights", "live", "arena", "constants", "RSS", "PSS", "peak", "limit", "target"]
+    """Return the tables and what is wrong."""
+    columns = ["model", "runtime", "RSS", "PSS", "peak", "weights", "live", "arena", "constants", "limit", "target"]
     rows = []
     for one in footprints:
-        sizes = (one.weights, one.activations, one.arena, one.constants, one.steady.rss, one.steady.pss)
-        verdict = "met" if one.met else "MISSED"
-        cells = [f"{size / MB:.1f}" for size in (*sizes, one.steady.peak, one.limit)]
-        rows.append([f"{one.model} × {one.batch}", one.policy, *cells, verdict])
-    wrong = [f"{one.model}: WRONG OUTPUTS: {one.agreement.message}" for one in footprints if not one.agreement.passed]
-    return "\n".join([table("MB; RSS, PSS and peak over the baseline", columns, rows), *wrong])
+        sizes = [one.grown.rss, one.grown.pss, one.grown.peak]
+        verdict = ""
+        if one.needs is not None:
+            needs = one.needs
+            sizes += [needs.weights, needs.activations, needs.arena, needs.constants, round(needs.limit)]
+            verdict = "met" if one.met else "MISSED"
+        cells = [f"{size / MB:.1f}" for size in sizes]
+        rows.append([one.model, one.contender, *cells, *[""] * (8 - len(cells)), verdict])
+    lines = [table("MB; RSS, PSS and peak over the baseline", columns, rows)]
+    for name, ratio in ratios(footprints).items():
+        word = "met" if ratio <= 1 else "MISSED"
+        lines.append(f"target {name}: peak at most OpenVINO's: {word}, {ratio:.2f} × its")
+    wrong = [one for one in footprints if not one.agreement.passed]
+    return "\n".join(
+        [*lines, *(f"{one.model}, {one.contender}: WRONG OUTPUTS: {one.agreement.message}" for one in wrong)]
+    )
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_memory", description=__doc__.splitlines()[0])
-    add_options(parser, ["resnet50"])
+    add_options(parser, TEN)
     parser.add_argument("--batch", nargs="+", type=int, default=[1], metavar="N", help="batch sizes (default: 1)")
-    parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=["propagate"])
+    known = f"fmtprop, fmtprop-VALUE (a policy, tune or dtype), {', '.join(PEERS)}"
+    parser.add_argument("--of", nargs="+", default=["fmtprop", "openvino"], metavar="NAME", help=known)
     parser.add_argument("--runs", type=int, default=10, help="runs before the steady state (default: 10)")
     return parser.parse_args(arguments)
 
@@ -210,22 +272,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     footprints: list[Footprint] = []
     failed = False
-    for model, batch, policy in product(options.models, options.batch, options.policy):
-        tell(f"{model}, batch {batch}, {policy}")
-        try:
-            with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as folder:
-                expected = Path(folder) / "expected.pt"
-                call_in_process(f"{model} in PyTorch", partial(expect, model, batch, expected))
-                job = partial(measure, model, batch, policy, options.threads, options.runs, expected)
-                footprints.append(call_in_process(model, job))
-        except FmtpropError as error:
-            print(f"\n{error}", file=sys.stderr)
-            failed = True
+    try:
+        entries = [contender(name) for name in options.of]
+        models = [Model(name, batch) for name in options.models for batch in options.batch]
+    except FmtpropError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for model in models:
+        with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as folder:
+            tell(f"{model}: writing its files")
+            try:
+                ir = any(isinstance(entry.how, OpenVINO) for entry in entries)
+                call_in_process(str(model), partial(write_files, model, Path(folder), ir))
+                for entry in entries:
+                    tell(f"{model}: {entry.name}")
+                    job = partial(measure, str(model), entry, Path(folder), options.threads, options.runs)
+                    footprints.append(call_in_process(f"{model}, {entry.name}", job))
+            except FmtpropError as error:
+                print(f"\n{error}", file=sys.stderr)
+                failed = True
     tell("")
-    environment = Environment.capture(options.threads, Contender("fmtprop", "f32").versions())
+    versions = {key: text for entry in entries for key, text in entry.versions().items()}
+    environment = Environment.capture(options.threads, versions)
     print(headline(environment), "", render(footprints), sep="\n")
-    rows = [{**asdict(one), "limit": one.limit, "met": one.met} for one in footprints]
-    write_json(options.json, {"environment": asdict(environment), "footprints": rows})
+    rows = [{**asdict(one), "met": one.met} for one in footprints]
+    write_json(options.json, {"environment": asdict(environment), "footprints": rows, "ratios": ratios(footprints)})
     return int(failed or not all(one.agreement.passed for one in footprints))
 
 

@@ -1,9 +1,10 @@
 """Latency of whole models: fmtprop beside PyTorch, ONNX Runtime and OpenVINO.
 
-``python -m benchmarks.bench_models resnet50 --batch 1 4`` compiles the same weights for every contender, compares all
+``python -m benchmarks.bench_models resnet50 --batch 1 16`` compiles the same weights for every contender, compares all
 outputs with PyTorch's f32, and times those that agree, alternately and each in a process of its own
 (:mod:`fmtprop.bench.processes` says why). Ratios are taken within a round; their quartiles over the rounds are the
-spread. A contender whose outputs are wrong has no figures, and without fmtprop's there are no ratios.
+spread. A contender whose outputs are wrong has no figures, and without fmtprop's there are no ratios. fmtprop can run
+against itself: ``--vs fmtprop-propagate fmtprop-plain``.
 
 The targets of the project are printed beside. They are aims, not tests: a missed one does not change the exit code,
 which is 1 only where fmtprop's own outputs are wrong or a model could not be measured.
@@ -15,142 +16,91 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from benchmarks.common import add_options, batched, headline, table, tell, warn_if_busy, write_json
-from fmtprop.bench import Benchmark, Entry, Quartiles
-from fmtprop.bench.contenders import OURS, REFERENCE, contender, race_in_processes
-from fmtprop.bench.peers import PEERS
+from benchmarks.common import add_options, headline, table, tell, warn_if_busy, write_json
+from benchmarks.models import TEN, Model
+from benchmarks.targets import Result, geometric_mean, judge, judge_all
+from fmtprop import dnnl
+from fmtprop.api import Options
+from fmtprop.bench import PEERS, Quartiles
+from fmtprop.bench.contenders import REFERENCE, contender, race_in_processes
+from fmtprop.bench.flops import count_flops
+from fmtprop.bench.peak import PEAK
 from fmtprop.errors import FmtpropError
 
-__all__ = ["TARGETS", "Target", "Verdict", "judge", "main", "times_ours"]
+__all__ = ["main", "render", "render_all"]
 
-DEFAULT_CONTENDERS = ("torch", "torch-channels-last", "onnxruntime", "openvino")
-
-
-@dataclass(frozen=True)
-class Target:
-    """What fmtprop's latency should be, relative to a peer's.
-
-    Parameters
-    ----------
-    model : str
-        The built-in graph.
-    batch : int
-        Images at a time.
-    peer : str
-        The contender.
-    factor : float
-        fmtprop's time is to be at most this multiple of the peer's.
-    wording : str
-        As the project states it.
-    """
-
-    model: str
-    batch: int
-    peer: str
-    factor: float
-    wording: str
+DEFAULT_CONTENDERS = ("torch", "torch-channels-last", "inductor", "onnxruntime", "openvino")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a target is met.
-
-    Parameters
-    ----------
-    target : Target
-        The target.
-    measured : Quartiles or None
-        fmtprop's time over the peer's, round by round; ``None`` if one of them has no figures.
-    """
-
-    target: Target
-    measured: Quartiles | None
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the median is within the target; ``None`` if there is none."""
-        return None if self.measured is None else self.measured.median <= self.target.factor
-
-    def __str__(self) -> str:
-        if self.measured is None:
-            return f"target {self.target.wording}: not measured"
-        word = "met" if self.met else "MISSED"
-        spread = f"[{self.measured.low:.3f}, {self.measured.high:.3f}]"
-        return f"target {self.target.wording}: {word}, fmtprop takes {self.measured.median:.3f} {spread} × its time"
+def measure(model: Model, arguments: argparse.Namespace, options: Options) -> Result:
+    """Race all contenders on one model."""
+    graph = model.graph()
+    benchmark = race_in_processes(
+        graph,
+        [contender(name, options) for name in dict.fromkeys([REFERENCE, *arguments.vs])],
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        inputs=model.inputs(),
+        module=model.module(),
+        onnx=model.onnx,
+        peak=arguments.peak,
+        progress=partial(_tell_progress, model),
+    )
+    return Result(model.name, model.batch, options.dtype, count_flops(graph), benchmark)
 
 
-TARGETS = (
-    Target("resnet50", 1, "openvino", 1.15, "at most 1.15 × OpenVINO"),
-    Target("resnet50", 1, "onnxruntime", 1.1, "at most 1.1 × ONNX Runtime"),
-    Target("resnet50", 1, "torch", 1 / 1.4, "at least 1.4 × faster than torch eager"),
-)
-
-
-def times_ours(benchmark: Benchmark, entry: Entry) -> Quartiles | None:
-    """Return a contender's time in multiples of fmtprop's, over the rounds.
-
-    Parameters
-    ----------
-    benchmark : Benchmark
-        Where fmtprop's figures are.
-    entry : Entry
-        The contender.
-
-    Returns
-    -------
-    Quartiles or None
-        ``None`` unless both agreed with PyTorch and were timed.
-    """
-    ours = benchmark[REFERENCE]
-    if not (ours.agreement.passed and entry.agreement.passed and ours.milliseconds and entry.milliseconds):
-        return None
-    return Quartiles.of([theirs / own for theirs, own in zip(entry.milliseconds, ours.milliseconds, strict=True)])
-
-
-def judge(model: str, batch: int, benchmark: Benchmark) -> list[Verdict]:
-    """Compare a benchmark with the targets for its model.
-
-    Parameters
-    ----------
-    model : str
-        The built-in graph.
-    batch : int
-        Images at a time.
-    benchmark : Benchmark
-        The result.
-
-    Returns
-    -------
-    list of Verdict
-        One for each target whose peer took part.
-    """
-    entries = {entry.name: entry for entry in benchmark.entries}
-    # an entry's speed-up is fmtprop's time over its own: what the targets are about
-    return [
-        Verdict(target, entries[target.peer].speedup)
-        for target in TARGETS
-        if (target.model, target.batch) == (model, batch) and target.peer in entries
-    ]
-
-
-def render(model: str, batch: int, benchmark: Benchmark) -> str:
-    """Return one model's table, the reasons of absences, and the verdicts."""
+def render(result: Result) -> str:
+    """Return a table of one model, the shares of the peak, what is wrong, and the verdicts."""
+    benchmark = result.benchmark
     rows = []
     for entry in benchmark.entries:
-        if entry.latency is None:
-            rows.append([entry.name, "not timed", "", "", f"{entry.agreement.error:.0e}"])
+        latency = entry.latency
+        if entry.name == PEAK:
             continue
-        spread = entry.latency.high - entry.latency.low
-        ratio = times_ours(benchmark, entry)
-        error = f"{entry.agreement.error:.0e}"
-        rows.append([entry.name, f"{entry.latency.median:.3f}", f"{spread:.3f}", _quartiles(ratio), error])
-    title = f"{model}, batch {batch}: {benchmark.rounds} rounds of {benchmark.repeats} runs"
+        if latency is None:
+            error = f"{entry.agreement.error:.0e}" if entry.agreement.ran else ""
+            rows.append([entry.name, "not timed", "", "", error])
+            continue
+        spread = f"{latency.low:.2f} – {latency.high:.2f}"
+        ratio = _quartiles(result.times_ours(entry))
+        rows.append([entry.name, f"{latency.median:.2f}", spread, ratio, f"{entry.agreement.error:.0e}"])
+    title = f"{result.model}, batch {result.batch}: {benchmark.rounds} rounds of {benchmark.repeats} runs"
     lines = [table(title, ["contender", "ms (median)", "IQR", "× fmtprop [quartiles]", "error"], rows)]
     lines += [f"{entry.name}: {entry.agreement.message}" for entry in benchmark.entries if not entry.agreement.passed]
-    return "\n".join([*lines, *map(str, judge(model, batch, benchmark))])
+    if result.best_peer is not None:
+        lines.append(f"best peer: {result.best_peer.name}")
+    if result.peak is not None:
+        share = _quartiles(result.share_of_peak) or "not measured"
+        lines.append(
+            f"peak {result.peak / 1e9:.0f} GFLOP/s; {result.flops / 1e9:.2f} GFLOP a run; fmtprop's share: {share}"
+        )
+    return "\n".join([*lines, *map(str, judge(result))])
+
+
+def render_all(results: Sequence[Result]) -> str:
+    """Return a table of all models of one batch: ratios to every contender and to the best peer, and their means."""
+    names = [entry.name for entry in results[0].benchmark.entries if entry.name not in (REFERENCE, PEAK)]
+    rows = []
+    for result in results:
+        ours, best = result.benchmark[REFERENCE].latency, result.best_peer
+        cells = [_median(result.times_ours(result.benchmark[name])) for name in names]
+        peers = [_median(result.times_ours(best)), best.name] if best else ["", ""]
+        rows.append([result.model, f"{ours.median:.2f}" if ours else "", *cells, *peers])
+    means = [_median(geometric_mean(results, name)) for name in names]
+    rows.append(["geometric mean", "", *means, _median(geometric_mean(results)), ""])
+    title = f"batch {results[0].batch}, {results[0].dtype}: times in multiples of fmtprop's"
+    verdict = judge_all(results)
+    text = table(title, ["model", "fmtprop, ms", *names, "best", "peer"], rows)
+    return f"{text}\n{verdict}" if verdict else text
+
+
+def _median(figures: Quartiles | None) -> str:
+    return "" if figures is None else f"{figures.median:.2f}"
 
 
 def _quartiles(figures: Quartiles | None) -> str:
@@ -159,60 +109,75 @@ def _quartiles(figures: Quartiles | None) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_models", description=__doc__.splitlines()[0])
-    add_options(parser, ["resnet50"])
-    known = ", ".join([*(name for name in OURS if name != REFERENCE), *PEERS])
-    parser.add_argument("--vs", nargs="+", default=list(DEFAULT_CONTENDERS), metavar="NAME", help=f"of {known}")
+    add_options(parser, TEN)
+    known = f"of {REFERENCE}-VALUE (a policy, tune or dtype), {', '.join(PEERS)}"
+    parser.add_argument("--vs", nargs="+", default=list(DEFAULT_CONTENDERS), metavar="NAME", help=known)
     parser.add_argument("--batch", nargs="+", type=int, default=[1], metavar="N", help="batch sizes (default: 1)")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs in a turn (default: 5)")
+    parser.add_argument("--dtype", default=Options.dtype, help="fmtprop's precision (default: %(default)s)")
+    parser.add_argument("--policy", default=Options.policy, help="fmtprop's policy (default: %(default)s)")
+    parser.add_argument("--tune", default=Options.tune, help="where fmtprop's costs come from (default: %(default)s)")
+    parser.add_argument("--peak", action="store_true", help="race oneDNN's best kernel too; print shares of its speed")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs in a turn (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    options = _parse(arguments)
-    failed, results, shown = False, [], ""
+    parsed = _parse(arguments)
     try:
-        for name in options.vs:
-            contender(name)  # a misspelt name is found before minutes of measurement
+        options = Options(dtype=parsed.dtype, policy=parsed.policy, tune=parsed.tune)
+        for name in parsed.vs:
+            contender(name, options)  # a misspelt name is found before minutes of measurement
+        models = [[Model(name, batch) for name in parsed.models] for batch in parsed.batch]
     except FmtpropError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.dtype == "bf16" and not dnnl.supports("bf16"):
+        print(f"skipped: oneDNN has no bf16 on this CPU ({dnnl.lib().isa})")
+        return 0
     warn_if_busy(os.getloadavg()[0])
-    for model in options.models:
-        for batch in options.batch:
+    failed, records, shown = False, [], ""
+    for group in models:
+        results = []
+        for model in group:
             try:
-                benchmark = race_in_processes(
-                    batched(model, batch),
-                    options.vs,
-                    threads=options.threads,
-                    rounds=options.rounds,
-                    repeats=options.repeats,
-                    seed=options.seed,
-                    progress=partial(_tell_progress, model),
-                )
+                result = measure(model, parsed, options)
             except FmtpropError as error:
-                print(f"\n{model}, batch {batch}: {error}", file=sys.stderr)
+                print(f"\n{model}: {error}", file=sys.stderr)
                 failed = True
                 continue
             tell("")
-            head = headline(benchmark.environment)
-            print("" if head == shown else f"{head}\n", render(model, batch, benchmark), sep="\n", flush=True)
+            head = headline(result.benchmark.environment)
+            print("" if head == shown else f"{head}\n", render(result), sep="\n", flush=True)
             shown = head
-            failed |= not benchmark[REFERENCE].agreement.passed
-            results.append(_record(model, batch, benchmark))
-            write_json(options.json, results)  # after each model: hours of figures survive the last one's failure
+            failed |= not result.benchmark[REFERENCE].agreement.passed
+            results.append(result)
+            records.append(_record(result))
+            write_json(parsed.json, records)  # after each model: hours of figures survive the last one's failure
+        if len(results) > 1:
+            print(f"\n{render_all(results)}", flush=True)
     return int(failed)
 
 
-def _tell_progress(model: str, what: str, done: int, total: int) -> None:
+def _tell_progress(model: Model, what: str, done: int, total: int) -> None:
     tell(f"{model}: {what} ({done} of {total} turns)")
 
 
-def _record(model: str, batch: int, benchmark: Benchmark) -> dict[str, object]:
-    verdicts = [{"target": verdict.target.wording, "met": verdict.met} for verdict in judge(model, batch, benchmark)]
-    return {"model": model, "batch": batch, **benchmark.to_dict(), "targets": verdicts}
+def _record(result: Result) -> dict[str, Any]:
+    best = result.best_peer
+    verdicts = [{"target": verdict.wording, "met": verdict.met} for verdict in judge(result)]
+    return {
+        "model": result.model,
+        "batch": result.batch,
+        "dtype": result.dtype,
+        "flops": result.flops,
+        "peak_flops": result.peak,
+        "best_peer": best.name if best else None,
+        **result.benchmark.to_dict(),
+        "targets": verdicts,
+    }
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.common import add_options, batched, headline, table, tell, write_json
+from benchmarks.common import add_options, headline, table, tell, write_json
+from benchmarks.models import Model
 from fmtprop import dnnl
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
 from fmtprop.bench import Agreement, Environment, Quartiles, compare_outputs
@@ -125,7 +126,7 @@ def hollow(net: CompiledModel) -> CompiledModel:
 def measure(model: str, threads: int, rounds: int, repeats: int) -> Overhead:
     """Measure one model in this process."""
     torch.set_num_threads(threads)
-    graph = batched(model, 1)
+    graph = Model(model).graph()
     graph.structure = ""
     inputs = random_inputs(graph)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: options, models of any batch size, tables, JSON. Measures nothing."""
+"""What the benchmark scripts share: options, tables, JSON. Measures nothing."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from fmtprop.bench import Environment
-from fmtprop.errors import FmtpropError
-from fmtprop.frontends import from_torch, load
 from fmtprop.ir.builtin import builtin_names
-from fmtprop.ir.graph import Graph
-from graphs.architectures import ARCHITECTURES
-from graphs.make import describe_weights
 
-__all__ = ["add_options", "batched", "headline", "table", "tell", "warn_if_busy", "write_json"]
+__all__ = ["add_options", "headline", "table", "tell", "warn_if_busy", "write_json"]
 
 _WIDTH = 120
 
@@ -39,50 +33,10 @@ def add_options(parser: argparse.ArgumentParser, default: Sequence[str]) -> None
         Models if none are named.
     """
     known = ", ".join(builtin_names())
-    parser.add_argument("models", nargs="*", default=list(default), metavar="MODEL", help=f"of {known}, or a file")
+    chosen = f"of {known}, or a file (default: {' '.join(default)})"
+    parser.add_argument("models", nargs="*", default=list(default), metavar="MODEL", help=chosen)
     parser.add_argument("--threads", type=int, default=2, help="threads of every runtime (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
-
-
-def batched(name: str, batch: int) -> Graph:
-    """Return a model's graph for a batch size.
-
-    Parameters
-    ----------
-    name : str
-        A built-in graph; for batch 1 also a file.
-    batch : int
-        Images at a time.
-
-    Returns
-    -------
-    Graph
-        The same weights for every batch size.
-
-    Raises
-    ------
-    FmtpropError
-        If the batch is not positive, or not 1 for a model that is not built in.
-
-    Examples
-    --------
-    >>> [batched("chain", batch).input_nodes[0].results for batch in (1, 4)]
-    [(f32[1,3,32,32],), (f32[4,3,32,32],)]
-    """
-    if batch < 1:
-        raise FmtpropError(f"{name}: batch is {batch}, must be at least 1")
-    if batch == 1:
-        return load(name)
-    if name not in ARCHITECTURES:
-        raise FmtpropError(
-            f"{name}: a graph has one batch size; {batch} images are possible for the built-in models only "
-            f"({', '.join(ARCHITECTURES)})"
-        )
-    architecture = ARCHITECTURES[name]
-    module = architecture.module()
-    graph = from_torch(module, torch.cat([architecture.example_input()] * batch), name=f"{name}_batch{batch}")
-    describe_weights(graph, module)
-    return graph
 
 
 def headline(environment: Environment) -> str:

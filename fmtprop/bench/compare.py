@@ -27,12 +27,15 @@ class Agreement:
         What ``error`` may be.
     message : str
         Why the comparison failed; empty if it passed.
+    ran : bool, optional
+        Whether there were outputs to compare.
     """
 
     passed: bool
     error: float
     tolerance: float
     message: str = ""
+    ran: bool = True
 
 
 def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:

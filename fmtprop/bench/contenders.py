@@ -1,4 +1,4 @@
-"""Who can take part in a benchmark by name: fmtprop under each policy and precision, and every peer.
+"""Who can take part in a benchmark by name: fmtprop as it is asked for, its variants, and every peer.
 
 Owns how a graph becomes contenders that live in processes of their own: the graph, the inputs and the right outputs
 go to files, from which every process makes the same weights. Timing is :mod:`fmtprop.bench.processes`' affair.
@@ -7,38 +7,57 @@ go to files, from which every process makes the same weights. Timing is :mod:`fm
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fmtprop import __version__, dnnl
 from fmtprop.api import Options, compile_graph, random_inputs
 from fmtprop.bench.compare import compare_outputs, tensors_of
 from fmtprop.bench.interleave import Benchmark
-from fmtprop.bench.peers import PEERS, peer
+from fmtprop.bench.peak import PEAK, prepare_peak
+from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
 from fmtprop.bench.policies import use_threads
 from fmtprop.bench.processes import Prepared, interleave_processes
-from fmtprop.errors import FmtpropError
+from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import as_module, load, save
 from fmtprop.ir.graph import Graph
 from fmtprop.report import TOLERANCES
 
-__all__ = ["OURS", "REFERENCE", "Contender", "contender", "race_in_processes"]
+__all__ = ["REFERENCE", "Contender", "Material", "contender", "export", "race_in_processes"]
 
-#: what all ratios are relative to
+#: what all ratios are relative to, and the first word of our variants' names
 REFERENCE = "fmtprop"
 
-#: fmtprop's own contenders
-OURS: Mapping[str, Options] = {
-    REFERENCE: Options(),
-    "fmtprop-plain": Options(policy="plain"),
-    "fmtprop-naive": Options(policy="naive"),
-    "fmtprop-bf16": Options(dtype="bf16"),
-}
+
+@dataclass(frozen=True)
+class Material:
+    """What a contender may start from; peers take the module.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported, with flat inputs and outputs.
+    module : callable
+        Makes the same in PyTorch.
+    inputs : tuple of torch.Tensor
+        Inputs of its shapes.
+    onnx : pathlib.Path
+        Where the module is as ONNX, or will be when the first who needs it has exported it.
+    threads : int
+        Threads, for the whole process.
+    """
+
+    graph: Graph
+    module: Callable[[], nn.Module]
+    inputs: tuple[torch.Tensor, ...]
+    onnx: Path
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -48,25 +67,21 @@ class Contender:
     Parameters
     ----------
     name : str
-        A key of ``OURS`` or of ``fmtprop.bench.PEERS``.
-    precision : {"f32", "bf16"}
-        What compute-intensive ops run in: decides how large an error may be.
+        For tables.
+    how : Options or Peer
+        How fmtprop compiles it, or the other runtime, which must be picklable.
     """
 
     name: str
-    precision: str
+    how: Options | Peer
 
-    def prepare(self, graph: Graph, inputs: Sequence[torch.Tensor], threads: int) -> Callable[..., Any]:
-        """Compile a graph.
+    @property
+    def precision(self) -> str:
+        """What compute-intensive ops run in, ``"f32"`` or ``"bf16"``: decides how large an error may be."""
+        return self.how.dtype if isinstance(self.how, Options) else getattr(self.how, "precision", "f32")
 
-        Parameters
-        ----------
-        graph : Graph
-            Imported, with flat inputs and outputs.
-        inputs : sequence of torch.Tensor
-            Inputs of its shapes.
-        threads : int
-            Threads, for the whole process.
+    def prepare(self, material: Material) -> Callable[..., Any]:
+        """Compile.
 
         Returns
         -------
@@ -78,29 +93,33 @@ class Contender:
         FmtpropError
             If a package is missing, or this machine does not have the precision.
         """
-        use_threads(threads)
-        if self.name not in OURS:
-            return peer(self.name).prepare(as_module(graph), inputs, threads)
-        if self.precision == "bf16" and not dnnl.supports("bf16"):
-            raise FmtpropError(f"{self.name}: oneDNN has no bf16 on this CPU ({dnnl.lib().isa})")
-        return compile_graph(graph, OURS[self.name])
+        use_threads(material.threads)
+        if isinstance(self.how, Options):
+            if self.precision == "bf16" and not dnnl.supports("bf16"):
+                raise FmtpropError(f"{self.name}: oneDNN has no bf16 on this CPU ({dnnl.lib().isa})")
+            return compile_graph(material.graph, self.how)
+        return _with_onnx(self.how, material).prepare(material.module(), material.inputs, material.threads)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the libraries that it uses."""
-        if self.name not in OURS:
-            return peer(self.name).versions()
+        if not isinstance(self.how, Options):
+            return self.how.versions()
         library = dnnl.lib()
         version = ".".join(map(str, library.version))
         return {"fmtprop": __version__, "onednn": f"{version} ({library.isa}, {library.runtime})"}
 
 
-def contender(name: str) -> Contender:
+def contender(name: str, options: Options | None = None) -> Contender:
     """Make the contender of a name.
 
     Parameters
     ----------
     name : str
-        A key of ``OURS`` or of ``fmtprop.bench.PEERS``.
+        ``"fmtprop"``, a variant of it such as ``"fmtprop-propagate"`` or ``"fmtprop-plain-bf16"``, or a key of
+        ``fmtprop.bench.PEERS``. What follows the first hyphen of a variant are values of ``dtype``, ``policy`` and
+        ``tune``.
+    options : Options, optional
+        How ``"fmtprop"`` compiles; what a variant changes.
 
     Returns
     -------
@@ -113,24 +132,38 @@ def contender(name: str) -> Contender:
 
     Examples
     --------
-    >>> contender("openvino-bf16")
-    Contender(name='openvino-bf16', precision='bf16')
+    >>> contender("openvino-bf16").precision
+    'bf16'
+    >>> contender("fmtprop-plain-bf16").how.policy
+    'plain'
     """
-    if name in OURS:
-        return Contender(name, OURS[name].dtype)
+    own, *parts = name.split("-")
+    if own == REFERENCE:
+        chosen = options or Options()
+        for part in parts:
+            chosen = _changed(chosen, part, name)
+        return Contender(name, chosen)
     if name in PEERS:
-        return Contender(name, getattr(peer(name), "precision", "f32"))
-    raise FmtpropError(f"unknown contender {name!r}; known: {', '.join([*OURS, *PEERS])}")
+        return Contender(name, peer(name))
+    raise FmtpropError(
+        f"unknown contender {name!r}; known: {REFERENCE}, {REFERENCE}-VALUE with a value of dtype, policy or tune, "
+        f"{', '.join(PEERS)}"
+    )
 
 
 def race_in_processes(
     graph: Graph,
-    names: Sequence[str],
+    contenders: Sequence[Contender],
     *,
+    reference: str = REFERENCE,
     threads: int,
     rounds: int = 20,
     repeats: int = 3,
     seed: int = 0,
+    inputs: Sequence[torch.Tensor] | None = None,
+    module: Callable[[], nn.Module] | None = None,
+    onnx: Path | None = None,
+    peak: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Benchmark:
     """Race contenders on one graph: same weights, same input, same threads, a process each, answers compared first.
@@ -139,38 +172,54 @@ def race_in_processes(
     ----------
     graph : Graph
         Imported.
-    names : sequence of str
-        Contenders beside ``"fmtprop"``, which always runs and is what ratios are relative to.
+    contenders : sequence of Contender
+        Names differ.
+    reference : str, optional
+        Name of the one that speed-ups are relative to.
     threads : int
         Threads of every contender.
     rounds, repeats, seed : int, optional
         See :func:`fmtprop.bench.processes.interleave_processes`; the seed is also that of the inputs.
+    inputs : sequence of torch.Tensor, optional
+        Random ones if not given.
+    module : callable, optional
+        Makes the module that the graph was imported from; picklable, called in the processes of the peers. Without it
+        they get the graph's own ops one by one, which is less than the original where an op was decomposed.
+    onnx : pathlib.Path, optional
+        An ONNX file of the module, written if there is none yet; a temporary one if not given.
+    peak : bool, optional
+        Let oneDNN's best kernel take part, under the name ``fmtprop.bench.peak.PEAK``.
     progress : callable, optional
         Called with a description, turns done and turns in all.
 
     Returns
     -------
     Benchmark
-        fmtprop first, then the others in their order. Outputs are compared with PyTorch's f32.
+        In the order of the contenders. Outputs are compared with PyTorch's f32.
 
     Raises
     ------
     FmtpropError
         A name is unknown or a process dies.
     """
-    chosen = [contender(name) for name in dict.fromkeys([REFERENCE, *names])]
     flat = graph.copy()
     flat.structure = ""  # every runtime takes and gives flat tensors
-    inputs = random_inputs(flat, seed)
+    given = tuple(random_inputs(flat, seed) if inputs is None else inputs)
     with torch.inference_mode():
-        expected = tensors_of(as_module(flat)(*inputs))
-    with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as folder:
-        save(flat, Path(folder) / "graph.json")
-        torch.save({"inputs": inputs, "expected": expected}, Path(folder) / "tensors.pt")
+        expected = tensors_of((module() if module else as_module(flat))(*given))
+    with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
+        folder = Path(name)
+        save(flat, folder / "graph.json")
+        torch.save({"inputs": given, "expected": expected}, folder / "tensors.pt")
         del expected, flat
+        where = onnx or folder / "onnx" / "model.onnx"
+        prepares = {one.name: partial(_prepare, one, folder, module, where, threads) for one in contenders}
+        if peak:
+            precision = next((one.precision for one in contenders if one.name == reference), "f32")
+            prepares[PEAK] = partial(prepare_peak, precision, threads)
         return interleave_processes(
-            {entry.name: partial(_prepare, entry, Path(folder), threads) for entry in chosen},
-            reference=REFERENCE,
+            prepares,
+            reference=reference,
             rounds=rounds,
             repeats=repeats,
             seed=seed,
@@ -179,11 +228,60 @@ def race_in_processes(
         )
 
 
-def _prepare(entry: Contender, folder: Path, threads: int) -> Prepared:
+def _prepare(
+    entry: Contender, folder: Path, module: Callable[[], nn.Module] | None, onnx: Path, threads: int
+) -> Prepared:
     """Run in the contender's process: read the files, compile, compare."""
     graph = load(folder / "graph.json")
     tensors = torch.load(folder / "tensors.pt", weights_only=True)
     inputs = tensors["inputs"]
-    run = partial(entry.prepare(graph, inputs, threads), *inputs)
+    material = Material(graph, module or partial(as_module, graph), inputs, onnx, threads)
+    run = partial(entry.prepare(material), *inputs)
     agreement = compare_outputs(run(), tensors["expected"], TOLERANCES[entry.precision])
     return Prepared(run, agreement, entry.versions())
+
+
+def _with_onnx(other: Peer, material: Material) -> Peer:
+    """Tell a peer where the ONNX file is, if it takes one; torch's export takes long, so they share it."""
+    if not isinstance(other, OnnxRuntime | OpenVINO):
+        return other
+    if not material.onnx.exists():
+        export(material.module, material.inputs, material.onnx)
+    return replace(other, onnx=material.onnx)
+
+
+def export(module: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...], onnx: Path) -> None:
+    """Write an ONNX file and its weights in one step: the folder that holds them, if it is there, is complete.
+
+    Parameters
+    ----------
+    module : callable
+        Makes the module.
+    inputs : tuple of torch.Tensor
+        Inputs of its shapes.
+    onnx : pathlib.Path
+        The file; nothing else may be in its folder.
+
+    Raises
+    ------
+    FmtpropError
+        A package is missing, or torch cannot export the module.
+    """
+    final = onnx.parent
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="onnx-", dir=final.parent) as name:
+        unfinished = Path(name) / "onnx"
+        unfinished.mkdir()
+        export_onnx(module(), inputs, unfinished / onnx.name)
+        unfinished.rename(final)
+
+
+def _changed(options: Options, value: str, name: str) -> Options:
+    """Set the one option that has this value."""
+    changes: Sequence[dict[str, Any]] = ({"dtype": value}, {"policy": value}, {"tune": value})
+    for change in changes:
+        try:
+            return replace(options, **change)
+        except UnsupportedOpError:
+            continue
+    raise FmtpropError(f"unknown contender {name!r}: {value!r} is no value of dtype, policy or tune")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 Runnable = Callable[..., Any]
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,11 @@ class Benchmark:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is wrong with each callable that disagrees with the oracle and was not timed; empty if none does."""
+        """What is wrong with each callable that was not timed; empty if all were."""
         return tuple(
             f"{entry.name} disagrees with the oracle and was not timed: {entry.agreement.message}"
+            if entry.agreement.ran
+            else f"{entry.name} {entry.agreement.message}"
             for entry in self.entries
             if not entry.agreement.passed
         )
@@ -247,17 +250,17 @@ def interleave(
 
 
 def take_turns(
-    turns: Mapping[str, Callable[[], float]],
+    turns: Mapping[str, Callable[[], _Answer]],
     rounds: int,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[_Answer]]:
     """Let everyone have a turn in every round, in a new random order each time.
 
     Parameters
     ----------
     turns : mapping of str to callable
-        Each takes one turn and returns its figure.
+        Each takes one turn and returns its answer: a figure, or several.
     rounds : int
         Turns of everyone.
     seed : int
@@ -267,26 +270,26 @@ def take_turns(
 
     Returns
     -------
-    dict of str to list of float
-        One figure per round.
+    dict of str to list
+        One answer per round.
 
     Examples
     --------
     >>> take_turns({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2, seed=0)
     {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
     """
-    figures: dict[str, list[float]] = {name: [] for name in turns}
+    answers: dict[str, list[_Answer]] = {name: [] for name in turns}
     shuffler = random.Random(seed)
     done, total = 0, rounds * len(turns)
     for _ in range(rounds):
         order = list(turns)
         shuffler.shuffle(order)
         for name in order:
-            figures[name].append(turns[name]())
+            answers[name].append(turns[name]())
             done += 1
             if progress is not None:
                 progress(done, total)
-    return figures
+    return answers
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from fmtprop.bench.environment import Environment
 from fmtprop.bench.interleave import Benchmark, entry_of, take_turns, time_turn, uncollected
 from fmtprop.errors import FmtpropError
 
-__all__ = ["Prepared", "call_in_process", "interleave_processes", "settle"]
+__all__ = ["Prepared", "call_in_process", "converse", "interleave_processes", "settle"]
 
 #: a process is quiet when it used less than this share of one core during each of the last windows
 _QUIET_SHARE = 0.1
@@ -127,10 +127,10 @@ def interleave_processes(
         versions: dict[str, str] = {}
         for name, prepare in contenders.items():
             say(f"preparing {name}", 0, rounds * len(contenders))
-            worker = stack.enter_context(_worker(name, partial(_serve, prepare, warmup)))
+            worker = stack.enter_context(_worker(name, partial(_serve, partial(_ready, prepare, warmup, repeats))))
             ready = worker.answer()
             if isinstance(ready, _Failure):
-                agreements[name] = Agreement(False, float("inf"), 0.0, f"cannot run here: {ready.message}")
+                agreements[name] = Agreement(False, float("inf"), 0.0, f"cannot run here: {ready.message}", ran=False)
                 continue
             agreements[name] = ready.agreement
             versions.update(ready.versions)
@@ -139,7 +139,7 @@ def interleave_processes(
             else:
                 worker.close()
         times = take_turns(
-            {name: partial(worker.ask, repeats) for name, worker in workers.items()},
+            {name: worker.ask for name, worker in workers.items()},
             rounds,
             seed,
             lambda done, total: say("timing", done, total),
@@ -152,6 +152,39 @@ def interleave_processes(
         entries=tuple(entry_of(name, agreements[name], times, reference) for name in contenders),
         environment=Environment.capture(threads=threads, versions=versions),
     )
+
+
+def converse(
+    prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: int, seed: int = 0
+) -> dict[str, list[Any]]:
+    """Let others take turns in a process each, whatever a turn is, and return what they answer.
+
+    Parameters
+    ----------
+    prepares : mapping of str to callable
+        Each is pickled, sent to its process, and called there once; it returns what takes a turn: a callable without
+        parameters, whose results can be pickled.
+    rounds : int
+        Turns of everyone.
+    seed : int, optional
+        Seed of the order within the rounds.
+
+    Returns
+    -------
+    dict of str to list
+        Answers by name, one for each round.
+
+    Raises
+    ------
+    FmtpropError
+        If one of them raises it, a process dies or does not become quiet.
+    """
+    with ExitStack() as stack:
+        workers = {}
+        for name, prepare in prepares.items():
+            workers[name] = stack.enter_context(_worker(name, partial(_serve, partial(_silently, prepare))))
+            workers[name].success()
+        return take_turns({name: worker.ask for name, worker in workers.items()}, rounds, seed)
 
 
 def call_in_process(name: str, function: Callable[[], Any]) -> Any:
@@ -174,10 +207,7 @@ def call_in_process(name: str, function: Callable[[], Any]) -> Any:
         If the function raises one, or the process dies.
     """
     with _worker(name, partial(_answer_once, function)) as worker:
-        answer = worker.answer()
-    if isinstance(answer, _Failure):
-        raise FmtpropError(f"{name}: {answer.message}")
-    return answer
+        return worker.success()
 
 
 def settle(
@@ -231,14 +261,24 @@ class _Worker:
                 f"the process of {self.name} ended with exit code {self._process.exitcode}; what it printed says why"
             ) from None
 
-    def ask(self, repeats: int) -> float:
-        """Give it a turn; return its milliseconds."""
+    def ask(self) -> Any:
+        """Give it a turn; return its answer."""
         with suppress(BrokenPipeError):  # it is dead: the answer will say so
-            self._connection.send(repeats)
+            self._connection.send(None)
+        return self.success()
+
+    def success(self) -> Any:
+        """Return the next answer.
+
+        Raises
+        ------
+        FmtpropError
+            It is an error.
+        """
         answer = self.answer()
         if isinstance(answer, _Failure):
             raise FmtpropError(f"{self.name}: {answer.message}")
-        return float(answer)
+        return answer
 
     def close(self) -> None:
         """Let the process end; it does when its pipe is closed."""
@@ -255,23 +295,33 @@ def _worker(name: str, serve: Callable[[Connection], None]) -> Iterator[_Worker]
         worker.close()
 
 
-def _serve(prepare: Callable[[], Prepared], warmup: int, connection: Connection) -> None:
-    """Prepare, answer with the comparison, then take turns until the parent closes the pipe."""
+def _serve(prepare: Callable[[], tuple[Any, Callable[[], Any]]], connection: Connection) -> None:
+    """Prepare, answer with what there is to say first, then take turns until the parent closes the pipe."""
     try:
-        prepared = prepare()
-        for _ in range(warmup):
-            prepared.run()
+        first, turn = prepare()
         settle()
-        connection.send(_Ready(prepared.agreement, dict(prepared.versions)))
+        connection.send(first)
         with uncollected():
             while True:
-                milliseconds = time_turn(prepared.run, (), connection.recv())
+                connection.recv()
+                answer = turn()
                 settle()
-                connection.send(milliseconds)
+                connection.send(answer)
     except FmtpropError as error:
         connection.send(_Failure(str(error)))
     except (EOFError, ConnectionResetError, BrokenPipeError):
         pass  # the parent has what it wanted, or is gone
+
+
+def _ready(prepare: Callable[[], Prepared], warmup: int, repeats: int) -> tuple[_Ready, Callable[[], float]]:
+    prepared = prepare()
+    for _ in range(warmup):
+        prepared.run()
+    return _Ready(prepared.agreement, dict(prepared.versions)), partial(time_turn, prepared.run, (), repeats)
+
+
+def _silently(prepare: Callable[[], Callable[[], Any]]) -> tuple[None, Callable[[], Any]]:
+    return None, prepare()
 
 
 def _answer_once(function: Callable[[], Any], connection: Connection) -> None:

@@ -154,6 +154,7 @@ def test_json_is_complete_and_strict() -> None:
         "error": None,
         "tolerance": 1e-4,
         "message": "output 0: shape (2,), expected (4,)",
+        "ran": True,
     }
     with pytest.raises(KeyError):
         result["absent"]

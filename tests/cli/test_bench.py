@@ -49,16 +49,17 @@ def test_unknown_peer(capsys):
     assert err.startswith("error: unknown peer 'tflite'; known peers: torch, ")
 
 
+class Wrong:
+    name = "wrong"
+
+    def prepare(self, module, example_inputs, threads):
+        return lambda *inputs: module(*inputs) + 1
+
+    def versions(self):
+        return {"wrong": "1.0"}
+
+
 def test_a_runtime_that_disagrees_is_not_timed(capsys, monkeypatch):
-    class Wrong:
-        name = "wrong"
-
-        def prepare(self, module, example_inputs, threads):
-            return lambda *inputs: module(*inputs) + 1
-
-        def versions(self):
-            return {"wrong": "1.0"}
-
     monkeypatch.setitem(peers.PEERS, "wrong", Wrong)
     code, out, err = fmtprop(capsys, "bench", "chain", "--vs", "torch,wrong", "--rounds", 1)
     assert code == 1
