@@ -14,12 +14,12 @@ __all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options"]
 #: the policy that is solved over the whole graph
 OPTIMAL = "optimal"
 
-DEFAULT_POLICY = "propagate"
+DEFAULT_POLICY = OPTIMAL
 
 _KNOWN: Mapping[str, tuple[str, ...]] = {
     "dtype": ("f32", "bf16"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
-    "target": ("onednn",),
+    "target": ("onednn", "mkldnn"),
     "tune": ("auto", "model", "measure"),
     "verify": ("off", "on", "full"),
 }

@@ -1,16 +1,17 @@
 """From a normal graph to the plan that is kept: formats assigned, frozen, checked, and compared by running.
 
-Owns the loop around primitives that fail their check, and the last word between the `optimal` plan and the greedy
-one. Decides no format itself.
+Owns the loop around primitives that fail their check, and the last word between the `optimal` plans and the greedy
+ones. Decides no format itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fmtprop import dnnl
 from fmtprop.compiled import random_inputs
 from fmtprop.errors import PlanError
 from fmtprop.ir.graph import Graph
@@ -19,13 +20,17 @@ from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
+from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Costs
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
-from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps, key_of
+from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
 from fmtprop.stages import weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.tensor_planner import plan_tensors
 from fmtprop.tuning import TuningCache, costs_for
+from fmtprop.tuning.cache import key_of
+from fmtprop.tuning.machine import last_level_cache_nbytes
 
 __all__ = ["Planned", "make_plan"]
 
@@ -49,7 +54,7 @@ class Planned:
     certificate : Certificate, optional
         How good the `optimal` assignment is by its costs.
     contest : Contest, optional
-        How long the `optimal` and the `propagate` plan took when both were run.
+        How long the plans took that were run against each other: those by cost first, `propagate`'s last.
     """
 
     graph: Graph
@@ -77,7 +82,17 @@ def make_plan(normal: Graph, options: Options, lap: Lap) -> Planned:
     UnsupportedOpError
         Nobody can run an op, or a pin can't be obeyed.
     """
+    if options.target == "mkldnn":
+        return Planned(*plan_tensors(normal, options, lap))
     return _Planner(normal, options, lap).run()
+
+
+@dataclass(frozen=True)
+class _Contestant:
+    """A formatted graph that may become the plan, and how good it is by its costs."""
+
+    graph: Graph
+    certificate: Certificate | None = None
 
 
 class _Planner:
@@ -85,95 +100,101 @@ class _Planner:
         self.normal, self.options, self.lap = normal, options, lap
         self.target, self.fallback = OneDnnTarget(), ReferenceTarget()
         self.memory = Memory() if options.verify != "off" else None
+        self.cache = TuningCache()
 
     def run(self) -> Planned:
-        if self.options.policy != OPTIMAL:
-            return self._checked(lambda: (self._greedy(self.options.policy), None))
-        cache = TuningCache()
-        costs = self._costs(cache)
-        best = self._checked(lambda: self._optimal(costs))
-        greedy = self._greedy("propagate")
-        if not self.options.confirm or self.options.pin or _same(greedy, best.graph):
-            return best
-        return self._confirm(best, greedy, cache)
-
-    # ------------------------------------------------------------------ assigning
-
-    def _greedy(self, policy: str) -> Graph:
-        return AssignFormats(policy, self.target, self.fallback, self.options.boundary).run(self.normal)
-
-    def _optimal(self, costs: Costs) -> tuple[Graph, Certificate]:
-        graph = NestConcats().run(self.normal)
-        pins = resolve_pins(graph, self.options.pin)
-        solver = OptimalFormats(self.target, self.fallback, costs, self.options.boundary, pins)
-        formatted, certificate = solver.solve(graph)
-        return formatted, replace(certificate, propagate=price(self._greedy("propagate"), costs))
-
-    def _costs(self, cache: TuningCache) -> Costs:
-        options = self.options
-        weights = weights_nbytes(self.normal)
-        return costs_for(
-            options.tune, weights_nbytes=weights, budget=options.tune_budget, progress=options.progress, cache=cache
-        )
-
-    # ------------------------------------------------------------------ freezing
-
-    def _checked(self, assign: Callable[[], tuple[Graph, Certificate | None]]) -> Planned:
-        """Assign and freeze, again where a primitive of the plan gives a wrong answer."""
+        """Assign and freeze, again where a primitive of a plan gives a wrong answer."""
         for _ in range(_ATTEMPTS):
-            formatted, certificate = assign()
-            verify(formatted, Stage.FORMATTED)
+            contestants = self._contestants()
             self.lap("assign")
-            plan = build_plan(formatted, self.target)
+            key = _contest_key(contestants)
+            verdict = self.cache.get(key) if len(contestants) > 1 else 1.0
+            if verdict is not None and 1 <= verdict <= len(contestants):
+                contestants = [contestants[int(verdict) - 1]]
+            plans = [build_plan(contestant.graph, self.target) for contestant in contestants]
             self.lap("plan")
-            wrong = check_steps(plan.steps, self.memory) if self.memory is not None else []
+            wrong = self._check(plans)
             self.lap("check")
-            if not wrong:
-                return Planned(formatted, plan, certificate)
-            self._reroute(wrong)
+            if wrong:
+                self._reroute(wrong)
+                continue
+            result = contest(plans, random_inputs(self.normal)) if len(plans) > 1 else None
+            winner = result.winner if result is not None else 0
+            if result is not None:
+                self.cache.add({key: 1.0 + winner})
+                self.lap("confirm")
+            certificate = contestants[winner].certificate or contestants[0].certificate
+            return Planned(contestants[winner].graph, plans[winner], certificate, result)
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
+
+    def _check(self, plans: Sequence[Plan]) -> list[Mismatch]:
+        if self.memory is None:
+            return []
+        return check_steps([step for plan in plans for step in plan.steps], self.memory)
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
         for mismatch in wrong:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
             self.target.reject(mismatch.node)
 
-    # ------------------------------------------------------------------ confirming
+    # ------------------------------------------------------------------ assigning
 
-    def _confirm(self, best: Planned, greedy: Graph, cache: TuningCache) -> Planned:
-        """Run the `optimal` plan against `propagate`'s; keep the faster, and remember which it was."""
-        other = self._checked(lambda: (greedy, None))
-        key = _contest_key(best.plan, other.plan)
-        known = cache.get(key)
-        if known is not None:
-            kept = best if known == 1.0 else replace(other, certificate=best.certificate)
-            self.lap("confirm")
-            return kept
-        result = contest([best.plan, other.plan], random_inputs(self.normal))
-        cache.add({key: 1.0 + result.winner})
-        self.lap("confirm")
-        kept = best if result.winner == 0 else replace(other, certificate=best.certificate)
-        return replace(kept, contest=result)
+    def _contestants(self) -> list[_Contestant]:
+        """Return the graphs of which the fastest becomes the plan, the one preferred by cost first."""
+        if self.options.policy != OPTIMAL:
+            return [_Contestant(self._greedy(self.options.policy))]
+        costs = self._costs()
+        greedy = self._greedy("propagate")
+        solver = OptimalFormats(self.target, self.fallback, costs, self.options.boundary)
+        found = [self._solved(solver, self.normal, greedy)]
+        if not self.options.confirm or self.options.pin:
+            return found
+        sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
+        if sliced is not self.normal:
+            found.append(self._solved(solver, sliced, greedy))
+        found.append(_Contestant(greedy))
+        distinct: dict[str, _Contestant] = {}
+        for contestant in found:
+            distinct.setdefault(_key(contestant.graph), contestant)
+        return list(distinct.values())
+
+    def _greedy(self, policy: str) -> Graph:
+        graph = AssignFormats(policy, self.target, self.fallback, self.options.boundary).run(self.normal)
+        verify(graph, Stage.FORMATTED)
+        return graph
+
+    def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> _Contestant:
+        nested = NestConcats().run(normal)
+        pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
+        formatted, certificate = pinned.solve(nested)
+        verify(formatted, Stage.FORMATTED)
+        return _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))
+
+    def _costs(self) -> Costs:
+        options = self.options
+        return costs_for(
+            options.tune,
+            weights_nbytes=weights_nbytes(self.normal),
+            budget=options.tune_budget,
+            progress=options.progress,
+            cache=self.cache,
+        )
 
 
-def _same(a: Graph, b: Graph) -> bool:
-    """Whether two formatted graphs run the same primitives on the same formats."""
-    return _choices(a) == _choices(b)
+def _contest_key(contestants: Sequence[_Contestant]) -> str:
+    """Return what the verdict of a contest is remembered by: all that was run, on which machine, with which threads."""
+    keys = [_key(contestant.graph) for contestant in contestants]
+    return key_of({"contest": keys, "threads": dnnl.lib().threads})
 
 
-def _choices(graph: Graph) -> list[tuple[object, ...]]:
-    found: list[tuple[object, ...]] = []
+def _key(graph: Graph) -> str:
+    """Return a hash of what a formatted graph executes and how."""
+    digest = hashlib.sha256()
     for node in graph.nodes():
         choice = node.choice
         if choice is not None:
-            found.append((node.op, choice.target, choice.impl, tuple(sorted(choice.operands)), node.descs))
-    return found
-
-
-def _contest_key(*plans: Plan) -> str:
-    digest = hashlib.sha256()
-    for plan in plans:
-        for step in plan.steps:
-            digest.update(key_of(step).encode())
-        digest.update(f"/{plan.arena_nbytes}/{plan.constant_nbytes}/".encode())
-    return f"contest-{digest.hexdigest()}"
+            tail = tuple((post_op.op, post_op.attrs) for post_op in node.post_ops)
+            inputs = tuple(graph.inputs(node.name).items())
+            how = (node.op, node.attrs, tail, choice.target, choice.impl, choice.operands, node.descs, inputs)
+            digest.update(repr(how).encode())
+    return digest.hexdigest()

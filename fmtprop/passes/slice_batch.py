@@ -1,0 +1,207 @@
+"""A large batch runs its early layers in slices of a few images, so that their activations stay in cache.
+
+Early layers have large activations and small weights: image by image, what one layer writes the next still finds in
+cache. Late layers have small activations and large weights: there the whole batch shares each read of the weights.
+Slices of the batch are views, and the slices' results lie side by side in place, so that cutting costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ops.building import emit
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.view_attrs import Reshape, Slice
+
+__all__ = ["SliceBatch"]
+
+
+@dataclass(frozen=True)
+class SliceBatch:
+    """Run the first layers of a network in slices of its batch.
+
+    Parameters
+    ----------
+    images : int
+        Images per slice.
+    cache_nbytes : int
+        The stretch ends after the last layer whose activations, at the whole batch, are larger than this.
+
+    Notes
+    -----
+    Requires and gives a normal graph. A graph without a batch, or whose activations fit, comes back as it is.
+
+    References
+    ----------
+    Issue "exact assignment", item 1: a batch cut into slices of N over a stretch of layers.
+    """
+
+    name: ClassVar[str] = "slice-batch"
+
+    images: int
+    cache_nbytes: int
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the same object where nothing is to be cut."""
+        batch = _batch_of(graph)
+        if batch is None or batch <= self.images or batch % self.images:
+            return graph
+        stretch = self._stretch(graph, batch)
+        return _Rewrite(graph, stretch, batch, self.images).run() if stretch else graph
+
+    def _stretch(self, graph: Graph, batch: int) -> set[str]:
+        """Return the nodes to run in slices: a closed beginning of the graph."""
+        order: list[str] = []
+        inside: set[str] = set()
+        computed = {node.name for node in graph.input_nodes}
+        last = 0
+        for node in graph.nodes():
+            sources = [v for v in graph.inputs(node.name).values() if v.node in computed]
+            if not sources:
+                continue
+            computed.add(node.name)
+            entered = all(v.node in inside or graph.node(v.node).op == "input" for v in sources)
+            if not (entered and _divisible(graph, node, sources, batch)):
+                continue
+            order.append(node.name)
+            inside.add(node.name)
+            largest = max(graph.type_of(v).nbytes for v in (*sources, Value(node.name)))
+            if largest > self.cache_nbytes:
+                last = len(order)
+        return set(order[:last])
+
+
+class _Rewrite:
+    """A new graph with the stretch repeated for each slice."""
+
+    def __init__(self, graph: Graph, stretch: set[str], batch: int, images: int) -> None:
+        self.graph, self.stretch, self.batch, self.images = graph, stretch, batch, images
+        self.out = Graph(graph.name)
+        self.out.structure = graph.structure
+        self.done = False
+
+    def run(self) -> Graph:
+        for node in self._ordered():
+            if node.name in self.stretch:
+                if not self.done:
+                    self._slices()
+                    self.done = True
+                continue
+            self.out.add(node, self.graph.inputs(node.name))
+            if node.op == "constant":
+                self.out.constants[node.name] = self.graph.constants[node.name]
+        return self.out
+
+    def _ordered(self) -> list[Node]:
+        """Return boundary, constants and what is computed from them first, then the stretch, then the rest."""
+        nodes = self.graph.nodes()
+        before = {node.name for node in nodes if node.op in ("input", "constant")}
+        for node in nodes:
+            inputs = [value.node for value in self.graph.inputs(node.name).values()]
+            # what is made of constants alone: an operand of the stretch, perhaps
+            if inputs and all(name in before and self.graph.node(name).op != "input" for name in inputs):
+                before.add(node.name)
+        first = [node for node in nodes if node.name in before]
+        return [*first, *(n for n in nodes if n.name in self.stretch), *self._rest(nodes, before)]
+
+    def _rest(self, nodes: list[Node], before: set[str]) -> list[Node]:
+        return [node for node in nodes if node.name not in before and node.name not in self.stretch]
+
+    def _slices(self) -> None:
+        members = [node for node in self.graph.nodes() if node.name in self.stretch]
+        parts = [self._slice(members, start) for start in range(0, self.batch, self.images)]
+        for node in members:
+            value = Value(node.name)
+            if any(reader not in self.stretch for reader, _ in self.graph.readers(value)):
+                # under the old name, so that the readers find it
+                sources = {f"src_{i}": part[value] for i, part in enumerate(parts)}
+                emit(self.out, "concat", sources, Concat(0), name=node.name, origin=node.origin)
+
+    def _slice(self, members: list[Node], start: int) -> dict[Value, Value]:
+        """Add the stretch for the images from ``start`` on; return what stands for each of its values."""
+        places: dict[Value, Value] = {}
+        for node in members:
+            inputs = {}
+            for name, value in self.graph.inputs(node.name).items():
+                if value not in places and self.graph.node(value.node).op == "input":
+                    places[value] = self._cut(value, start)
+                inputs[name] = places.get(value, value)
+            attrs = _ATTRS.get(node.op, _same)(node.attrs, self.images)
+            results = tuple(type_.with_dims((self.images, *type_.dims[1:])) for type_ in node.results)
+            name = self.out.fresh_name(f"{node.name}_n{start}")
+            clone = replace(node, name=name, attrs=attrs, results=results)
+            places[Value(node.name)] = self.out.add(clone, inputs)[0]
+        return places
+
+    def _cut(self, value: Value, start: int) -> Value:
+        dims = self.graph.type_of(value).dims
+        attrs = Slice((start, *(0,) * (len(dims) - 1)), (self.images, *dims[1:]), (1,) * len(dims))
+        return emit(self.out, "slice", {"src": value}, attrs)
+
+
+# ---------------------------------------------------------------- what can be cut
+
+
+def _batch_of(graph: Graph) -> int | None:
+    """Return the size of axis 0 that all inputs share, or None."""
+    sizes = {node.results[0].dims[0] if node.results[0].ndim else 0 for node in graph.input_nodes}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _divisible(graph: Graph, node: Node, sources: list[Value], batch: int) -> bool:
+    """Whether each image of a node's result depends on the same image of its sources alone."""
+    rule = _RULES.get(node.op)
+    if rule is None or len(node.results) != 1 or not rule(node.attrs, batch):
+        return False
+    types = [*(graph.type_of(value) for value in sources), node.results[0]]
+    if any(type_.ndim == 0 or type_.dims[0] != batch for type_ in types):
+        return False
+    # a constant that is added image by image would have to be cut too
+    sized = {name for name in graph.inputs(node.name) if name.startswith(("src", "post_op_"))}
+    constants = [v for name, v in graph.inputs(node.name).items() if name in sized and v not in sources]
+    return all(graph.type_of(v).ndim == 0 or graph.type_of(v).dims[0] == 1 for v in constants)
+
+
+def _always(attrs: Any, batch: int) -> bool:
+    return True
+
+
+#: op -> whether it treats images one by one, given its attributes and the batch
+_RULES: Mapping[str, Callable[[Any, int], bool]] = {
+    "convolution": _always,
+    "deconvolution": _always,
+    "pooling": _always,
+    "batch_normalization": _always,
+    "eltwise": _always,
+    "binary": _always,
+    "sum": _always,
+    "resampling": _always,
+    "lrn": _always,
+    "shuffle": lambda attrs, batch: attrs.axis > 0,
+    "concat": lambda attrs, batch: attrs.axis > 0,
+    "softmax": lambda attrs, batch: attrs.axis > 0,
+    "reduction": lambda attrs, batch: 0 not in attrs.axes,
+    "permute": lambda attrs, batch: attrs.order[0] == 0,
+    "reshape": lambda attrs, batch: attrs.shape[0] == batch,
+    "slice": lambda attrs, batch: attrs.sizes[0] == batch and attrs.starts[0] == 0 and attrs.steps[0] == 1,
+}
+
+
+def _same(attrs: Attrs, images: int) -> Attrs:
+    return attrs
+
+
+def _reshaped(attrs: Any, images: int) -> Reshape:
+    return Reshape((images, *attrs.shape[1:]))
+
+
+def _sliced(attrs: Any, images: int) -> Slice:
+    return Slice(attrs.starts, (images, *attrs.sizes[1:]), attrs.steps)
+
+
+#: op -> its attributes for a slice of the batch, where they name the batch's size
+_ATTRS: Mapping[str, Callable[[Any, int], Attrs]] = {"reshape": _reshaped, "slice": _sliced}

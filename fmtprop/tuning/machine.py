@@ -1,0 +1,37 @@
+"""What the operating system says about this machine."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+#: bytes, where the system does not tell
+_USUAL = 16 << 20
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@lru_cache
+def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
+    """Return the size of the largest cache that the first CPU uses, in bytes.
+
+    Parameters
+    ----------
+    caches : Path
+        Linux's folder of them; where it can't be read, a usual size is returned.
+
+    Examples
+    --------
+    >>> last_level_cache_nbytes(Path("/nowhere")) == 16 << 20
+    True
+    """
+    sizes = []
+    for file in caches.glob("index*/size"):
+        try:
+            text = file.read_text(encoding="ascii").strip()
+            sizes.append(int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1))
+        except (OSError, ValueError):
+            continue  # a size that can't be read is one that is not told
+    return max(sizes, default=_USUAL)
