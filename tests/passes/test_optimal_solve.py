@@ -79,8 +79,8 @@ def cheapest_growth(reorders: Mapping[tuple[object, object], float], root: objec
 
 def random_problem(rng: random.Random) -> Problem:
     """A small graph of the kinds that make trouble: shared readers, regions, pins, missing and lopsided reorders."""
-    formats = FORMATS[: rng.randint(1, 4)]
-    count = rng.randint(1, 8)
+    formats = FORMATS[: rng.choice((1, 2, 3, 4, 4, 4))]
+    count = rng.choice((1, 2, 3, 5, 7, 8, 8, 8))
     ops = [f"op_{number}" for number in range(count)]
     reads: list[list[str]] = []
     for number in range(count):
@@ -92,13 +92,13 @@ def random_problem(rng: random.Random) -> Problem:
         return tuple(rng.sample(formats, 2)) if len(formats) > 1 and rng.random() < 0.15 else (rng.choice(formats),)
 
     for number, op in enumerate(ops):
-        for _ in range(1 if rng.random() < 0.2 else rng.randint(1, 4)):
+        for _ in range(1 if rng.random() < 0.15 else rng.randint(2, 4)):
             alternatives.append(
                 Alternative(
                     covers=(op,),
                     reads={tensor: formats_read() for tensor in reads[number]},
                     writes={f"t_{number}": rng.choice(formats)},
-                    cost=rng.choice((0.0, rng.uniform(0, 10))) * 1e-6,
+                    cost=rng.choice((0.0, 1.0, 1.0)) * rng.uniform(0, 4) * 1e-6,
                 )
             )
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
@@ -112,15 +112,15 @@ def random_problem(rng: random.Random) -> Problem:
                 covers=tuple(ops[number] for number in pair),
                 reads={tensor: formats_read() for tensor in sorted(wanted)},
                 writes={tensor: rng.choice(formats) for tensor in sorted(written - hidden)},
-                cost=rng.uniform(0, 15) * 1e-6,
+                cost=rng.uniform(0, 8) * 1e-6,
             )
         )
     present = rng.choice((1.0, 0.9, 0.6))
-    scale = rng.choice((0.3, 3.0, 10.0))
+    scale = rng.choice((1.0, 4.0, 10.0))
     through = (*formats, *rng.choice(((), (), ("hub",))))
     reorders = {
         f"t_{number}": {
-            pair: rng.uniform(0.01, 1) ** rng.choice((1, 3)) * scale * 1e-6
+            pair: rng.uniform(0.05, 1) ** rng.choice((1, 2)) * scale * 1e-6
             for pair in itertools.permutations(through, 2)
             if rng.random() < present
         }
@@ -140,7 +140,7 @@ def test_no_choice_is_better_than_the_solution(block: int) -> None:
             with pytest.raises(PassError, match="optimal: "):
                 solve(problem)
             continue
-        solution = solve(problem)
+        solution = solve(problem, time_limit=math.inf)
         assert solution.objective == pytest.approx(expected, rel=1e-6, abs=1e-15), seed
         assert evaluate(problem, solution.chosen, solution.conversions) == pytest.approx(solution.objective, rel=1e-12)
         assert solution.optimal and solution.gap == 0.0 and solution.bound == solution.objective, seed
@@ -150,13 +150,13 @@ def test_no_choice_is_better_than_the_solution(block: int) -> None:
 
 def test_pruning_keeps_the_optimum() -> None:
     left_out = 0
-    for seed in range(1000, 1100):
+    for seed in range(1000, 1050):
         problem = random_problem(random.Random(seed))
         reduced, kept = prune(problem)
         assert brute_force(reduced) == pytest.approx(brute_force(problem), rel=1e-9), seed
         assert reduced.alternatives == tuple(problem.alternatives[index] for index in kept)
         left_out += len(problem.alternatives) - len(kept)
-    assert left_out > 100
+    assert left_out > 50
 
 
 def test_cheapest_trees() -> None:
@@ -287,9 +287,9 @@ def assert_honest(problem: Problem, solution: Solution) -> None:
 
 def test_a_network_of_200_ops() -> None:
     problem = network(random.Random(200), 200)
-    solution = solve(problem, time_limit=60.0)
+    solution = solve(problem, time_limit=math.inf)
     assert_honest(problem, solution)
-    assert solution.gap < 0.05  # 0 in about a second of computing; what else the machine does is not known here
+    assert solution.optimal  # in about a second of computing
     regions = [index for index in solution.chosen if len(problem.alternatives[index].covers) > 1]
     assert regions and solution.conversions
 
@@ -299,13 +299,13 @@ def test_a_network_of_1000_ops() -> None:
     problem = network(random.Random(1000), 1000)
     solution = solve(problem, time_limit=60.0)
     assert_honest(problem, solution)
-    assert solution.seconds < 75.0
+    assert solution.seconds < 75.0  # it ends when it was told to, give or take what HiGHS does not interrupt
 
 
 @pytest.mark.parametrize("time_limit", [0.0, 0.05, 0.4])
 def test_when_the_time_ends_the_gap_is_honest(time_limit: float) -> None:
     problem = network(random.Random(60), 60)
-    best = solve(problem, time_limit=60.0)
+    best = solve(problem, time_limit=math.inf)
     hurried = solve(problem, time_limit=time_limit)
     assert_honest(problem, hurried)
     assert hurried.bound <= best.objective * (1 + 1e-6) and best.bound <= hurried.objective * (1 + 1e-6)
@@ -314,7 +314,7 @@ def test_when_the_time_ends_the_gap_is_honest(time_limit: float) -> None:
 
 
 def test_without_time_small_problems_still_get_a_solution_and_a_true_bound() -> None:
-    for seed in range(2000, 2100):
+    for seed in range(2000, 2050):
         problem = random_problem(random.Random(seed))
         expected = brute_force(problem)
         if expected < math.inf:
@@ -327,11 +327,11 @@ def test_without_time_small_problems_still_get_a_solution_and_a_true_bound() -> 
 
 def test_never_worse_than_the_baseline() -> None:
     problem = network(random.Random(80), 80)
-    best = solve(problem, time_limit=60.0)
+    best = solve(problem, time_limit=math.inf)
     hurried = solve(problem, time_limit=0.0)
     assert hurried.objective > best.objective
     assert solve(problem, time_limit=0.0, baseline=best.chosen).chosen == best.chosen
-    assert solve(problem, time_limit=60.0, baseline=hurried.chosen).objective <= best.objective * (1 + 1e-6)
+    assert solve(problem, time_limit=math.inf, baseline=hurried.chosen).objective <= best.objective * (1 + 1e-6)
 
 
 def test_the_baseline_must_be_a_choice() -> None:

@@ -67,7 +67,7 @@ def _replaces(better: Alternative, worse: Alternative, table: ReorderTable) -> b
             return False
     for tensor, formats in better.reads.items():
         available = worse.reads.get(tensor, ())
-        for fmt in set(formats).difference(available):
+        for fmt in dict.fromkeys(fmt for fmt in formats if fmt not in available):
             budget -= min((table[tensor].distance(src, fmt) for src in available), default=math.inf)
             if budget < 0.0:
                 return False

@@ -31,8 +31,8 @@ def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | 
     problem : Problem
         What can be chosen.
     time_limit : float, optional
-        Seconds. When they end, the best choice so far is returned with what is proven of it. Only where no choice at
-        all has been found by then does it take longer.
+        Seconds, or infinity. When they end, the best choice so far is returned with what is proven of it. Only where
+        no choice at all has been found by then does it take longer.
     baseline : sequence of int, optional
         A choice to start from; the solution is never worse.
 
