@@ -1,11 +1,11 @@
 """How true costs are: what the model and the measurement say about the steps of a plan, and what they take in it.
 
 ``python -m benchmarks.bench_costs resnet50 mobilenet_v2 efficientnet_b0`` compiles each model with the policy
-`propagate` in a process of its own, in an empty cache directory, and prints for its oneDNN steps the sum of the roofline
+`propagate` in a process of its own, in an empty cache directory. For its oneDNN steps it prints the sum of the roofline
 model's costs, of the measured ones (each distinct primitive timed alone, as it runs in a plan) and of the times in the
-running plan (median of a profile), with Spearman's rank correlation between them step by step. ``--steps`` adds a table
-by op and implementation. The three are taken one after the other: on a machine that is busy, or changes its clock, the
-sums differ by that too; the ranks do not.
+running plan (median of a profile), with Spearman's rank correlation between them, step by step. ``--steps`` adds a
+table by op and implementation. The three are taken one after the other: on a machine that is busy, or changes its
+clock, the sums differ by that too; the ranks hardly do.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks.common import add_options, headline, table, tell, write_json
+from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.bench import Environment
-from fmtprop.bench.contenders import Contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import load
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{error}", file=sys.stderr)
             failed = True
     tell("")
-    environment = Environment.capture(options.threads, Contender("fmtprop", "f32").versions())
+    environment = Environment.capture(options.threads, {"oneDNN": ".".join(map(str, dnnl.lib().version))})
     print(headline(environment), "", render(results, options.steps), sep="\n")
     write_json(options.json, {"environment": asdict(environment), "results": [asdict(one) for one in results]})
     return int(failed)

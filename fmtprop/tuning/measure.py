@@ -11,8 +11,9 @@ What makes a figure true (each was wrong by tens of percent without):
 - Real post-ops and biases, a real residual in dst.
 
 What makes it robust: the ways to run one node take turns, so that a slow second slows them all; the figure is the lower
-quartile, since whoever else uses the machine only ever adds to a time; there are more rounds where times disagree; a
-way that is clearly worse after some rounds gets no more.
+quartile, since whoever else uses the machine only ever adds to a time, and little more than the fastest time where the
+machine is so busy that not even the quartile was spared; there are more rounds where times disagree; a way that is
+clearly worse after some rounds gets no more.
 
 Must not know the cache, nor what the figures are for.
 """
@@ -44,8 +45,11 @@ _TRIAL, _HOPELESS = 3, 1.5
 #: rounds at least and at most; enough when the best way's quartile is so close to its fastest
 _FEWEST, _MOST, _SETTLED = 6, 24, 1.03
 
-#: seconds after which one group of ways ends, if it has had the fewest rounds
-_GROUP_SECONDS = 0.5
+#: not even tried again: so many times slower than the best when all were executed for the first time, and no trifle
+_ABSURD, _TRIFLE = 8.0, 1e-3
+
+#: seconds after which one group of ways ends if it has had the fewest rounds, and in any case
+_GROUP_SECONDS, _GROUP_MOST = 0.5, 3.0
 
 _PAGE = 4096
 
@@ -195,23 +199,24 @@ class Bench:
                 runs.append(run)
                 run.warm_up(self._place(job))
             self._rounds(runs, deadline)
-            return {run.job.key: run.quartile for run in runs}
+            return {run.job.key: run.figure for run in runs}
         finally:
             for run in runs:
                 run.close()
 
     def _rounds(self, runs: Sequence[_Run], deadline: float) -> None:
         start = perf_counter()
-        live = list(runs)
+        absurd = max(_ABSURD * min(run.first for run in runs), _TRIFLE)
+        live = [run for run in runs if run.first <= absurd]
         for number in range(1, _MOST + 1):
             for run in live:
                 run.time(self._place(run.job))
             now = perf_counter()
-            if now > deadline:
+            if now > deadline or now - start > _GROUP_MOST:
                 return
-            best = min(live, key=lambda run: run.quartile)
             if number >= _TRIAL:
-                live = [run for run in live if run.fastest <= _HOPELESS * best.quartile]
+                best = min(run.figure for run in live)
+                live = [run for run in live if run.fastest <= _HOPELESS * best]
             settled = all(run.quartile <= _SETTLED * run.fastest for run in live)
             if number >= _FEWEST and (settled or now - start > _GROUP_SECONDS):
                 return
@@ -234,6 +239,8 @@ class _Run:
     def __init__(self, job: Job, activations: torch.Tensor) -> None:
         self.job = job
         self.times: list[float] = []
+        #: seconds of the first execution, which touches code and pages
+        self.first = 0.0
         self._warm: list[torch.Tensor] = []
         self._parameters: list[tuple[int, int]] = []
         offset = parameter_offset = 0
@@ -259,10 +266,15 @@ class _Run:
     def quartile(self) -> float:
         return sorted(self.times)[len(self.times) // 4]
 
+    @property
+    def figure(self) -> float:
+        if not self.times:
+            return self.first
+        return min(self.quartile, _SETTLED * self.fastest)
+
     def warm_up(self, weights: int) -> None:
-        """Execute once, uncounted: code and pages are touched."""
         self._point(weights)
-        self._call.seconds()
+        self.first = self._call.seconds()
 
     def time(self, weights: int) -> None:
         self._point(weights)
