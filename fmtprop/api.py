@@ -6,7 +6,9 @@ Ties the stages together in their order (import, normalise, assign, plan, run) a
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.compiled import CompiledModel, random_inputs
-from fmtprop.errors import ImportModelError, PlanError, UnsupportedOpError
+from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
@@ -58,15 +60,17 @@ def compile(
     policy : {"optimal", "propagate", "naive", "plain"}
         How formats are chosen: ``"optimal"`` takes the formats and implementations that cost least in all, by exact
         minimisation; the others are greedy (:mod:`fmtprop.passes.policies`).
-    target : {"onednn"}
-        Who executes.
+    target : {"onednn", "mkldnn"}
+        Who executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's operators.
+        Where no oneDNN library can be loaded, ``"mkldnn"`` does, with a warning.
     tune : {"auto", "model", "measure"}
         Where the costs of policy ``"optimal"`` come from: ``"model"`` is a roofline model, ``"measure"`` times on this
         machine what the tuning cache does not know, ``"auto"`` takes the cache where it knows and the model elsewhere.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional
-        Format of graph inputs and outputs by name; row-major where not given.
+        Format of graph inputs and outputs by name; row-major where not given. An input may have a blocked format, such
+        as that of a PyTorch mkldnn tensor (:func:`fmtprop.inspect`), which is then read in place.
     pin : mapping of str to MemoryDesc or str, optional
         Formats that must be, as descriptors or tags: ``{"conv_3.dst": "nChw16c"}``. Only for policy ``"optimal"``.
     tune_budget : float, optional
@@ -118,6 +122,7 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
     PlanError, UnsupportedOpError
         As :func:`compile`.
     """
+    options = _executable(options)
     with torch.autocast("cpu", enabled=False):  # the caller's is no part of what is computed here
         if dnnl.fork_guard():
             net = dnnl.after_fork(lambda: _compile_graph(graph, options))
@@ -130,7 +135,7 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
 def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
     _check_boundary(graph, options.boundary)
     clock = _Clock()
-    normal, precision = normalise(graph, options.dtype)
+    normal, precision = normalise(graph, options.dtype, target=options.target)
     clock.lap("normalise")
     planned = make_plan(normal, options, clock.lap)
     planned.graph.constants.clear()
@@ -176,6 +181,23 @@ def _import(model: Any, example_inputs: Any) -> Graph:
     )
 
 
+def _executable(options: Options) -> Options:
+    """Return the options with a target that can run here: PyTorch's own oneDNN where there is no library."""
+    if options.target == "onednn":
+        try:
+            dnnl.load()
+        except LoadError as error:
+            reason = str(error).splitlines()[0].rstrip(":")
+            warnings.warn(
+                f"{reason}: the model runs on the oneDNN inside PyTorch instead (target='mkldnn'), which is slower; "
+                "`fmtprop doctor` says what is missing",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return replace(options, target="mkldnn")
+    return options
+
+
 def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
     types = {node.name: node.results[0] for node in graph.input_nodes}
     types |= {node.name: graph.type_of(graph.inputs(node.name)["src"]) for node in graph.output_nodes}
@@ -185,10 +207,12 @@ def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
                 f"boundary names {name!r}, but the inputs and outputs of {graph.name} are {', '.join(types)}"
             )
         type_ = types[name]
-        if (desc.dims, desc.dtype) != (type_.dims, type_.dtype) or not desc.is_plain:
+        is_input = name in {node.name for node in graph.input_nodes}
+        fits = (desc.dims, desc.dtype) == (type_.dims, type_.dtype) and desc.kind == "blocked"
+        if not fits or not (desc.is_plain or is_input):
+            extra = "" if is_input else ", and strides without blocks"
             raise UnsupportedOpError(
-                f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type, and strides "
-                "without blocks"
+                f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type{extra}"
             )
 
 

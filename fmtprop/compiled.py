@@ -11,7 +11,8 @@ import torch
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
-from fmtprop.runtime import Executor, Plan
+from fmtprop.runtime import Plan
+from fmtprop.runtime.tensors import executor_of
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.runtime.threads import current_threads
@@ -61,7 +62,7 @@ class CompiledModel:
         self.precision = precision
         self.certificate = certificate
         self.contest = contest
-        self._executor = Executor(plan, checked=options.verify != "off")
+        self._executor = executor_of(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+import torch
+
 from fmtprop import dnnl
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
@@ -21,6 +23,8 @@ from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.targets.mkldnn import computes_in
+from fmtprop.tensor_planner import tensor_assigner
 from fmtprop.tuning import costs_for
 
 __all__ = ["STAGES", "Snapshot", "normalise", "snapshots", "weights_nbytes"]
@@ -53,7 +57,9 @@ class Snapshot:
         return f"{self.stage}, after {self.after}" if self.after else self.stage
 
 
-def normalise(graph: Graph, dtype: str = "f32", observer: Observer | None = None) -> tuple[Graph, str]:
+def normalise(
+    graph: Graph, dtype: str = "f32", observer: Observer | None = None, *, target: str = "onednn"
+) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
     Parameters
@@ -64,6 +70,8 @@ def normalise(graph: Graph, dtype: str = "f32", observer: Observer | None = None
         What compute-intensive ops should run in.
     observer : callable, optional
         Called after each pass with its name and its graph.
+    target : {"onednn", "mkldnn"}
+        Who will execute.
 
     Returns
     -------
@@ -80,9 +88,11 @@ def normalise(graph: Graph, dtype: str = "f32", observer: Observer | None = None
     normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph, observer)
     if dtype == "f32":
         return normal, "f32"
-    if not dnnl.supports("bf16"):
+    if not (computes_in(DataType.BF16) if target == "mkldnn" else dnnl.supports("bf16")):
+        who = "PyTorch's oneDNN" if target == "mkldnn" else "oneDNN"
+        isa = torch.backends.cpu.get_cpu_capability() if target == "mkldnn" else dnnl.lib().isa
         warnings.warn(
-            f"oneDNN has no bf16 on this CPU ({dnnl.lib().isa}): compute-intensive ops run in f32 instead",
+            f"{who} has no bf16 on this CPU ({isa}): compute-intensive ops run in f32 instead",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -94,7 +104,13 @@ def normalise(graph: Graph, dtype: str = "f32", observer: Observer | None = None
 
 
 def snapshots(
-    graph: Graph, stage: str = "formatted", *, policy: str = "propagate", dtype: str = "f32", passes: bool = False
+    graph: Graph,
+    stage: str = "formatted",
+    *,
+    policy: str = "propagate",
+    dtype: str = "f32",
+    target: str = "onednn",
+    passes: bool = False,
 ) -> list[Snapshot]:
     """Return the graph at a stage, or after each pass on the way there.
 
@@ -108,6 +124,8 @@ def snapshots(
         How formats are chosen; ``"optimal"`` by the model's costs.
     dtype : {"f32", "bf16"}
         What compute-intensive ops should run in.
+    target : {"onednn", "mkldnn"}
+        Who is asked for formats.
     passes : bool
         True for the imported graph and the graph after every pass, in order; False for the last one alone.
 
@@ -132,9 +150,11 @@ def snapshots(
         raise FmtpropError(f"unknown stage {stage!r}; known: {', '.join(STAGES)}")
     shots = [Snapshot("imported", "", graph)]
     if stage != "imported":
-        normal, _ = normalise(graph, dtype, lambda name, result: shots.append(Snapshot("normal", name, result)))
+        normal, _ = normalise(
+            graph, dtype, lambda name, result: shots.append(Snapshot("normal", name, result)), target=target
+        )
     if stage == "formatted":
-        assign = _assigner(policy, normal)
+        assign = _assigner(policy, normal) if target == "onednn" else tensor_assigner(policy)
         formatted = assign.run(normal)
         verify(formatted, Stage.FORMATTED)
         shots.append(Snapshot("formatted", assign.name, formatted))

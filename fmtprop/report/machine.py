@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 
 import torch
@@ -10,24 +11,39 @@ import torch
 from fmtprop import dnnl
 
 
-def machine() -> dict[str, str]:
+def machine(target: str = "onednn") -> dict[str, str]:
     """Return CPU model, instruction set, threads and versions.
+
+    Parameters
+    ----------
+    target : {"onednn", "mkldnn"}
+        Whose oneDNN is meant: the library, or the one inside PyTorch.
 
     Returns
     -------
     dict of str to str
         ``cpu``, ``isa`` (as oneDNN uses it), ``threads``, ``onednn``, ``torch``, ``python``.
     """
-    library = dnnl.lib()
-    version = ".".join(map(str, library.version))
+    if target == "mkldnn":
+        isa, onednn = torch.backends.cpu.get_cpu_capability().lower(), f"{_inside_torch()} (inside PyTorch)"
+    else:
+        library = dnnl.lib()
+        isa = str(library.isa)
+        onednn = f"{'.'.join(map(str, library.version))} ({library.hash[:8]}, {library.runtime})"
     return {
         "cpu": _cpu_model(),
-        "isa": str(library.isa),
+        "isa": isa,
         "threads": str(torch.get_num_threads()),
-        "onednn": f"{version} ({library.hash[:8]}, {library.runtime})",
+        "onednn": onednn,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def _inside_torch() -> str:
+    """Return the version of PyTorch's own oneDNN, as its build configuration names it."""
+    match = re.search(r"(?:MKL-DNN|oneDNN)\D*v?(\d+\.\d+\.\d+)", torch.__config__.show())
+    return match.group(1) if match else "of unknown version"
 
 
 def _cpu_model() -> str:

@@ -165,7 +165,7 @@ class Report:
             model=plan.name,
             policy=net.options.policy,
             precision=net.precision,
-            machine=machine(),
+            machine=machine(net.options.target),
             seconds=seconds,
             compile_seconds=dict(net.compile_seconds),
             steps=steps,
@@ -187,7 +187,7 @@ class Report:
     @property
     def fallbacks(self) -> tuple[StepRow, ...]:
         """The steps that oneDNN does not run."""
-        return tuple(row for row in self.steps if row.target != "onednn")
+        return tuple(row for row in self.steps if row.target == "reference" or row.impl == "aten")
 
     @property
     def reorder_seconds(self) -> float:

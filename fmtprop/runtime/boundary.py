@@ -15,6 +15,7 @@ import torch
 from fmtprop.errors import InputError
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.mkldnn_inputs import in_format
 
 #: steps that the exact test for shared elements may take; tensors for which that is too few count as overlapping
 _OVERLAP_WORK = 100_000
@@ -31,14 +32,16 @@ class Port:
     name : str
         Name in the graph.
     desc : MemoryDesc
-        The format in which the plan reads or writes it; plain.
+        The format in which the plan reads or writes it; plain, or of an input blocked or opaque.
     """
 
     __slots__ = ("desc", "dims", "dtype", "name", "strides")
 
     def __init__(self, name: str, desc: MemoryDesc) -> None:
         self.name, self.desc = name, desc
-        self.dims, self.strides, self.dtype = desc.dims, desc.strides, torch_dtype(desc.dtype)
+        self.dims, self.dtype = desc.dims, torch_dtype(desc.dtype)
+        #: of a dense tensor that can be read in place; none if the format is not plain
+        self.strides = desc.strides if desc.is_plain else ()
 
     def read(self, tensor: object) -> torch.Tensor:
         """Return an input in the format that the plan reads: the tensor itself, or a copy.
@@ -62,9 +65,7 @@ class Port:
         ):
             return tensor
         tensor = self._checked("input", tensor).detach()
-        if self.holds(tensor):
-            return tensor
-        return torch.empty_strided(self.dims, self.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        return tensor if self.holds(tensor) else in_format(tensor, self.desc)
 
     def check_out(self, tensor: object) -> torch.Tensor:
         """Return a tensor of the caller's that a result may be written to.
@@ -86,6 +87,8 @@ class Port:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that fits lies in memory as the plan reads or writes it."""
+        if not self.desc.is_plain or tensor.is_mkldnn:
+            return False
         same = all(n == 1 or a == b for n, a, b in zip(self.dims, tensor.stride(), self.strides, strict=True))
         return same and not tensor.is_conj() and not tensor.is_neg()
 
@@ -96,7 +99,7 @@ class Port:
         if tensor.device.type != "cpu":
             remedy = f"pass {self.name}.cpu()" if kind == "input" else "pass a tensor on the CPU"
             raise InputError(f"{name} is on {tensor.device}, but plans run on the CPU: {remedy}")
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided and not (kind == "input" and tensor.is_mkldnn):
             remedy = f" ({self.name}.to_dense())" if kind == "input" else ""
             raise InputError(f"{name} has layout {tensor.layout}; pass a strided tensor{remedy}")
         if tuple(tensor.shape) != self.dims:
@@ -104,7 +107,7 @@ class Port:
             raise InputError(
                 f"{name} has shape {tuple(tensor.shape)}, but the model was compiled for {self.dims}; {example}"
             )
-        if not _has_memory(tensor):
+        if not tensor.is_mkldnn and not _has_memory(tensor):
             raise InputError(
                 f"{name} has no memory of its own (a fake tensor, one inside torch.func.vmap or torch.compile, or "
                 "one whose storage was emptied); pass a real tensor, and call the model outside of what transforms it"

@@ -70,7 +70,7 @@ class _Builder:
         buffers, constants = self._freeze(used)
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, 0, _peak(buffers, len(self.steps)),
-            tuple(self.packed), torch.get_num_threads(),
+            tuple(self.packed), torch.get_num_threads(), True,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ nodes

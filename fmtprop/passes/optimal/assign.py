@@ -81,6 +81,8 @@ class OptimalFormats:
         Formats that must be, by ``"node.operand"`` or ``"node.dst"``.
     time_limit : float
         Seconds for the solver; after that the best found, with an honest gap.
+    in_place : bool
+        Whether plans can place the sources of a concat within its result.
 
     Notes
     -----
@@ -96,6 +98,7 @@ class OptimalFormats:
     boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
     pins: Pins = field(default_factory=dict)
     time_limit: float = 10.0
+    in_place: bool = True
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
@@ -105,7 +108,15 @@ class OptimalFormats:
         """Return the formatted graph and how good it is."""
         greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
         baseline = greedy.run(graph)
-        found = enumerate_ways(graph, self.target, self.fallback, self.boundary, _choices(graph, baseline), self.pins)
+        found = enumerate_ways(
+            graph,
+            self.target,
+            self.fallback,
+            self.boundary,
+            _choices(graph, baseline),
+            self.pins,
+            in_place=self.in_place,
+        )
         self._prepare(found)
         problem = found.problem(self.costs)
         solution = solve(problem, self.time_limit)

@@ -152,6 +152,8 @@ def enumerate_ways(
     boundary: Mapping[str, MemoryDesc],
     known: Mapping[str, Sequence[Candidate]],
     pins: Pins,
+    *,
+    in_place: bool = True,
 ) -> Enumeration:
     """Ask the target for the ways to run each node.
 
@@ -167,13 +169,15 @@ def enumerate_ways(
         Ways that must be among those found, by node name: another policy's choices.
     pins : mapping of str to MemoryDesc
         Formats that operands and results must have, by ``"node.operand"``.
+    in_place : bool
+        Whether plans can place the sources of a concat within its result.
 
     Raises
     ------
     UnsupportedOpError
         A node can't be run at all, or not with its pins.
     """
-    return _Enumerator(graph, target, fallback, boundary, known, pins).run()
+    return _Enumerator(graph, target, fallback, boundary, known, pins, in_place).run()
 
 
 class _Enumerator:
@@ -185,8 +189,9 @@ class _Enumerator:
         boundary: Mapping[str, MemoryDesc],
         known: Mapping[str, Sequence[Candidate]],
         pins: Pins,
+        in_place: bool,
     ) -> None:
-        self.graph, self.target, self.fallback = graph, target, fallback
+        self.graph, self.target, self.fallback, self.in_place = graph, target, fallback, in_place
         self.boundary, self.known, self.pins = boundary, known, pins
         self.wishes = wishes(graph, target)
         self.found = Enumeration(graph)
@@ -250,7 +255,7 @@ class _Enumerator:
                 yield candidate
                 if rank + 1 >= _IMPLEMENTATIONS:
                     break
-        if isinstance(node.attrs, Concat):
+        if isinstance(node.attrs, Concat) and self.in_place:
             yield from self._in_place(node, node.attrs, inputs)
         if not any_way:
             yield from self._fall_back(node, inputs)

@@ -5,17 +5,18 @@ Owns which ways to run a node there are, in which order, and the reorders. Must 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import torch_dtype
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dense import dense_candidates
-from fmtprop.targets.mkldnn.formats import is_opaque, packing_of, row_major
+from fmtprop.targets.mkldnn.dispatcher import computes_in
+from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packing_of, row_major
 from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking, fused_candidates
 from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.opaque import opaque_candidates
@@ -56,13 +57,34 @@ class MkldnnTarget:
         passes = 1 + sum(is_opaque(a) and b != row_major(b) for a, b in ((src, dst), (dst, src)))
         return _CALL + passes * (src.nbytes + dst.nbytes) / _BANDWIDTH
 
+    def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
+        """Return channels-last, row-major and, where PyTorch has mkldnn tensors of that rank, opaque."""
+        plain = MemoryDesc(dims, dtype)
+        found = [channels_last(plain), plain] if 3 <= len(dims) <= 5 and 0 not in dims else [plain]
+        if computes_in(dtype) and 1 <= len(dims) <= 5 and 0 not in dims:
+            found.append(opaque(plain))
+        return list(dict.fromkeys(found))
+
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
         if node.op == "reorder":
             yield from _reorders(request)
             return
-        yield from chain(
-            fused_candidates(node, request), dense_candidates(node, request), opaque_candidates(node, request)
-        )
+        fused = tuple(fused_candidates(node, request))
+        yield from fused
+        if not _packs_weights(node, request):
+            yield from dense_candidates(node, request)
+        yield from opaque_candidates(node, request)
+
+
+def _packs_weights(node: Node, request: Request) -> bool:
+    """Whether the plain operator would pack weights on every call, which the fused one spares.
+
+    Where row-major weights are asked for in so many words, that is what is wanted.
+    """
+    if node.op not in ("convolution", "deconvolution") or request["weights"].kind != "any":
+        return False
+    open_ = {name: MemoryDesc.any(desc.dims, desc.dtype) for name, desc in request.items()}
+    return any(True for _ in fused_candidates(node, open_))
 
 
 def _reorders(request: Request) -> Iterator[Candidate]:

@@ -1,0 +1,153 @@
+"""What it costs to run PyTorch's operators, in seconds: by a model, or by running them here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.passes.target import Candidate
+from fmtprop.targets.mkldnn.formats import packing_of, row_major
+from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking
+from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.mkldnn.target import MkldnnTarget
+
+__all__ = ["MkldnnCosts"]
+
+#: seconds of a call from Python, operations per second and thread, bytes per second: of a current core, roughly
+_CALL, _FLOPS, _BANDWIDTH = 1e-5, 6e10, 1e10
+
+#: share of the operations that fused operators and PyTorch's plain ones reach; the latter pack weights on every call
+_FUSED, _PLAIN = 0.8, 0.4
+
+#: runs of which the fastest counts, after one that does not
+_RUNS = 3
+
+Key = tuple[object, ...]
+
+
+class MkldnnCosts:
+    """Costs of this target's candidates and reorders.
+
+    Parameters
+    ----------
+    measure : bool
+        Whether :meth:`prepare` runs each distinct candidate and reorder on random numbers; otherwise a model by
+        operations and bytes.
+    budget : float, optional
+        Seconds for that; what is not reached keeps the model's figure.
+    progress : callable, optional
+        Called with what is done and how much there is.
+    """
+
+    def __init__(
+        self, *, measure: bool = False, budget: float | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.measure, self.budget, self.progress = measure, budget, progress
+        self._target = MkldnnTarget()
+        self._known: dict[Key, float] = {}
+
+    def prepare(
+        self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
+    ) -> None:
+        """Measure what will be asked, each distinct problem once, where measuring is wanted."""
+        if not self.measure:
+            return
+        jobs: dict[Key, Callable[[], float]] = {}
+        for node, candidate in work:
+            jobs.setdefault(_key(node, candidate), lambda n=node, c=candidate: _timed(n, c))  # type: ignore[misc]
+        for src, dst in reorders:
+            found = self._reorder_candidate(src, dst)
+            if found is not None:
+                jobs.setdefault(("reorder", src, dst), lambda pair=found: _timed(*pair))  # type: ignore[misc]
+        end = None if self.budget is None else perf_counter() + self.budget
+        for done, (key, job) in enumerate(jobs.items()):
+            if end is not None and perf_counter() > end:
+                break
+            if self.progress is not None:
+                self.progress(done, len(jobs))
+            if key not in self._known:
+                self._known[key] = job()
+
+    def node(self, node: Node, candidate: Candidate) -> float:
+        """Return the seconds that a node takes when it runs so."""
+        known = self._known.get(_key(node, candidate))
+        if known is not None:
+            return known
+        moved = sum(desc.nbytes for desc in (*candidate.operands.values(), *candidate.results)) / _BANDWIDTH
+        share = _FUSED if candidate.impl.startswith("mkldnn::") else _PLAIN
+        arithmetic = _operations(node, candidate) / (_FLOPS * torch.get_num_threads() * share)
+        return _CALL + max(moved if share == _FUSED else 2 * moved, arithmetic)
+
+    def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return the seconds of a reorder, 0 for none, or None where there is none."""
+        known = self._known.get(("reorder", src, dst))
+        return known if known is not None else self._target.reorder_cost(src, dst)
+
+    def _reorder_candidate(self, src: MemoryDesc, dst: MemoryDesc) -> tuple[Node, Candidate] | None:
+        from fmtprop.ir.types import TensorType
+        from fmtprop.ops.reorder import Reorder
+
+        node = Node("reorder", "reorder", Reorder(), (TensorType(dst.dims, dst.dtype),))
+        for candidate in self._target.candidates(node, {"src": src, "dst": dst}):
+            return node, candidate
+        return None
+
+
+def _key(node: Node, candidate: Candidate) -> Key:
+    formats = (tuple(candidate.operands.items()), candidate.results)
+    return (node.op, node.attrs, node.post_ops, candidate.target, candidate.impl, formats)
+
+
+def _operations(node: Node, candidate: Candidate) -> float:
+    """Return the products and sums of a node; an element-wise op has one for each element."""
+    operands, dst = candidate.operands, candidate.results[0]
+    weights = operands.get("weights")
+    if weights is None or node.op not in ("convolution", "deconvolution", "inner_product", "matmul"):
+        return float(prod(dst.dims))
+    if node.op == "matmul":
+        return 2.0 * prod(dst.dims) * operands["src"].dims[-1]
+    anchor = operands["src"] if node.op == "deconvolution" else dst
+    return 2.0 * prod(anchor.dims) * prod(weights.dims) / max(anchor.dims[1], 1)
+
+
+def _timed(node: Node, candidate: Candidate) -> float:
+    names = tuple(candidate.operands)
+    tensors = [_tensor(candidate.operands[name]) for name in names]
+    kernel = candidate.handle
+    call: Callable[..., Any] = (
+        kernel.call
+        if isinstance(kernel, Kernel)
+        else lambda *given: evaluate_node(node, dict(zip(names, given, strict=True)))
+    )
+    best = float("inf")
+    with torch.no_grad():
+        call(*tensors)
+        for _ in range(_RUNS):
+            start = perf_counter()
+            call(*tensors)
+            best = min(best, perf_counter() - start)
+    return best
+
+
+def _tensor(desc: MemoryDesc) -> torch.Tensor:
+    """Return random numbers in a format; integers are zeros, which are an index of everything."""
+    plain = desc if desc.is_plain else row_major(desc)
+    dtype = torch_dtype(plain.dtype)
+    tensor = torch.zeros(plain.dims, dtype=dtype, device="cpu")
+    if plain.dtype.is_floating:
+        generator = torch.Generator("cpu").manual_seed(0)
+        tensor = torch.rand(plain.dims, generator=generator, device="cpu").to(dtype)
+    recipe = packing_of(desc)
+    if isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
+        return recipe.pack(tensor)
+    if desc.kind == "opaque":
+        return tensor.to_mkldnn()
+    return torch.empty_strided(plain.dims, plain.strides, dtype=dtype, device="cpu").copy_(tensor)
