@@ -147,6 +147,7 @@ def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
         precision,
         certificate=planned.certificate,
         contest=planned.contest,
+        tuning=planned.tuning,
     )
     if options.verify == "full":
         _check_whole(net, graph)

@@ -12,9 +12,9 @@ from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.runtime import Plan
-from fmtprop.runtime.tensors import executor_of
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
+from fmtprop.runtime.tensors import executor_of
 from fmtprop.runtime.threads import current_threads
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fmtprop.passes.optimal import Certificate
     from fmtprop.report import Report
     from fmtprop.runtime.contest import Contest
+    from fmtprop.tuning import Tuning
 
 
 class CompiledModel:
@@ -42,7 +43,9 @@ class CompiledModel:
     certificate : Certificate, optional
         How good the `optimal` assignment is by its costs.
     contest : Contest, optional
-        How long the `optimal` and the `propagate` plan took when both were run, if they were.
+        How long the plans took that were run against each other, if they were.
+    tuning : Tuning, optional
+        Where the costs of the `optimal` assignment came from.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class CompiledModel:
         precision: str,
         certificate: Certificate | None = None,
         contest: Contest | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self.graph = graph
         self.plan = plan
@@ -62,6 +66,7 @@ class CompiledModel:
         self.precision = precision
         self.certificate = certificate
         self.contest = contest
+        self.tuning = tuning
         self._executor = executor_of(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
 
@@ -255,6 +260,7 @@ class CompiledModel:
             self.precision,
             self.certificate,
             self.contest,
+            self.tuning,
         )
 
     def __copy__(self) -> CompiledModel:

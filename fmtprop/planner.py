@@ -21,14 +21,13 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
 from fmtprop.passes.slice_batch import SliceBatch
-from fmtprop.passes.target import Costs
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
 from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
 from fmtprop.stages import weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import plan_tensors
-from fmtprop.tuning import TuningCache, costs_for
+from fmtprop.tuning import TunedCosts, Tuning, TuningCache, costs_for
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.machine import last_level_cache_nbytes
 
@@ -53,6 +52,8 @@ class Planned:
         The frozen plan.
     certificate : Certificate, optional
         How good the `optimal` assignment is by its costs.
+    tuning : Tuning, optional
+        Where the costs of the `optimal` assignment came from.
     contest : Contest, optional
         How long the plans took that were run against each other: those by cost first, `propagate`'s last.
     """
@@ -61,6 +62,7 @@ class Planned:
     plan: Plan
     certificate: Certificate | None = None
     contest: Contest | None = None
+    tuning: Tuning | None = None
 
 
 def make_plan(normal: Graph, options: Options, lap: Lap) -> Planned:
@@ -101,6 +103,7 @@ class _Planner:
         self.target, self.fallback = OneDnnTarget(), ReferenceTarget()
         self.memory = Memory() if options.verify != "off" else None
         self.cache = TuningCache()
+        self.tuning: Tuning | None = None
 
     def run(self) -> Planned:
         """Assign and freeze, again where a primitive of a plan gives a wrong answer."""
@@ -124,7 +127,7 @@ class _Planner:
                 self.cache.add({key: 1.0 + winner})
                 self.lap("confirm")
             certificate = contestants[winner].certificate or contestants[0].certificate
-            return Planned(contestants[winner].graph, plans[winner], certificate, result)
+            return Planned(contestants[winner].graph, plans[winner], certificate, result, self.tuning)
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
 
     def _check(self, plans: Sequence[Plan]) -> list[Mismatch]:
@@ -147,6 +150,7 @@ class _Planner:
         greedy = self._greedy("propagate")
         solver = OptimalFormats(self.target, self.fallback, costs, self.options.boundary)
         found = [self._solved(solver, self.normal, greedy)]
+        self.tuning = costs.tuning
         if not self.options.confirm or self.options.pin:
             return found
         sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
@@ -170,7 +174,7 @@ class _Planner:
         verify(formatted, Stage.FORMATTED)
         return _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))
 
-    def _costs(self) -> Costs:
+    def _costs(self) -> TunedCosts:
         options = self.options
         return costs_for(
             options.tune,

@@ -15,6 +15,7 @@ from fmtprop.cli.doctor import doctor
 from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
 from fmtprop.cli.race import bench
+from fmtprop.cli.tune import tune
 
 app = typer.Typer(
     add_completion=False,
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (run, report, show, models, bench, layout, doctor):
+for command in (run, report, show, models, tune, bench, layout, doctor):
     app.command()(command)
 
 

@@ -16,7 +16,9 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Policy = Annotated[str, typer.Option("--policy", "-p", help="How formats are chosen: propagate, naive or plain.")]
+Policy = Annotated[
+    str, typer.Option("--policy", "-p", help="How formats are chosen: optimal, propagate, naive or plain.")
+]
 Policies = Annotated[
     list[str] | None,
     typer.Option(
@@ -24,9 +26,20 @@ Policies = Annotated[
         "--policies",
         "-p",
         metavar="NAME[,NAME...]",
-        help="How formats are chosen: propagate, naive, plain. Several are compared; the first is the baseline.",
+        help="How formats are chosen: optimal, propagate, naive, plain. Several are compared with the first.",
         show_default=False,
     ),
+]
+Tune = Annotated[
+    str,
+    typer.Option(
+        "--tune",
+        help="Where the costs of policy optimal come from: model (a roofline), measure (timed here, and remembered) "
+        "or auto (what was measured before, the model elsewhere).",
+    ),
+]
+Target = Annotated[
+    str, typer.Option("--target", help="Who executes: onednn (the library) or mkldnn (the oneDNN inside PyTorch).")
 ]
 Dtype = Annotated[str, typer.Option("--dtype", "-d", help="What compute-intensive ops run in: f32 or bf16.")]
 Threads = Annotated[

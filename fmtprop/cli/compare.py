@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policies, Repeats, ReportFile, Threads, Verify, words
+from fmtprop.cli.arguments import (
+    Dtype,
+    Json,
+    Model,
+    Policies,
+    Repeats,
+    ReportFile,
+    Target,
+    Threads,
+    Tune,
+    Verify,
+    words,
+)
 from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
 
 if TYPE_CHECKING:
@@ -22,16 +34,18 @@ def run(
     dtype: Dtype = "f32",
     threads: Threads = None,
     verify: Verify = "on",
+    tune: Tune = "auto",
+    target: Target = "onednn",
     repeats: Repeats = 10,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
     """Compile and run a model, check it against PyTorch.
 
-    The model runs on seeded random inputs under each policy (default: propagate). The summary has run times, memory,
+    The model runs on seeded random inputs under each policy (default: optimal). The summary has run times, memory,
     and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ from PyTorch's.
     """
-    comparison = _compare(model, words(policy or ["propagate"]), dtype, threads, verify, repeats, report)
+    comparison = _compare(model, words(policy or ["optimal"]), dtype, threads, verify, tune, target, repeats, report)
     emit(comparison.to_json() if as_json else comparison.summary())
     _finish(comparison, report)
 
@@ -46,16 +60,19 @@ def report(
     dtype: Dtype = "f32",
     threads: Threads = None,
     verify: Verify = "on",
+    tune: Tune = "auto",
+    target: Target = "onednn",
     repeats: Repeats = 10,
     as_json: Json = False,
 ) -> None:
     """Report what each reorder costs, policies side by side.
 
     Of each policy (default: all of them): every reorder with its cost and its reason, implementations, formats, the
-    slowest steps, what oneDNN does not run, memory and compile time.
+    slowest steps, what oneDNN does not run, memory and compile time. Policy optimal comes with its certificate: what
+    its choice costs, what no choice can cost less than, and what propagate's choices cost by the same costs.
     """
-    names = words(policy or ["plain,naive,propagate"])
-    comparison = _compare(model, names, dtype, threads, verify, repeats, output)
+    names = words(policy or ["plain,naive,propagate,optimal"])
+    comparison = _compare(model, names, dtype, threads, verify, tune, target, repeats, output)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
     _finish(comparison, output)
@@ -67,6 +84,8 @@ def _compare(
     dtype: str,
     threads: int | None,
     verify: str,
+    tune: str,
+    target: str,
     repeats: int,
     destination: Path | None,
 ) -> Comparison:
@@ -79,7 +98,7 @@ def _compare(
         with failing(USAGE):
             if destination is not None:
                 check_destination(destination)
-            options = [Options(dtype=dtype, policy=name, verify=verify) for name in policies]
+            options = [Options(dtype=dtype, policy=name, target=target, verify=verify, tune=tune) for name in policies]
             graph = load(model)
         return compare_policies(graph, options, threads=threads, repeats=repeats, progress=say)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Target
 from fmtprop.cli.console import USAGE, emit, failing, progress
 
 
@@ -32,8 +32,9 @@ def show(
     model: Model,
     stage: Annotated[StageName, typer.Option("--stage", "-s", help="How far the model goes.")] = StageName.FORMATTED,
     passes: Annotated[bool, typer.Option("--passes", help="Show the graph after each pass on the way.")] = False,
-    policy: Policy = "propagate",
+    policy: Policy = "optimal",
     dtype: Dtype = "f32",
+    target: Target = "onednn",
     form: Annotated[Form, typer.Option("--format", "-f", help="How it is printed.")] = Form.TEXT,
 ) -> None:
     """Show the graph after a stage, or after every pass.
@@ -48,9 +49,11 @@ def show(
     from fmtprop.stages import snapshots
 
     with failing(USAGE):
-        options = Options(policy=policy, dtype=dtype)
+        options = Options(policy=policy, dtype=dtype, target=target)
         graph = load(model)
-    shots = snapshots(graph, stage.value, policy=options.policy, dtype=options.dtype, passes=passes)
+    shots = snapshots(
+        graph, stage.value, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes
+    )
     if form is Form.JSON:
         data = [{"stage": shot.stage, "after": shot.after, **graph_data(shot.graph)} for shot in shots]
         emit(json.dumps(data if passes else data[0], indent=1, allow_nan=False))

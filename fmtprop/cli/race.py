@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, Threads, words
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, Target, Threads, Tune, words
 from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
 
 
@@ -22,8 +22,10 @@ def bench(
             show_default="torch",
         ),
     ] = None,
-    policy: Policy = "propagate",
+    policy: Policy = "optimal",
     dtype: Dtype = "f32",
+    tune: Tune = "auto",
+    target: Target = "onednn",
     threads: Threads = None,
     rounds: Annotated[int, typer.Option("--rounds", "-n", min=1, help="Turns of every runtime, interleaved.")] = 20,
     report: ReportFile = None,
@@ -43,7 +45,7 @@ def bench(
         with failing(USAGE):
             if report is not None:
                 check_destination(report)
-            options = Options(dtype=dtype, policy=policy)
+            options = Options(dtype=dtype, policy=policy, target=target, tune=tune)
             peers = choose_peers(words(versus or ["torch"]))
             graph = load(model)
         result = race(graph, peers, options, threads=threads, rounds=rounds, progress=say)

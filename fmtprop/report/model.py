@@ -30,6 +30,9 @@ class Compiled(Protocol):
     precision: str
     compile_seconds: dict[str, float]
     options: Any
+    certificate: Any
+    tuning: Any
+    contest: Any
 
     def profile(self, *, repeats: int) -> list[float]:
         """Return the median seconds of each step."""
@@ -126,6 +129,12 @@ class Report:
         Constants packed once: node, format, bytes.
     memory : mapping of str to int
         Bytes: ``constants``, ``arena``, ``peak`` (the arena's lower bound).
+    certificate : mapping of str to float, optional
+        Of policy `optimal`: the fields of :class:`fmtprop.passes.optimal.Certificate`.
+    tuning : mapping of str to float, optional
+        Of policy `optimal`: where its costs came from, the fields of :class:`fmtprop.tuning.Tuning`.
+    contest : mapping of str to object, optional
+        Of policy `optimal`: how long the plans took that were run against each other, if they were.
     """
 
     model: str
@@ -138,6 +147,9 @@ class Report:
     reorders: tuple[ReorderRow, ...]
     packed: tuple[tuple[str, str, int], ...]
     memory: Mapping[str, int]
+    certificate: Mapping[str, float] | None = None
+    tuning: Mapping[str, float] | None = None
+    contest: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
@@ -172,6 +184,9 @@ class Report:
             reorders=reorders,
             packed=packed,
             memory=memory,
+            certificate=_fields(net.certificate),
+            tuning=_fields(net.tuning),
+            contest=_fields(net.contest),
         )
 
     @property
@@ -206,6 +221,10 @@ class Report:
         from fmtprop.report.text import report_text
 
         return report_text(self)
+
+
+def _fields(record: Any) -> dict[str, Any] | None:
+    return None if record is None else asdict(record)
 
 
 def _whole_run(net: Compiled, repeats: int) -> float:

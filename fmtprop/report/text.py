@@ -21,6 +21,8 @@ _COSTLIEST = 5
 def report_text(report: Report) -> str:
     """Return one report: summary, reorders, formats, implementations, slowest steps, fallbacks."""
     parts: list[RenderableType] = [_headline(report), _reorders(report), _counts(report), _slowest(report)]
+    if report.certificate is not None:
+        parts.insert(1, certificate_text(report) + "\n")
     if report.fallbacks:
         parts.append(_fallbacks(report))
     return _render(Group(*parts))
@@ -46,7 +48,8 @@ def comparison_summary(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> list[RenderableType]:
-    return [_machine(comparison.reports[0]), _side_by_side(comparison), _verdict(comparison), ""]
+    certificates = [certificate_text(report) for report in comparison.reports if report.certificate is not None]
+    return [_machine(comparison.reports[0]), _side_by_side(comparison), _verdict(comparison), *certificates, ""]
 
 
 def _side_by_side(comparison: Comparison) -> Table:
@@ -85,6 +88,23 @@ def _verdict(comparison: Comparison) -> str:
     if comparison.failures:
         return "check against PyTorch FAILED: " + "; ".join(comparison.failures)
     return "check against PyTorch: passed under each policy"
+
+
+def certificate_text(report: Report) -> str:
+    """Return how good the choice of policy `optimal` is, where its costs came from, and what running it showed."""
+    c = report.certificate or {}
+    proof = "proved optimal" if c["gap"] <= 1e-9 else f"gap {c['gap']:.2%}"
+    lines = [
+        f"policy {report.policy}: costs {_time(c['objective'])}, lower bound {_time(c['bound'])} ({proof}); propagate "
+        f"costs {_time(c['propagate'])}; {c['alternatives']} alternatives solved in {_time(c['seconds'])}"
+    ]
+    if (t := report.tuning) is not None:
+        lines.append(f"costs: {t['measured']} measured, {t['cached']} from the cache, {t['modelled']} from the model")
+    if (run := report.contest) is not None:
+        times = ", ".join(_time(seconds) for seconds in run["seconds"])
+        kept = "kept" if run["winner"] == 0 else f"plan {run['winner'] + 1} kept"
+        lines.append(f"run in turns, the cheapest by cost first and propagate's last: {times}; {kept}")
+    return "\n".join(lines)
 
 
 def _machine(report: Report) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.optimal.enumerate import Enumeration, Pins, enumerate_ways
+from fmtprop.passes.optimal.conversions import cheapest_conversions
+from fmtprop.passes.optimal.enumerate import Enumeration, Pins, Way, enumerate_ways
 from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
@@ -108,18 +110,19 @@ class OptimalFormats:
         """Return the formatted graph and how good it is."""
         greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
         baseline = greedy.run(graph)
+        known = _choices(graph, baseline)
         found = enumerate_ways(
             graph,
             self.target,
             self.fallback,
             self.boundary,
-            _choices(graph, baseline),
+            known,
             self.pins,
             in_place=self.in_place,
         )
         self._prepare(found)
         problem = found.problem(self.costs)
-        solution = solve(problem, self.time_limit)
+        solution = solve(problem, self.time_limit, _indices(problem, known))
         formatted = realise(graph, problem, solution, greedy)
         return _with_reorder_costs(formatted, self.costs), self._certify(problem, solution, baseline)
 
@@ -188,6 +191,35 @@ def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
             if chosen.op == node.op:
                 known[node.name] = [_candidate(chosen)]
     return known
+
+
+def _indices(problem: Problem, known: Mapping[str, list[Candidate]]) -> tuple[int, ...] | None:
+    """Return a greedy policy's choices as a choice of alternatives: what the solver may not be worse than.
+
+    None where pins forbid one of them, or where the greedy policy has no node of that name (a conversion of the data
+    type that it left to a reader's reorder).
+    """
+    chosen = []
+    for op, indices in problem.covering().items():
+        wanted = known.get(op)
+        matches = [i for i in indices if wanted is None or _alike(problem.alternatives[i].payload, wanted[0])]
+        if not matches or (wanted is None and len(indices) > 1):
+            return None
+        chosen.append(matches[0])
+    try:
+        cheapest_conversions(problem, tuple(sorted(chosen)))
+    except PassError:
+        return None  # a format that only a pinned-out way makes
+    return tuple(sorted(chosen))
+
+
+def _alike(way: Way, candidate: Candidate) -> bool:
+    other = way.candidate
+    return (other.impl, dict(other.operands), other.results) == (
+        candidate.impl,
+        dict(candidate.operands),
+        candidate.results,
+    )
 
 
 def _with_reorder_costs(formatted: Graph, costs: Costs) -> Graph:

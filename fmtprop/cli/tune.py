@@ -1,0 +1,62 @@
+"""``fmtprop tune``: what a model's primitives and reorders cost on this machine, measured once and remembered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from fmtprop.cli.arguments import Dtype, Json, Model, Threads
+from fmtprop.cli.console import USAGE, emit, failing, progress
+
+
+def tune(
+    model: Model,
+    dtype: Dtype = "f32",
+    threads: Threads = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", "-b", min=0.001, help="Seconds after which measuring ends.", show_default="no end"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what a model's primitives and reorders cost here, and keep it for later compilations.
+
+    Fills the tuning cache for one model, data type and number of threads: policy optimal then compiles from measured
+    costs without measuring. Prints the certificate of the plan that comes of them.
+    """
+    with progress() as say:
+        from fmtprop.api import Options, compile_graph
+        from fmtprop.bench.policies import use_threads
+        from fmtprop.frontends import load
+
+        def measuring(done: int, total: int) -> None:
+            say("measuring", done, total)
+
+        with failing(USAGE):
+            options = Options(dtype=dtype, tune="measure", tune_budget=budget, progress=measuring)
+            graph = load(model)
+        use_threads(threads)
+        net = compile_graph(graph, options)
+    tuning, certificate = net.tuning, net.certificate
+    data = {
+        "model": net.plan.name,
+        "precision": net.precision,
+        "threads": net.plan.threads,
+        "tuning": None if tuning is None else asdict(tuning),
+        "certificate": None if certificate is None else asdict(certificate),
+    }
+    if as_json:
+        emit(json.dumps(data, indent=1))
+        return
+    lines = [f"{net.plan.name}, {net.precision}, {net.plan.threads} threads"]
+    if tuning is not None:
+        lines.append(
+            f"costs: {tuning.measured} measured in {tuning.seconds:.1f} s, {tuning.cached} known before, "
+            f"{tuning.modelled} from the model"
+        )
+    if certificate is not None:
+        lines.append(f"plan: {certificate}")
+    emit("\n".join(lines))
