@@ -68,7 +68,8 @@ class TimedCall:
             status = execute(primitive, stream, count, array) or status
         self._stream.wait()
         taken = perf_counter() - start
-        dnnl.raise_status("dnnl_primitive_execute", status, str(self._pd), self._pd.repro)
+        if status:
+            dnnl.raise_status("dnnl_primitive_execute", status, str(self._pd), self._pd.repro)
         return taken
 
     def close(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import exp, log
+from time import perf_counter
 
 import torch
 
@@ -19,11 +20,19 @@ from fmtprop.targets.memory import huge_bytes
 from fmtprop.tuning.cache import TuningCache, key_of
 from fmtprop.tuning.calls import Argument, TimedCall
 
-#: bytes over which weights are streamed again and again: from a first-level cache to beyond any last-level one
-FOOTPRINTS = (2 << 20, 8 << 20, 32 << 20, 128 << 20)
+#: bytes over which weights are streamed again and again: from a part of a last-level cache to beyond any
+FOOTPRINTS = (8 << 20, 32 << 20, 128 << 20)
 
 #: bytes of one call's weights in a stream
-_CHUNK = 1 << 20
+_CHUNK = 4 << 20
+
+#: how often everything is measured; seconds after which there is no further attempt
+_ATTEMPTS, _PATIENCE = 3, 1.0
+
+#: by the start of their names, the least that any machine does that runs oneDNN on AVX2 or later: what is below was
+#: measured while others had the machine, and threads waited for each other
+_LEAST = {"flops": 8e9, "reading": 1e9, "copying": 2e9}
+_SLOWEST_CALL = 1e-4
 
 #: types whose arithmetic is worth a figure of its own
 _TYPES = (DataType.F32, DataType.BF16)
@@ -89,8 +98,10 @@ def peaks(cache: TuningCache) -> Peaks:
     keys = {name: key_of({"peak": name}) for name in names}
     known = {name: value for name, key in keys.items() if (value := cache.get(key)) is not None}
     if len(known) < len(names):
-        known = _measure(types)
-        cache.add({keys[name]: value for name, value in known.items()})
+        measured = _measure(types)
+        known = {name: _plausible(name, value) for name, value in measured.items()}
+        if known == measured:  # else the next compilation tries again
+            cache.add({keys[name]: value for name, value in known.items()})
     return Peaks(
         {dtype: known[f"flops {dtype}"] for dtype in types},
         {footprint: known[f"reading {footprint}"] for footprint in FOOTPRINTS},
@@ -100,13 +111,34 @@ def peaks(cache: TuningCache) -> Peaks:
 
 
 def _measure(types: list[DataType]) -> dict[str, float]:
+    """Return the best figures of several attempts: whoever else uses the machine only ever makes them worse."""
     torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
     memory = huge_bytes(FOOTPRINTS[-1])
-    found = {f"flops {dtype}": _flops(dtype, memory.data_ptr()) for dtype in types}
-    found |= {f"reading {n}": value for n, value in _reading(memory.data_ptr()).items()}
-    found["call"] = call = _copy_seconds(16, memory.data_ptr())
+    best: dict[str, float] = {}
+    start = perf_counter()
+    for attempt in range(_ATTEMPTS):
+        if attempt and perf_counter() - start > _PATIENCE:
+            break
+        for name, figure in _attempt(types, memory.data_ptr()).items():
+            better = min if name == "call" else max
+            best[name] = better(best.get(name, figure), figure)
+    return best
+
+
+def _plausible(name: str, figure: float) -> float:
+    """Return a figure, or the worst that a machine can have."""
+    if name == "call":
+        return min(figure, _SLOWEST_CALL)
+    return max(figure, _LEAST[name.partition(" ")[0]])
+
+
+def _attempt(types: list[DataType], pointer: int) -> dict[str, float]:
+    found = {f"flops {dtype}": _flops(dtype, pointer) for dtype in types}
+    found |= {f"reading {n}": value for n, value in _reading(pointer).items()}
+    found["call"] = call = _copy_seconds(16, pointer)
     elements = 1 << 18
-    found["copying"] = 8 * elements / max(_copy_seconds(elements, memory.data_ptr()) - call, 1e-9)
+    whole = _copy_seconds(elements, pointer)
+    found["copying"] = 8 * elements / max(whole - call, whole / 2)  # a call cannot be most of it
     return found
 
 
@@ -122,17 +154,16 @@ def _flops(dtype: DataType, pointer: int) -> float:
     with dnnl.convolution_forward(
         "forward_inference", "convolution_direct", src, weights, None, dst, ones, (0, 0), ones, ones
     ) as first:
-        for pd in first.implementations():
-            if pd.is_reference or pd.impl.startswith(("gemm", "simple")):
-                continue
+        # the library offers its best first, or second
+        for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
-            best = max(best, operations / _fastest(pd, ("SRC", "WEIGHTS", "DST"), pointer, rounds=30))
+            best = max(best, operations / _fastest(pd, ("SRC", "WEIGHTS", "DST"), pointer, rounds=12))
     return best
 
 
 def _reading(pointer: int) -> dict[int, float]:
     """Return the bytes per second of a product of one row with weights that come around after a footprint."""
-    size = 512
+    size = 1024
     src, weights, dst = (_native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
     found = {}
     with dnnl.inner_product_forward("forward_inference", src, weights, None, dst) as pd:
@@ -142,7 +173,7 @@ def _reading(pointer: int) -> dict[int, float]:
             offsets = range(start, footprint - _CHUNK + 1, _CHUNK) or range(start, start + 1)
             times: list[float] = []
             # the first round brings the caches into the state of the second
-            for _ in range(max(2, -(-16 // len(offsets)))):
+            for _ in range(max(2, -(-12 // len(offsets)))):
                 times = []
                 for offset in offsets:
                     call.point({number: pointer + offset})

@@ -42,6 +42,18 @@ def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypat
     assert len(calls) == 1
 
 
+def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(types: list[DataType]) -> dict[str, float]:
+        busy = {f"flops {dtype}": 1e6 for dtype in types} | {f"reading {size}": 1e6 for size in FOOTPRINTS}
+        return busy | {"copying": 1e6, "call": 0.1}
+
+    monkeypatch.setattr(module, "_measure", measure)
+    cache = TuningCache(tmp_path / "tuning.txt")
+    found = peaks(cache)
+    assert found.flops[DataType.F32] > 1e9 and found.memory >= 1e9 and found.copying >= 1e9 and found.call < 0.01
+    assert len(cache) == 0
+
+
 def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
     tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

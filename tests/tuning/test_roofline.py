@@ -19,7 +19,7 @@ from fmtprop.tuning.roofline import ModelCosts, efficiency
 
 PEAKS = Peaks(
     {DataType.F32: 1e11, DataType.BF16: 2e11},
-    dict(zip(FOOTPRINTS, (4e10, 3e10, 2e10, 1e10), strict=True)),
+    dict(zip(FOOTPRINTS, (4e10, 2e10, 1e10), strict=True)),
     5e10,
     1.5e-6,
 )
