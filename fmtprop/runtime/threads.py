@@ -1,14 +1,15 @@
 """One plan for each number of threads.
 
 A primitive is compiled for a number of threads: its share of the work and its scratchpad depend on it. When the
-number changes, every primitive is made again, by the same implementation and for exactly the same formats, so that the
-packed constants serve both plans. Owns that, and what number the caller's thread runs with; must not choose formats.
+number changes, every primitive is made again, by the same implementation and in the same formats, so that the packed
+constants serve both plans; but for those that an implementation wants in another format for this number. Owns that,
+and what number the caller's thread runs with; must not choose the formats of what steps hand to each other.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -17,12 +18,14 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import LoadError, PlanError
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.op import opdef
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
-from fmtprop.runtime.plan import Buffer, Home, Plan
+from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.runtime.selfcheck import Memory, check_steps
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
@@ -83,7 +86,7 @@ def for_threads(plan: Plan, threads: int, memory: Memory | None) -> Plan:
     with running_with(threads), torch.device("cpu"), torch.autocast("cpu", enabled=False):
         for _ in range(_ATTEMPTS):
             try:
-                other = _rebuilt(plan, dnnl.lib().threads, target)
+                other = _Rebuilder(plan, dnnl.lib().threads, target).build()
             except _NoPrimitiveError as error:
                 warnings.warn(
                     f"model {plan.name} keeps running with {plan.threads} threads: {error}; compile it again with "
@@ -123,79 +126,103 @@ def _torch_governs() -> bool:
     return follows
 
 
-def _rebuilt(plan: Plan, threads: int, target: Target) -> Plan:
-    buffers, compiled = list(plan.buffers), dict[int, dnnl.Primitive]()
-    steps = []
-    for number, step in enumerate(plan.steps):
-        if step.primitive is None or step.target != target.name:
-            steps.append(step)  # PyTorch reads the number at each call
-            continue
-        candidate = _same(step.node, target)
-        primitive = compiled.get(id(candidate.handle))
+class _Rebuilder:
+    """A plan in the making: the same steps with other primitives."""
+
+    def __init__(self, plan: Plan, threads: int, target: Target) -> None:
+        self.plan, self.threads, self.target = plan, threads, target
+        self.buffers = list(plan.buffers)
+        self.added: list[torch.Tensor] = []
+        self.packed: list[Node] = []
+        self.compiled: dict[int, dnnl.Primitive] = {}
+        #: (buffer, format) -> the same constant in that format
+        self.copies: dict[tuple[int, MemoryDesc], Access] = {}
+
+    def build(self) -> Plan:
+        steps = tuple(self._rebuilt(number, step) for number, step in enumerate(self.plan.steps))
+        arena = [i for i, buffer in enumerate(self.buffers) if buffer.home is Home.ARENA]
+        sizes = [Lifetime(b.nbytes, b.first, b.last) for b in (self.buffers[i] for i in arena)]
+        layout = plan_arena(sizes)
+        check_fits(layout.nbytes, f"a run of {self.plan.name}")
+        for i, offset in zip(arena, layout.offsets, strict=True):
+            self.buffers[i] = replace(self.buffers[i], offset=offset)
+        return replace(
+            self.plan, steps=steps, buffers=tuple(self.buffers), constants=(*self.plan.constants, *self.added),
+            arena_nbytes=layout.nbytes, peak_nbytes=layout.peak_nbytes, packed=(*self.plan.packed, *self.packed),
+            threads=self.threads,
+        )  # fmt: skip
+
+    def _rebuilt(self, number: int, step: Step) -> Step:
+        choice = step.node.choice
+        if step.primitive is None or choice is None or step.target != self.target.name:
+            return step  # PyTorch reads the number at each call
+        constants = {n for n, a in step.operands.items() if self.plan.buffers[a.buffer].home is Home.CONSTANT}
+        candidate = _closest(step.node, choice, constants, self.target)
+        operands = dict(step.operands)
+        for name in constants:
+            if candidate.operands[name] != choice.operands[name]:
+                operands[name] = self._repacked(step, name, candidate.operands[name])
+        primitive = self.compiled.get(id(candidate.handle))
         if primitive is None:
-            primitive = compiled[id(candidate.handle)] = dnnl.Primitive(candidate.handle)
-        reason = step.node.choice.reason if step.node.choice is not None else ""
-        node = step.node.with_(choice=candidate.choice(reason))
-        scratchpad = _make_room(buffers, step.scratchpad, primitive.desc.scratchpad_nbytes, number)
-        steps.append(replace(step, node=node, primitive=primitive, scratchpad=scratchpad))
-    return _laid_out(replace(plan, steps=tuple(steps), threads=threads), buffers)
+            primitive = self.compiled[id(candidate.handle)] = dnnl.Primitive(candidate.handle)
+        formats = {n: candidate.operands[n] if n in constants else desc for n, desc in choice.operands.items()}
+        chosen = replace(choice, impl=candidate.impl, operands=formats, handle=candidate.handle)
+        scratchpad = self._make_room(step.scratchpad, primitive.desc.scratchpad_nbytes, number)
+        node = step.node.with_(choice=chosen)
+        return replace(step, node=node, operands=operands, primitive=primitive, scratchpad=scratchpad)
+
+    def _repacked(self, step: Step, name: str, desc: MemoryDesc) -> Access:
+        """Return a constant in the format that this number of threads wants."""
+        access = step.operands[name]
+        known = self.copies.get((access.buffer, desc))
+        if known is not None:
+            return known
+        type_ = TensorType(desc.dims, desc.dtype)
+        node = Node(f"{step.node.name}.{name}_for_{self.threads}", "reorder", opdef("reorder").attrs(), (type_,))
+        for candidate in self.target.candidates(node, {"src": access.desc, "dst": desc}):
+            reason = f"{step.node.name}.{name} wants {desc} with {self.threads} threads"
+            reorder = node.with_(descs=(desc,), choice=candidate.choice(reason))
+            flat = self.plan.constants[self.plan.buffers[access.buffer].index]
+            (packed,) = ConstantStore().compute(reorder, {"src": (flat, access.desc)})
+            index = len(self.plan.constants) + len(self.added)
+            self.added.append(packed)
+            self.packed.append(reorder)
+            self.buffers.append(Buffer(Home.CONSTANT, packed.numel(), index=index))
+            place = self.copies[access.buffer, desc] = Access(len(self.buffers) - 1, desc)
+            return place
+        raise _NoPrimitiveError(f"{step.node.label}: operand {name} cannot be packed again, as {desc}")
+
+    def _make_room(self, scratchpad: int | None, nbytes: int, step: int) -> int | None:
+        """Give a step's scratchpad its new size; return its buffer."""
+        if scratchpad is not None:
+            self.buffers[scratchpad] = replace(self.buffers[scratchpad], nbytes=nbytes)
+            return scratchpad if nbytes else None
+        if not nbytes:
+            return None
+        self.buffers.append(Buffer(Home.ARENA, nbytes, first=step, last=step))
+        return len(self.buffers) - 1
 
 
-def _same(node: Node, target: Target) -> Candidate:
-    """Return the node's own implementation in its formats, else the first that is not a slow reference."""
-    choice = node.choice
-    if choice is None:
-        raise PlanError(f"{node.label} has no choice: assign formats before planning")
-    wanted = {**choice.operands, **dict(zip(opdef(node.op).result_names, node.descs, strict=False))}
-    stand_in: Candidate | None = None
-    for request in _requests(node, wanted):
-        for candidate in target.candidates(node, request):
-            given = {**candidate.operands, **dict(zip(opdef(node.op).result_names, candidate.results, strict=False))}
-            if any(given.get(name) != desc for name, desc in wanted.items()):
-                continue
-            if candidate.impl == choice.impl:
-                return candidate
-            if stand_in is None and not candidate.is_ref:
-                stand_in = candidate
-    if stand_in is None:
-        raise _NoPrimitiveError(f"{node.label} with {choice.impl} has no other primitive in its formats")
-    return stand_in
+def _closest(node: Node, choice: Choice, constants: Set[str], target: Target) -> Candidate:
+    """Return the node's own implementation, or else another that is not a slow reference.
 
-
-def _requests(node: Node, wanted: Mapping[str, MemoryDesc]) -> Iterator[dict[str, MemoryDesc]]:
-    """Yield ways to ask for the formats that are wanted; only what is answered with exactly these is taken.
-
-    Where a dimension is 1, oneDNN tells strides apart that place no element differently, and some implementations take
-    those only that they choose themselves.
+    What other steps read and write keeps its format. Constants may need another: how wide some implementations block
+    weights depends on the number of threads.
     """
-    yield dict(wanted)
-    free = set(opdef(node.op).result_names)
-    yield {name: _any(desc) if name in free else desc for name, desc in wanted.items()}
-    if "weights" in wanted:
-        free |= {"weights"}
-        yield {name: _any(desc) if name in free else desc for name, desc in wanted.items()}
-
-
-def _any(desc: MemoryDesc) -> MemoryDesc:
-    return MemoryDesc.any(desc.dims, desc.dtype)
-
-
-def _make_room(buffers: list[Buffer], scratchpad: int | None, nbytes: int, step: int) -> int | None:
-    """Give a step's scratchpad its new size; return its buffer."""
-    if scratchpad is not None:
-        buffers[scratchpad] = replace(buffers[scratchpad], nbytes=nbytes)
-        return scratchpad if nbytes else None
-    if not nbytes:
-        return None
-    buffers.append(Buffer(Home.ARENA, nbytes, first=step, last=step))
-    return len(buffers) - 1
-
-
-def _laid_out(plan: Plan, buffers: list[Buffer]) -> Plan:
-    """Return the plan with an arena for buffers of these sizes."""
-    arena = [i for i, buffer in enumerate(buffers) if buffer.home is Home.ARENA]
-    layout = plan_arena([Lifetime(buffers[i].nbytes, buffers[i].first, buffers[i].last) for i in arena])
-    for i, offset in zip(arena, layout.offsets, strict=True):
-        buffers[i] = replace(buffers[i], offset=offset)
-    check_fits(layout.nbytes, f"a run of {plan.name}")
-    return replace(plan, buffers=tuple(buffers), arena_nbytes=layout.nbytes, peak_nbytes=layout.peak_nbytes)
+    names = opdef(node.op).result_names
+    wanted = {**choice.operands, **dict(zip(names, node.descs, strict=False))}
+    found: dict[tuple[bool, bool], Candidate] = {}
+    for free in (set(), set(names), set(names) | constants, set(wanted)):
+        # Where a dimension is 1, oneDNN tells strides apart that place no element differently, and some implementations
+        # take only those that they choose themselves: so they may choose, and only what is the same is taken.
+        request = {n: MemoryDesc.any(d.dims, d.dtype) if n in free else d for n, d in wanted.items()}
+        for candidate in target.candidates(node, request):
+            given = {**candidate.operands, **dict(zip(names, candidate.results, strict=False))}
+            differing = {name for name, desc in wanted.items() if given[name].at_start() != desc.at_start()}
+            if differing <= constants and not (candidate.is_ref and candidate.impl != choice.impl):
+                found.setdefault((candidate.impl != choice.impl, bool(differing)), candidate)
+        if (False, False) in found:
+            break
+    if not found:
+        raise _NoPrimitiveError(f"{node.label} with {choice.impl} has no other primitive in its formats")
+    return found[min(found)]

@@ -66,19 +66,52 @@ def test_a_model_follows_torchs_number_of_threads(before, after, policy):
         assert dnnl.lib().threads == torch.get_num_threads() == threads
 
 
-def test_the_plan_for_another_number_keeps_formats_and_shares_constants():
+def test_the_plan_for_another_number_keeps_activations_and_shares_constants():
     _, net, _ = compiled(2)
     other = net._executor.prepare(1)
     assert other.threads == 1
-    assert other.constants is net.plan.constants
+    shared = other.constants[: len(net.plan.constants)]
+    assert all(a is b for a, b in zip(shared, net.plan.constants, strict=True))
     for mine, theirs in zip(net.plan.steps, other.steps, strict=True):
-        assert dict(mine.operands) == dict(theirs.operands)
         assert mine.results == theirs.results
+        for name, access in mine.operands.items():
+            if net.plan.buffers[access.buffer].home is not Home.CONSTANT:
+                assert theirs.operands[name] == access
         if mine.primitive is not None:
             assert mine.node.choice.impl == theirs.node.choice.impl
             assert mine.primitive is not theirs.primitive
-    mine = {b.index for b in net.plan.buffers if b.home is Home.CONSTANT}
-    assert {b.index for b in other.buffers if b.home is Home.CONSTANT} == mine
+
+
+def test_weights_that_the_other_number_blocks_otherwise_are_packed_again(monkeypatch):
+    """As brgconv does on AVX2, in blocks of 24 or 16; equal layers share what is packed for them."""
+    torch.manual_seed(0)
+    shared = nn.Conv2d(32, 32, 3, padding=1)
+    module, x = nn.Sequential(shared, nn.ReLU(), shared).eval(), torch.randn(1, 32, 10, 10)
+    torch.set_num_threads(2)
+    net = fp.compile(module, x)
+    convolutions = [step for step in net.plan.steps if step.node.op == "convolution"]
+    before = {step.node.choice.operands["weights"] for step in convolutions}
+    honest = threading_plans.OneDnnTarget.candidates
+
+    def another_block(self, node, request):
+        for candidate in honest(self, node, request):
+            if node.op != "convolution" or candidate.operands["weights"] not in before:
+                yield candidate
+
+    monkeypatch.setattr(threading_plans.OneDnnTarget, "candidates", another_block)
+    other = net._executor.prepare(1)
+    after = [step for step in other.steps if step.node.op == "convolution"]
+    assert not before & {step.node.choice.operands["weights"] for step in after}
+    assert {node.op for node in other.packed[len(net.plan.packed) :]} == {"reorder"}
+    assert all(a is b for a, b in zip(other.constants, net.plan.constants, strict=False))
+    for step in after:
+        access = step.operands["weights"]
+        assert access.desc == step.node.choice.operands["weights"]
+        assert other.buffers[access.buffer].nbytes == access.desc.nbytes
+    torch.set_num_threads(1)
+    assert relative_error(net(x), expected(module, x)) < 1e-5
+    torch.set_num_threads(2)
+    assert relative_error(net(x), expected(module, x)) < 1e-5
 
 
 def test_a_plan_is_made_once_for_each_number():
