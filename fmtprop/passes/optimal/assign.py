@@ -178,8 +178,7 @@ def _candidate(node: Node) -> Candidate:
     choice = node.choice
     if choice is None:
         return Candidate("", "", {}, node.descs)
-    is_ref = choice.impl.startswith("ref")
-    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, is_ref, choice.handle)
+    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle)
 
 
 def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
@@ -215,7 +214,7 @@ def _indices(problem: Problem, known: Mapping[str, list[Candidate]]) -> tuple[in
 
 def _alike(way: Way, candidate: Candidate) -> bool:
     other = way.candidate
-    return (other.impl, dict(other.operands), other.results) == (
+    return len(way.covers) == 1 and (other.impl, dict(other.operands), other.results) == (
         candidate.impl,
         dict(candidate.operands),
         candidate.results,

@@ -6,6 +6,7 @@ What only depends on constants is left out: it is computed once, so its formats 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
+from fmtprop.ops.depthwise_fusion import fused
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
 from fmtprop.passes.optimal.wishes import wishes
@@ -26,23 +28,32 @@ __all__ = ["Enumeration", "Pins", "Way", "enumerate_ways"]
 Pins = Mapping[str, MemoryDesc]
 
 #: the order of preference of a target matters only so far: later implementations of one request are rarely the best
-_IMPLEMENTATIONS = 4
+_IMPLEMENTATIONS = 3
+
+#: how the implementation of an equivalent primitive is called: by that primitive's kind first
+_EQUIVALENTS = frozenset({"convolution", "inner_product", "matmul"})
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run one node: the payload of an alternative.
+    """One way to run one node, or a fused pair as one: the payload of an alternative.
 
     Parameters
     ----------
     node : Node
-        The node of the normal graph.
+        The node of the normal graph, or the fused one.
+    inputs : mapping of str to Value
+        Its operands, constants among them.
     candidate : Candidate
         How it runs.
+    covers : tuple of str
+        The nodes of the normal graph that it stands for, itself last.
     """
 
     node: Node
+    inputs: Mapping[str, Value]
     candidate: Candidate
+    covers: tuple[str, ...]
 
 
 @dataclass
@@ -53,64 +64,52 @@ class Enumeration:
     ----------
     graph : Graph
         The normal graph.
-    ways : dict of str to list of Candidate
-        By node name, for all that depends on an input.
+    ways : dict of str to list of Way
+        By node name, for all that depends on an input; a fused pair's are with its last node.
     formats : dict of Value to list of MemoryDesc
         What each tensor may be written or read in.
     """
 
     graph: Graph
-    ways: dict[str, list[Candidate]] = field(default_factory=dict)
+    ways: dict[str, list[Way]] = field(default_factory=dict)
     formats: dict[Value, list[MemoryDesc]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Way]:
+        for ways in self.ways.values():
+            yield from ways
 
     def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
         """Return for each tensor the changes of format that could be needed: from any format to one that is read."""
+        wanted: dict[Value, set[MemoryDesc]] = {}
+        for way in self:
+            for operand, value in way.inputs.items():
+                wanted.setdefault(value, set()).add(way.candidate.operands[operand])
         found = {}
         for value, formats in self.formats.items():
-            wanted = {
-                self.ways_read(candidate, operand)
-                for reader, operand in self.graph.readers(value)
-                for candidate in self.ways.get(reader, ())
-            }
-            targets = [desc for desc in formats if desc in wanted and desc.is_packed and not desc.has_broadcast]
+            read = wanted.get(value, set())
+            targets = [desc for desc in formats if desc in read and desc.is_packed and not desc.has_broadcast]
             found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
         return found
 
-    @staticmethod
-    def ways_read(candidate: Candidate, operand: str) -> MemoryDesc:
-        """Return the format in which a candidate reads an operand."""
-        return candidate.operands[operand]
-
     def work(self) -> list[tuple[Node, Candidate]]:
         """Return each node with each of its candidates that cost something."""
-        return [
-            (self.graph.node(name), candidate)
-            for name, candidates in self.ways.items()
-            for candidate in candidates
-            if candidate.target not in ("view", "boundary")
-        ]
+        return [(way.node, way.candidate) for way in self if way.candidate.target not in ("view", "boundary")]
 
     def problem(self, costs: Costs) -> Problem:
         """Put a price on everything."""
         alternatives = []
-        for name, candidates in self.ways.items():
-            node = self.graph.node(name)
-            inputs = {operand: value for operand, value in self.graph.inputs(name).items() if value in self.formats}
-            for candidate in candidates:
-                priced = replace(candidate, cost=self._cost(node, candidate, costs))
-                reads: dict[Tensor, tuple[Format, ...]] = {}
-                for operand, value in inputs.items():
-                    reads[value] = tuple(dict.fromkeys((*reads.get(value, ()), candidate.operands[operand])))
-                writes: dict[Tensor, Format] = {
-                    Value(name, index): desc for index, desc in enumerate(candidate.results)
-                }
-                alternatives.append(Alternative((name,), reads, writes, priced.cost, Way(node, priced)))
+        for way in self:
+            priced = replace(way, candidate=replace(way.candidate, cost=self._cost(way.node, way.candidate, costs)))
+            reads: dict[Tensor, tuple[Format, ...]] = {}
+            for operand, value in way.inputs.items():
+                if value in self.formats:
+                    reads[value] = tuple(dict.fromkeys((*reads.get(value, ()), way.candidate.operands[operand])))
+            results = enumerate(way.candidate.results)
+            writes: dict[Tensor, Format] = {Value(way.node.name, index): desc for index, desc in results}
+            alternatives.append(Alternative(way.covers, reads, writes, priced.candidate.cost, priced))
         reorders: dict[Tensor, dict[Reorder, float]] = {}
         for value, pairs in self.reorders().items():
-            priced_pairs: dict[Reorder, float] = {
-                pair: cost for pair in pairs if (cost := costs.reorder(*pair)) is not None and cost > 0
-            }
-            reorders[value] = priced_pairs
+            reorders[value] = {pair: cost for pair in pairs if (cost := costs.reorder(*pair)) is not None and cost > 0}
         return Problem(tuple(self.ways), tuple(alternatives), reorders)
 
     def _cost(self, node: Node, candidate: Candidate, costs: Costs) -> float:
@@ -201,19 +200,36 @@ class _Enumerator:
             inputs = self.graph.inputs(node.name)
             if node.op != "input" and not any(value in self.found.formats for value in inputs.values()):
                 continue  # constant
-            ways = [c for c in self._distinct(node, inputs) if self._obeys(node, c)]
+            ways = [c for c in self._distinct(node, inputs, self.known.get(node.name, ())) if self._obeys(node, c)]
             if not ways:
                 raise UnsupportedOpError(self._complaint(node))
-            self.found.ways[node.name] = ways
+            self.found.ways[node.name] = [Way(node, inputs, candidate, (node.name,)) for candidate in ways]
             self._note_formats(node, inputs, ways)
+            self._fuse(node, inputs)
         return self.found
+
+    def _fuse(self, node: Node, inputs: Mapping[str, Value]) -> None:
+        """Add the ways to run a depthwise convolution together with the 1x1 convolution before it."""
+        source = inputs.get("src")
+        if node.op != "convolution" or source is None or source.node not in self.found.ways:
+            return
+        before = self.graph.node(source.node)
+        if before.op != "convolution" or self.graph.reader_count(source) > 1:
+            return
+        pair = fused(before, self.graph.inputs(before.name), node, inputs, self.graph.type_of)
+        if pair is None or any(pin.startswith(f"{before.name}.") for pin in self.pins):
+            return
+        both, operands = pair
+        ways = [c for c in self._distinct(both, operands, ()) if self._obeys(node, c) and not c.is_ref]
+        self.found.ways[node.name] += [Way(both, operands, c, (before.name, node.name)) for c in ways]
+        self._note_formats(both, operands, ways)
 
     # ------------------------------------------------------------------ one node
 
-    def _distinct(self, node: Node, inputs: Mapping[str, Value]) -> list[Candidate]:
+    def _distinct(self, node: Node, inputs: Mapping[str, Value], known: Sequence[Candidate] = ()) -> list[Candidate]:
         """Return the node's ways once each, without reference implementations where there are others."""
         seen: dict[object, Candidate] = {}
-        for candidate in (*self.known.get(node.name, ()), *self._ways(node, inputs)):
+        for candidate in (*known, *self._ways(node, inputs)):
             key = (candidate.target, candidate.impl, tuple(sorted(candidate.operands.items(), key=_by_name)))
             seen.setdefault((key, candidate.results), candidate)
         real = [candidate for candidate in seen.values() if not candidate.is_ref]
@@ -250,11 +266,14 @@ class _Enumerator:
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         any_way = False
         for request in self._requests(node, inputs):
-            for rank, candidate in enumerate(self.target.candidates(node, request)):
+            families: Counter[str] = Counter()
+            for candidate in self.target.candidates(node, request):
                 any_way = True
-                yield candidate
-                if rank + 1 >= _IMPLEMENTATIONS:
-                    break
+                # an equivalent primitive's implementations are counted by themselves: they come after all others
+                family = candidate.impl.partition(":")[0]
+                families[family if family in _EQUIVALENTS else ""] += 1
+                if families[family if family in _EQUIVALENTS else ""] <= _IMPLEMENTATIONS:
+                    yield candidate
         if isinstance(node.attrs, Concat) and self.in_place:
             yield from self._in_place(node, node.attrs, inputs)
         if not any_way:

@@ -39,15 +39,18 @@ class _Realisation(Assignment):
 
     def __init__(self, graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats) -> None:
         super().__init__(spec, graph)
-        self.chosen: dict[str, Candidate] = {}
+        self.chosen: dict[str, Way] = {}
         self.reasons: dict[str, str] = {}
+        #: nodes that run as part of a later one
+        self.absorbed: set[str] = set()
         offered: dict[str, list[Candidate]] = {}
         for alternative in problem.alternatives:
             way: Way = alternative.payload
             offered.setdefault(way.node.name, []).append(way.candidate)
         for index in solution.chosen:
             way = problem.alternatives[index].payload
-            self.chosen[way.node.name] = way.candidate
+            self.chosen[way.node.name] = way
+            self.absorbed.update(way.covers[:-1])
             self.reasons[way.node.name] = _reason(way.candidate, offered[way.node.name])
         #: (tensor, wanted format) -> the format that it is converted from
         self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
@@ -60,15 +63,18 @@ class _Realisation(Assignment):
         self.names: dict[Value, Value] = {}
 
     def _visit(self, node: Node) -> None:
-        candidate = self.chosen.get(node.name)
-        if candidate is None:
+        if node.name in self.absorbed:
+            return
+        way = self.chosen.get(node.name)
+        if way is None:
             super()._visit(node)
             return
+        candidate = way.candidate
         inputs = {
-            name: self._convert(tensor, candidate.operands[name], node, name)
-            for name, tensor in self._operands(node).items()
+            name: self._convert(self.tensors[value], candidate.operands[name], way.node, name)
+            for name, value in way.inputs.items()
         }
-        self._place(node, inputs, candidate.results, candidate.choice(self.reasons[node.name]))
+        self._place(way.node, inputs, candidate.results, candidate.choice(self.reasons[node.name]))
         for index in range(len(node.results)):
             self.names[Value(node.name, index)] = Value(node.name, index)
 
