@@ -160,6 +160,9 @@ class TunedCosts:
         self._partial: set[Hashable] = set()
         #: reorders that oneDNN does not have
         self._absent: set[Hashable] = set()
+        #: what was timed by this object, and how long that took
+        self._fresh: set[Hashable] = set()
+        self._seconds = 0.0
         self._ratios: dict[Hashable, float] = {}
         self._answers: dict[Hashable, float] = {}
 
@@ -176,17 +179,17 @@ class TunedCosts:
         for group in groups.values():
             found = {identity: self.cache.get(key) for identity, key in group.keys.items()}
             self._known.update({identity: value for identity, value in found.items() if value is not None})
-        cached = len(self._known)
-        start = perf_counter()
+        self._partial -= groups.keys()
         if self.tune == "measure":
-            self._measure(groups, start + self._budget)
+            self._measure(groups)
         else:
-            self._partial = {name for name, group in groups.items() if not group.keys.keys() <= self._known.keys()}
-        seconds = perf_counter() - start
+            self._partial |= {name for name, group in groups.items() if not group.keys.keys() <= self._known.keys()}
+        used = {
+            i for name, group in groups.items() if name not in self._partial for i in group.keys
+        } & self._known.keys()
         total = sum(len(group.ways) for group in groups.values())
-        used = sum(len(group.keys.keys() & self._known.keys()) for n, group in groups.items() if n not in self._partial)
-        measured = len(self._known) - cached
-        self.tuning = Tuning(measured, used - measured, total - used, seconds if measured else 0.0)
+        measured = len(used & self._fresh)
+        self.tuning = Tuning(measured, len(used) - measured, total - len(used), self._seconds)
         self._compare(groups)
         self._answers.clear()
 
@@ -249,16 +252,18 @@ class TunedCosts:
 
     # ------------------------------------------------------------------ measuring
 
-    def _measure(self, groups: Mapping[Hashable, _Group], deadline: float) -> None:
+    def _measure(self, groups: Mapping[Hashable, _Group]) -> None:
         """Time what has a key and no figure, as far as the time allows."""
+        start = perf_counter()
+        deadline = start + self._budget - self._seconds
         missing = [group for group in groups.values() if not group.keys.keys() <= self._known.keys()]
         missing.sort(key=lambda group: -group.weight)
         jobs = [self._jobs(group) for group in missing]
         if not any(jobs):
             return
         bench = Bench((job for some in jobs for job in some), self._weights_nbytes)
-        fresh: dict[str, float] = {}
-        saved = perf_counter()
+        unsaved: dict[str, float] = {}
+        saved = start
         try:
             for done, (group, some) in enumerate(zip(missing, jobs, strict=True)):
                 if self._progress is not None:
@@ -267,15 +272,17 @@ class TunedCosts:
                 if now > deadline:
                     return
                 if now - saved > _SAVE:
-                    self.cache.add(fresh)
-                    fresh, saved = {}, now
+                    self.cache.add(unsaved)
+                    unsaved, saved = {}, now
                 found = bench.seconds(some, deadline) if some else {}
                 self._known.update(found)
-                fresh.update({group.keys[identity]: seconds for identity, seconds in found.items()})
+                self._fresh |= found.keys()
+                unsaved.update({group.keys[identity]: seconds for identity, seconds in found.items()})
             if self._progress is not None:
                 self._progress(len(missing), len(missing))
         finally:
-            self.cache.add(fresh)
+            self.cache.add(unsaved)
+            self._seconds += perf_counter() - start
 
     def _jobs(self, group: _Group) -> list[Job]:
         """Return the jobs of a group, the most promising first.
@@ -310,7 +317,7 @@ class TunedCosts:
                     op, impl = "reorder", self.model.reorder_kind(first, second)
                 for family in ((op, impl), op, None):
                     found.setdefault(family, []).append(ratio)
-        self._ratios = {family: median(ratios) for family, ratios in found.items()}
+        self._ratios.update({family: median(ratios) for family, ratios in found.items()})
 
     def _ratio(self, family: tuple[str, str]) -> float:
         for name in (family, family[0], None):

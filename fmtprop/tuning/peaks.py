@@ -20,8 +20,9 @@ from fmtprop.targets.memory import huge_bytes
 from fmtprop.tuning.cache import TuningCache, key_of
 from fmtprop.tuning.calls import Argument, TimedCall
 
-#: bytes over which weights are streamed again and again: from a part of a last-level cache to beyond any
-FOOTPRINTS = (8 << 20, 32 << 20, 128 << 20)
+#: bytes over which weights are streamed again and again: from a part of the last-level cache to beyond a usual one
+#: (the largest is memory that the first compilation needs for a moment)
+FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20)
 
 #: bytes of one call's weights in a stream
 _CHUNK = 4 << 20
@@ -70,8 +71,8 @@ class Peaks:
         Examples
         --------
         >>> peaks = Peaks({}, dict.fromkeys(FOOTPRINTS[:-1], 4e10) | {FOOTPRINTS[-1]: 1e10}, 4e10, 1e-6)
-        >>> [round(peaks.rate(footprint) / 1e9) for footprint in (1000, 64 << 20, 10**12)]
-        [40, 20, 10]
+        >>> [round(peaks.rate(footprint) / 1e9) for footprint in (1000, 40 << 20, 10**12)]
+        [40, 19, 10]
         """
         after = bisect_left(FOOTPRINTS, footprint)
         if after == 0 or after == len(FOOTPRINTS):
