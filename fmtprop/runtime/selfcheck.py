@@ -20,7 +20,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.ir.node import Node
-from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Step
@@ -176,7 +176,13 @@ def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
 def _execute(step: Step, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     engine, pd = dnnl.Engine.cpu(), step.primitive.desc
     operands = _read(step)
-    flat = {name: _packed(tensors[name], desc) for name, desc in operands.items()}
+    natives = {name: md for name, _, md in arguments(step.node, pd)}
+    flat = {
+        name: _packed(tensors[name], desc)
+        if desc.kind == "blocked"
+        else _packed_by_library(tensors[name], natives[name])
+        for name, desc in operands.items()
+    }
     result = step.node.descs[0]
     flat["dst"] = aligned_bytes(result.nbytes).fill_(0x55)
     for post_op in step.node.post_ops:
@@ -198,6 +204,19 @@ def _packed(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
     buffer = torch.from_numpy(pack(bits, desc).view(np.uint8).reshape(-1))
     return aligned_bytes(buffer.numel()).copy_(buffer)
+
+
+def _packed_by_library(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:
+    """Lay numbers out in a format that only the library knows."""
+    plain = MemoryDesc(tensor.shape, tensor_type(tensor).dtype)
+    source, result = _packed(tensor, plain), aligned_bytes(md.nbytes).zero_()
+    engine, native = dnnl.Engine.cpu(), dnnl.NativeDesc.from_desc(plain)
+    memories: dict[int | dnnl.Arg, dnnl.Memory] = {
+        dnnl.Arg.FROM: dnnl.Memory(engine, native, source.data_ptr()),
+        dnnl.Arg.TO: dnnl.Memory(engine, md, result.data_ptr()),
+    }
+    dnnl.Primitive(dnnl.reorder(native, md)).execute(dnnl.Stream(engine), memories)
+    return result
 
 
 def _unpacked(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.ir.node import Node
+from fmtprop.layout import MemoryDesc
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.plan import Access, Step
 from fmtprop.runtime.selfcheck import Memory, Mismatch, check_step, check_steps, key_of
@@ -167,6 +168,14 @@ def test_garbage_in_the_file_is_ignored(tmp_path, right):
     path = tmp_path / "verified.txt"
     path.write_bytes(b"\xff\xfe not a key\n\n" + key_of(right).encode() + b"\n")
     assert key_of(right) in Memory(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_only_the_library_can_lay_out_is_laid_out_by_it(dtype):
+    desc = MemoryDesc((5, 17, 3, 3), dtype, tag="ABcd8b8a")
+    numbers = torch.randint(-8, 9, desc.dims, generator=torch.Generator().manual_seed(0)).to(dtype)
+    by_library = selfcheck._packed_by_library(numbers, dnnl.NativeDesc.from_desc(desc))
+    assert torch.equal(by_library, selfcheck._packed(numbers, desc))
 
 
 # ---------------------------------------------------------------- in a model
