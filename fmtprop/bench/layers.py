@@ -1,8 +1,9 @@
 """Where the time of a model goes, layer by layer, in fmtprop and in other runtimes, under names that can be compared.
 
-Owns how each runtime's own profile is read, and what its layers are called here: a *kind* of work and the dimensions of
-its first result, ones left out, since runtimes differ in fusions and names but not in these. Profiling slows a runtime
-down a little, and differently: for whole models, race them.
+Owns how each runtime's own profile is read, and what its layers are called here: a *kind* of work and the dimensions
+of its first result, ones left out, since runtimes differ in fusions and names but not in these. OpenVINO's
+``Subgraph`` counts as pointwise, which is what it mostly is; in a transformer there may be a whole attention in it.
+Profiling slows a runtime down a little, and differently: for whole models, race them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _KINDS = {
     ),
     "normalization": (
         *("layer_normalization", "batch_normalization", "group_normalization", "MVN", "LayerNormalization"),
-        "SkipLayerNormalization",
+        *("SkipLayerNormalization", "RMS", "RMSNorm"),
     ),
     "pointwise": (
         *("eltwise", "binary", "sum", "prelu", "Subgraph", "Add", "Multiply", "Mul", "Sigmoid", "Gelu", "BiasGelu"),

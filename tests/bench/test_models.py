@@ -28,16 +28,26 @@ class Wrong(TorchEager):
         return lambda *inputs: 2 * module(*inputs) + 1
 
 
-def test_everyone_gets_the_same_weights_and_inputs():
+def test_everyone_gets_the_same_and_the_text_says_what_came_out():
     told = []
     result = race(
-        load("chain"), [Watcher()], threads=1, rounds=2, progress=lambda what, done, total: told.append((what, done))
+        load("chain"),
+        [Watcher(), Wrong()],
+        threads=1,
+        rounds=2,
+        progress=lambda what, done, total: told.append((what, done)),
     )
-    assert result.failures == ()
     assert result.environment.threads == 1
-    assert [entry.name for entry in result.entries] == ["fmtprop", "torch"]
+    assert [entry.name for entry in result.entries] == ["fmtprop", "torch", "wrong"]
     assert result.reference == "torch" and result["fmtprop"].speedup is not None
     assert told[0] == ("preparing fmtprop", 0) and told[-1] == ("timing", 4)
+    text = result.to_text()
+    assert "speed-up over torch" in text and "threads of" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("│ wrong")]
+    assert row.count("not timed") == 2
+    (failure,) = result.failures
+    assert failure.startswith("wrong disagrees with the oracle and was not timed: output 0: largest relative error")
+    assert failure[:80] in text
 
 
 def test_nested_arguments_and_results_are_flattened():
@@ -49,14 +59,6 @@ def test_nested_arguments_and_results_are_flattened():
     result = race(graph, [TorchEager()], rounds=1)
     assert result.failures == ()
     assert graph.structure, "the graph itself keeps its structure"
-
-
-def test_text_names_machine_figures_and_disagreements():
-    text = race(load("chain"), [TorchEager(), Wrong()], rounds=1).to_text()
-    assert "speed-up over torch" in text and "threads of" in text
-    (row,) = [line for line in text.splitlines() if line.startswith("│ wrong")]
-    assert row.count("not timed") == 2
-    assert "wrong disagrees with the oracle and was not timed: output 0: largest relative error" in text
 
 
 def test_peers_are_checked_before_the_work():
