@@ -20,6 +20,7 @@ _EXPORTS = {
     "directml": "fmtprop.layout.directml",
     "xla": "fmtprop.layout.xla",
     "compile": "fmtprop.api",
+    "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiled",
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from fmtprop.layout import MemoryDesc as MemoryDesc
     from fmtprop.layout import pack as pack
     from fmtprop.layout import unpack as unpack
+    from fmtprop.targets.mkldnn import inspect as inspect
 
 
 def __getattr__(name: str) -> Any:

@@ -187,11 +187,10 @@ def _executable(options: Options) -> Options:
     if options.target == "onednn":
         try:
             dnnl.load()
-        except LoadError as error:
-            reason = str(error).splitlines()[0].rstrip(":")
+        except LoadError:
             warnings.warn(
-                f"{reason}: the model runs on the oneDNN inside PyTorch instead (target='mkldnn'), which is slower; "
-                "`fmtprop doctor` says what is missing",
+                "no oneDNN library can be loaded: the model runs on the oneDNN inside PyTorch instead "
+                "(target='mkldnn'), which is slower; `fmtprop doctor` says what is missing",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -5,6 +5,7 @@ Owns the facts behind ``fmtprop doctor``; prints nothing.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -162,7 +163,7 @@ def diagnose() -> Diagnosis:
             torch=torch,
             torch_threads=threads,
             environment=environment,
-            advice=(INSTALL_HINT,),
+            advice=(INSTALL_HINT, *_without_library()),
         )
     torch, threads = _torch(library)
     data_types = {name: supports(name) for name in DATA_TYPES}
@@ -182,6 +183,16 @@ def diagnose() -> Diagnosis:
         openmp=openmp,
         environment=environment,
         advice=_advice(library, threads, data_types, openmp, cpus),
+    )
+
+
+def _without_library() -> tuple[str, ...]:
+    """Say what runs models until there is a library."""
+    if importlib.util.find_spec("torch") is None:
+        return ()
+    return (
+        "until then fp.compile falls back, with a warning, to the oneDNN inside PyTorch (target='mkldnn'): slower, but "
+        "it needs nothing else",
     )
 
 

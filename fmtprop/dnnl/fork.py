@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from fmtprop.dnnl.library import lib, loaded
-from fmtprop.errors import LibraryError
+from fmtprop.errors import LibraryError, LoadError
 
 T = TypeVar("T")
 
@@ -85,9 +85,17 @@ def after_fork(function: Callable[[], T]) -> T:
 def _worker() -> ThreadPoolExecutor:
     with _lock:
         if _State.worker is None:
-            threads = lib().threads
-            _State.worker = ThreadPoolExecutor(1, "fmtprop-after-fork", lambda: lib().set_threads(threads))
+            _State.worker = ThreadPoolExecutor(1, "fmtprop-after-fork", _keeping_threads())
         return _State.worker
+
+
+def _keeping_threads() -> Callable[[], None]:
+    """Return what gives a new thread the calling one's number of OpenMP threads; nothing where there is no library."""
+    try:
+        threads = lib().threads
+    except LoadError:
+        return lambda: None
+    return lambda: lib().set_threads(threads)
 
 
 def _before() -> None:

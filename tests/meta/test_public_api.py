@@ -27,6 +27,7 @@ PUBLIC = {
     "Graph",
     "compile",
     "from_torch",
+    "inspect",
     "load",
     "save",
     # errors

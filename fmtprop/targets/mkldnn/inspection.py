@@ -94,7 +94,7 @@ class _Raw:
 def _read(tensor: torch.Tensor) -> MemoryDesc:
     blob = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).numpy().tobytes()
     if len(blob) != _SIZE:
-        raise LibraryError(_other_version(f"it describes an mkldnn tensor in {len(blob)} bytes, not {_SIZE}"))
+        raise LibraryError(f"an mkldnn tensor is described in {len(blob)} bytes, not {_SIZE}")
     ndim, kind, count = _int(blob, _NDIMS), _int(blob, _KIND), _int(blob, _COUNT)
     dtype = _DTYPES.get(_int(blob, _DTYPE))
     if not 0 < ndim <= _AXES or not 0 <= count <= _AXES or dtype is None or kind != _BLOCKED:
@@ -134,26 +134,31 @@ def _longs(blob: bytes, offset: int, count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _check_version() -> None:
-    """Read tensors that are known, once: plain ones of several ranks and types, and a packed one by its numbers."""
+    """Read tensors that are known, once."""
     missing = [name for name in ("_get_mkldnn_serialized_md", "_nbytes", "data_ptr") if not _has(name)]
     if missing:
         raise LibraryError(_other_version(f"it has no torch.ops.mkldnn.{missing[0]}"))
-    known = [((7,), "f32"), ((5, 3), "f32"), ((2, 3, 5, 7), "f32"), ((2, 3, 5, 7), "s8"), ((2, 3, 4, 5, 6), "f32")]
     try:
-        for dims, dtype in known:
-            torch_dtype = torch.int8 if dtype == "s8" else torch.float32
-            got = _read(torch.zeros(dims, dtype=torch_dtype, device="cpu").to_mkldnn())
-            if got != MemoryDesc(dims, dtype):
-                raise LibraryError(_other_version(f"a plain tensor of {dims} is read as {got}"))
-        numbers = torch.arange(24 * 5 * 3 * 3, dtype=torch.float32, device="cpu").reshape(24, 5, 3, 3)
-        packed = torch.ops.mkldnn._reorder_convolution_weight(numbers, [1, 1], [1, 1], [1, 1], 1, [1, 5, 8, 8])
-        desc = _read(packed)
-        if not np.array_equal(unpack(bytes_of(packed).view(torch.float32).numpy(), desc), numbers.numpy()):
-            raise LibraryError(_other_version(f"packed weights, read as {desc}, are not what was packed"))
-    except LibraryError:
-        raise
+        misread = _misread()
     except (FmtpropError, RuntimeError) as error:
         raise LibraryError(_other_version(str(error))) from error
+    if misread:
+        raise LibraryError(_other_version(misread))
+
+
+def _misread() -> str:
+    """Return what is wrong: with plain tensors of several ranks and types, with a packed one by its numbers."""
+    known = [((7,), "f32"), ((5, 3), "f32"), ((2, 3, 5, 7), "f32"), ((2, 3, 5, 7), "s8"), ((2, 3, 4, 5, 6), "f32")]
+    for dims, dtype in known:
+        torch_dtype = torch.int8 if dtype == "s8" else torch.float32
+        got = _read(torch.zeros(dims, dtype=torch_dtype, device="cpu").to_mkldnn())
+        if got != MemoryDesc(dims, dtype):
+            return f"a plain tensor of {dims} is read as {got}"
+    numbers = torch.arange(24 * 5 * 3 * 3, dtype=torch.float32, device="cpu").reshape(24, 5, 3, 3)
+    packed = torch.ops.mkldnn._reorder_convolution_weight(numbers, [1, 1], [1, 1], [1, 1], 1, [1, 5, 8, 8])
+    desc = _read(packed)
+    same = np.array_equal(unpack(bytes_of(packed).view(torch.float32).numpy(), desc), numbers.numpy())
+    return "" if same else f"packed weights, read as {desc}, are not what was packed"
 
 
 def _has(name: str) -> bool:

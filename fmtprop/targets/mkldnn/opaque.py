@@ -162,27 +162,54 @@ def _is_silu(attrs: Attrs) -> bool:
 def opaque_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield the way to run a node on opaque tensors, where PyTorch has one."""
     results = [name for name in request if name == "dst" or name.startswith("dst_")]
-    if node.post_ops or results != ["dst"]:
+    tail = _tail(node)
+    if tail is None or results != ["dst"]:
         return
     dims = {name: desc.dims for name, desc in request.items()}
     if len({request[name].dtype for name in ("dst", *_sources(request))}) != 1 or any(0 in d for d in dims.values()):
         return
     for rule in RULES:
         if rule.op == node.op and rule.available and rule.applies(node.attrs, dims):
-            candidate = _candidate(rule, node, request)
+            candidate = _candidate(rule, tail, node, request)
             if candidate is not None:
                 yield candidate
 
 
-def _candidate(rule: Rule, node: Node, request: Request) -> Candidate | None:
+def _tail(node: Node) -> list[Rule] | None:
+    """Return the operators of the post-ops, None where one of them has none on mkldnn tensors."""
+    found = []
+    for post_op in node.post_ops:
+        rules = [r for r in RULES if r.op == post_op.op == "eltwise" and r.available and r.applies(post_op.attrs, {})]
+        if not rules:
+            return None
+        found.append(rules[0])
+    return found
+
+
+def _chain(functions: list[Callable[..., torch.Tensor]]) -> Callable[..., torch.Tensor]:
+    first, *then = functions
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        dst = first(*tensors)
+        for function in then:
+            dst = function(dst)
+        return dst
+
+    return call
+
+
+def _candidate(rule: Rule, tail: list[Rule], node: Node, request: Request) -> Candidate | None:
     formats = {name: row_major(desc) if name in rule.dense else opaque(desc) for name, desc in request.items()}
     if not computes_in(request["dst"].dtype):
         return None
     if any(desc.kind != "any" and desc != formats[name] for name, desc in request.items()):
         return None
     operands: dict[str, MemoryDesc] = {name: desc for name, desc in formats.items() if name != "dst"}
-    kernel = Kernel(rule.make(node.attrs, tuple(operands)))
-    return Candidate("mkldnn", rule.operator, operands, (formats["dst"],), 0.0, False, kernel)
+    functions = [rule.make(node.attrs, tuple(operands))]
+    functions += [then.make(p.attrs, ("src",)) for then, p in zip(tail, node.post_ops, strict=True)]
+    impl = ", ".join((rule.operator, *(then.operator for then in tail)))
+    kernel = Kernel(_chain(functions) if tail else functions[0])
+    return Candidate("mkldnn", impl, operands, (formats["dst"],), 0.0, False, kernel)
 
 
 def _sources(request: Request) -> list[str]:
