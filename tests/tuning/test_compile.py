@@ -1,0 +1,40 @@
+"""A compilation is right whatever has become of the cache."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from fmtprop.api import Options, compile_graph
+from fmtprop.frontends import as_module, load
+from fmtprop.tuning.cache import default_path
+
+
+@pytest.mark.parametrize("damage", ["none", "flipped", "truncated", "garbage", "directory"])
+def test_the_next_compilation_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    options = Options(policy="optimal", tune="measure", tune_budget=2.0)
+    compile_graph(load("chain"), options)
+    path = default_path()
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "flipped":
+        path.write_bytes(content[:300] + bytes([content[300] ^ 4]) + content[301:])
+    elif damage == "truncated":
+        path.write_bytes(content[: len(content) // 2 + 1])
+    elif damage == "garbage":
+        path.write_bytes(b"\0\xff" * 500)
+    elif damage == "directory":
+        path.mkdir()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = compile_graph(load("chain"), options)
+    told = [warning for warning in caught if "tuning cache" in str(warning.message)]
+    assert len(told) == (damage != "none")
+    inputs = net.random_inputs()
+    with torch.inference_mode():
+        expected = as_module(load("chain"))(*inputs)
+    assert torch.allclose(net.run_flat(inputs)[0], expected, rtol=1e-4, atol=1e-5)
