@@ -275,9 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         entries = [contender(name) for name in options.of]
         models = [Model(name, batch) for name in options.models for batch in options.batch]
+        versions = {key: text for entry in entries for key, text in entry.versions().items()}
     except FmtpropError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    environment = Environment.capture(options.threads, versions)
+    print(headline(environment), flush=True)
     for model in models:
         with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as folder:
             tell(f"{model}: writing its files")
@@ -291,12 +294,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except FmtpropError as error:
                 print(f"\n{error}", file=sys.stderr)
                 failed = True
+        rows = [{**asdict(one), "met": one.met} for one in footprints]
+        write_json(options.json, {"environment": asdict(environment), "footprints": rows, "ratios": ratios(footprints)})
     tell("")
-    versions = {key: text for entry in entries for key, text in entry.versions().items()}
-    environment = Environment.capture(options.threads, versions)
-    print(headline(environment), "", render(footprints), sep="\n")
-    rows = [{**asdict(one), "met": one.met} for one in footprints]
-    write_json(options.json, {"environment": asdict(environment), "footprints": rows, "ratios": ratios(footprints)})
+    print("", render(footprints), sep="\n")
     return int(failed or not all(one.agreement.passed for one in footprints))
 
 
