@@ -37,6 +37,22 @@ _SAVE = 5.0
 Progress = Callable[[int, int], None]
 
 
+def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
+    """Return the seconds that a reorder takes from its neighbours in a plan: a step more, and what it evicts.
+
+    A reorder that is timed alone looks cheaper than it is. Plans of DenseNet-121, ShuffleNetV2 and Inception v3 with
+    between 0 and 76 reorders, equal by measured cost, were as fast or faster with fewer: up to 20 us for each that moves
+    much puts them in the order in which they ran.
+
+    Examples
+    --------
+    >>> small, large = MemoryDesc((1, 8), "f32"), MemoryDesc((1, 64, 56, 56), "f32")
+    >>> round(disturbance(small, small) * 1e6, 1), round(disturbance(large, large) * 1e6, 1)
+    (2.0, 20.0)
+    """
+    return 2e-6 + min(18e-6, (src.nbytes + dst.nbytes) / 12.5e9)
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Where the costs of a compilation came from.
@@ -207,16 +223,21 @@ class TunedCosts:
         return answer
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return the seconds of a reorder, 0 for none, or None where there is none."""
+        """Return the seconds of a reorder, 0 for none, or None where there is none.
+
+        To the time of its own comes what its neighbours in a plan lose: see :func:`disturbance`.
+        """
         if src == dst:
             return 0.0
         if (src, dst) in self._absent:
             return None
         known = self._known.get((src, dst))
-        if known is not None:
-            return known
-        modelled = self.model.reorder(src, dst)
-        return None if modelled is None else modelled * self._ratio(("reorder", self.model.reorder_kind(src, dst)))
+        if known is None:
+            modelled = self.model.reorder(src, dst)
+            if modelled is None:
+                return None
+            known = modelled * self._ratio(("reorder", self.model.reorder_kind(src, dst)))
+        return known + disturbance(src, dst)
 
     # ------------------------------------------------------------------ groups
 

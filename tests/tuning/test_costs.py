@@ -129,12 +129,12 @@ def test_reorders(cache: TuningCache) -> None:
     costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
     costs.prepare([], [(PLAIN, LAST), (LAST, PLAIN), (PLAIN, repeated)])
     assert costs.reorder(PLAIN, PLAIN) == 0.0
-    assert costs.reorder(PLAIN, LAST) == 0.25
+    assert costs.reorder(PLAIN, LAST) == 0.25 + disturbance(PLAIN, LAST)
     assert costs.reorder(PLAIN, repeated) is None
     back, modelled = costs.reorder(LAST, PLAIN), costs.model.reorder(LAST, PLAIN)
     forth = costs.model.reorder(PLAIN, LAST)
     assert back is not None and modelled is not None and forth is not None
-    assert back == pytest.approx(modelled * 0.25 / forth), "on the scale of its sibling"
+    assert back == pytest.approx(modelled * 0.25 / forth, abs=1e-4), "on the scale of its sibling"
 
 
 def test_views_are_free_and_the_reference_target_is_modelled(
