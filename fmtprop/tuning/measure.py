@@ -22,8 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -37,6 +35,7 @@ from fmtprop.passes.target import Candidate
 from fmtprop.targets.arguments import arguments
 from fmtprop.targets.memory import ALIGNMENT, huge_bytes
 from fmtprop.tuning.calls import Argument, TimedCall
+from fmtprop.tuning.machine import last_level_cache_nbytes
 from fmtprop.tuning.problem import parameters, regime
 
 #: rounds after which a way that takes so many times the best one's time is dropped
@@ -52,8 +51,6 @@ _ABSURD, _TRIFLE = 8.0, 1e-3
 _GROUP_SECONDS, _GROUP_MOST = 0.5, 3.0
 
 _PAGE = 4096
-
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 #: share of the last-level cache that the weights of a network can have, beside its activations and other users
 _SHARE = 0.25
@@ -172,7 +169,7 @@ class Bench:
         self._activations = _written(activations)
         self._footprint = max(regime(weights_nbytes), parameter_bytes)
         self._weights = _written(self._footprint)
-        self._resident = self._footprint <= _SHARE * last_level_cache()
+        self._resident = self._footprint <= _SHARE * last_level_cache_nbytes()
         self._next = 0
 
     def seconds(self, jobs: Sequence[Job], deadline: float) -> dict[Any, float]:
@@ -291,17 +288,6 @@ class _Run:
 
 #: the signs of two bf16 numbers, or of an f32 number and a bit of its mantissa
 _SIGNS = -0x7FFF8000
-
-
-@lru_cache(maxsize=1)
-def last_level_cache() -> int:
-    """Return the bytes of the largest cache, by the system's word; 16 MiB where it says nothing."""
-    sizes = []
-    for file in _CACHES.glob("index*/size"):
-        text = file.read_text(encoding="ascii").strip()
-        if text.endswith("K") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) << 10)
-    return max(sizes, default=16 << 20)
 
 
 def _room(nbytes: int) -> int:
