@@ -16,6 +16,7 @@ from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning, TuningCache, costs_for
 from fmtprop.tuning.cache import key_of
+from fmtprop.tuning.costs import disturbance
 from fmtprop.tuning.measure import Bench
 from fmtprop.tuning.problem import describe, describe_reorder
 from tests.tuning.test_measure import ways
