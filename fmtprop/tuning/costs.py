@@ -41,8 +41,8 @@ def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
     """Return the seconds that a reorder takes from its neighbours in a plan: a step more, and what it evicts.
 
     A reorder that is timed alone looks cheaper than it is. Plans of DenseNet-121, ShuffleNetV2 and Inception v3 with
-    between 0 and 76 reorders, equal by measured cost, were as fast or faster with fewer: up to 20 us for each that moves
-    much puts them in the order in which they ran.
+    between 0 and 76 reorders, equal by measured cost, were as fast or faster with fewer: up to 20 us for each that
+    moves much puts them in the order in which they ran.
 
     Examples
     --------
