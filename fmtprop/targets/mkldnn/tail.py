@@ -15,7 +15,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.targets.mkldnn.dispatcher import accepts_unary
 
-__all__ = ["Tail", "Unary", "split"]
+__all__ = ["UNARIES", "Tail", "Unary", "split"]
 
 _SIXTH = 1 / 6
 
@@ -27,6 +27,16 @@ class Unary:
     attr: str = "none"
     scalars: tuple[float, ...] = ()
     algorithm: str = ""
+
+
+#: one of each function that fused operators may know
+UNARIES = (
+    *(Unary(attr) for attr in ("relu", "sigmoid", "tanh", "swish", "hardswish", "hardsigmoid")),
+    Unary("leaky_relu", (0.1,)),
+    Unary("hardtanh", (0.0, 6.0)),
+    Unary("gelu", (), "none"),
+    Unary("gelu", (), "tanh"),
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""What PyTorch's dispatcher answers, in the documents as in the target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop.ir.op import OPSET, Category
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.normalization import BatchNorm
+from fmtprop.ops.prelu import Prelu
+from fmtprop.runtime.plan import Access, Step
+from fmtprop.runtime.tensor_check import check_tensor_steps
+from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher
+from fmtprop.targets.mkldnn.capability import capability_table
+from fmtprop.targets.mkldnn.formats import opaque
+from fmtprop.targets.mkldnn.opaque import RULES
+from scripts import generate_mkldnn_table
+from tests.targets.nodes import chosen, node_of
+
+DOCUMENT = generate_mkldnn_table.DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_every_op_with_a_primitive_has_its_row():
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in DOCUMENT.splitlines() if line.startswith("| ")}
+    wanted = {name for name, op in OPSET.items() if op.category not in (Category.VIEW, Category.HOST)}
+    assert wanted <= rows
+
+
+def test_the_document_is_what_this_pytorch_answers():
+    version = torch.__version__.partition("+")[0]
+    if f"PyTorch {version}:" not in DOCUMENT:
+        pytest.skip(f"the table in the document is not that of PyTorch {version}")
+    assert generate_mkldnn_table.main(["--check"]) == 0
+
+
+def test_the_table_follows_the_dispatcher(monkeypatch):
+    monkeypatch.setattr("fmtprop.targets.mkldnn.opaque.has_kernel", lambda operator, key: False)
+    (row,) = [line for line in capability_table().splitlines() if line.startswith("| softmax |")]
+    assert row == "| softmax |  |  | `aten::_softmax` |"
+
+
+def test_a_document_of_another_version_is_out_of_date(tmp_path, monkeypatch):
+    changed = tmp_path / "mkldnn.md"
+    changed.write_text(DOCUMENT.replace("| softmax |", "| hardmax |"), encoding="utf-8")
+    monkeypatch.setattr(generate_mkldnn_table, "DOCUMENT", changed)
+    assert generate_mkldnn_table.main(["--check"]) == 1
+    assert generate_mkldnn_table.main([]) == 0
+    assert generate_mkldnn_table.main(["--check"]) == 0
+
+
+def test_what_the_dispatcher_has_runs_on_mkldnn_tensors():
+    """The answers are those of PyTorch itself: an operator without a kernel raises."""
+    x = torch.randn(1, 8, 4, 4).to_mkldnn()
+    assert dispatcher.has_kernel("aten::relu") and torch.relu(x).is_mkldnn
+    assert not dispatcher.has_kernel("aten::cat")
+    with pytest.raises(RuntimeError):
+        torch.cat([x, x], 1)
+    assert {rule.operator for rule in RULES if not rule.available} >= {"aten::cat", "aten::sub.Tensor", "aten::silu"}
+
+
+@pytest.mark.parametrize("op", ["batch_normalization", "prelu"])
+def test_parameters_of_opaque_operators_stay_dense(op):
+    image, vector = TensorType((2, 16, 6, 6)), TensorType((16,))
+    if op == "prelu":
+        node = node_of(op, Prelu(), {"src": image, "weights": TensorType((1, 16, 1, 1))})
+    else:
+        names = ("mean", "variance", "scale", "shift")
+        node = node_of(op, BatchNorm(), {"src": image, **dict.fromkeys(names, vector)})
+    plain = MemoryDesc(image.dims)
+    operands = {"weights": MemoryDesc((1, 16, 1, 1))} if op == "prelu" else dict.fromkeys(names, MemoryDesc((16,)))
+    node = chosen(MkldnnTarget(), node, {"src": opaque(plain), **operands})
+    assert node.descs == (opaque(plain),)
+    accesses = {name: Access(i, desc) for i, (name, desc) in enumerate(node.choice.operands.items())}
+    assert list(check_tensor_steps([Step(node, accesses, (Access(9, node.descs[0]),))])) == []
