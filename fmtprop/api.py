@@ -22,6 +22,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
 from fmtprop.planner import make_plan
+from fmtprop.runtime.constants import release
 from fmtprop.stages import normalise
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
@@ -41,6 +42,7 @@ def compile(
     tune_budget: float | None = None,
     confirm: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    release_weights: bool = False,
 ) -> CompiledModel:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
@@ -80,6 +82,9 @@ def compile(
         remembered). A plan with pins is kept in any case.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
+    release_weights : bool
+        Whether to free the model's own weights once the plan has them packed: a module's parameters and buffers become
+        empty tensors, a graph's constants are dropped, so neither can be used again.
 
     Returns
     -------
@@ -111,11 +116,27 @@ def compile(
         dtype, policy, target, tune, verify, dict(boundary or {}), dict(pin or {}), tune_budget, confirm, progress
     )
     with torch.device("cpu"):  # whatever the caller's default device is
-        return compile_graph(_import(model, example_inputs), options)
+        if isinstance(model, str | os.PathLike):
+            path = os.fspath(model)
+            return compile_graph(load(path), options, lambda: load(path))
+        net = compile_graph(_import(model, example_inputs), options)
+    if release_weights:
+        release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
+        dnnl.trim_heap()
+    return net
 
 
-def compile_graph(graph: Graph, options: Options) -> CompiledModel:
+def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None = None) -> CompiledModel:
     """Plan an imported graph; :func:`compile` behind the import.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported.
+    options : Options
+        How.
+    again : callable, optional
+        Makes the imported graph anew. With it, the graph belongs to the compilation, which drops its constants.
 
     Raises
     ------
@@ -125,19 +146,27 @@ def compile_graph(graph: Graph, options: Options) -> CompiledModel:
     options = _executable(options)
     with torch.autocast("cpu", enabled=False):  # the caller's is no part of what is computed here
         if dnnl.fork_guard():
-            net = dnnl.after_fork(lambda: _compile_graph(graph, options))
+            net = dnnl.after_fork(lambda: _compile_graph(graph, options, again))
         else:
-            net = _compile_graph(graph, options)
+            net = _compile_graph(graph, options, again)
     dnnl.trim_heap()  # of the weights that are packed now
     return net
 
 
-def _compile_graph(graph: Graph, options: Options) -> CompiledModel:
+def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
     clock = _Clock()
     normal, precision = normalise(graph, options.dtype, target=options.target)
+    renewed: Callable[[], Graph] | None = None
+    if again is not None and options.verify != "full":
+        graph.constants.clear()  # of those that were folded, only what became of them is left
+        reload = again  # the name that is known to be callable
+
+        def renewed() -> Graph:
+            return normalise(reload(), options.dtype, target=options.target)[0]
+
     clock.lap("normalise")
-    planned = make_plan(normal, options, clock.lap)
+    planned = make_plan(normal, options, clock.lap, renewed)
     planned.graph.constants.clear()
     net = CompiledModel(
         planned.graph,
@@ -172,8 +201,6 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 def _import(model: Any, example_inputs: Any) -> Graph:
     if isinstance(model, Graph):
         return model
-    if isinstance(model, str | os.PathLike):
-        return load(os.fspath(model))
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
         return from_torch(model, example_inputs)
     raise ImportModelError(

@@ -18,6 +18,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
 from fmtprop.passes.slice_batch import SliceBatch
@@ -65,7 +66,7 @@ class Planned:
     tuning: Tuning | None = None
 
 
-def make_plan(normal: Graph, options: Options, lap: Lap) -> Planned:
+def make_plan(normal: Graph, options: Options, lap: Lap, again: Callable[[], Graph] | None = None) -> Planned:
     """Assign formats by the policy, and freeze the result.
 
     Parameters
@@ -76,6 +77,9 @@ def make_plan(normal: Graph, options: Options, lap: Lap) -> Planned:
         How.
     lap : callable
         Told of each stage that ended.
+    again : callable, optional
+        Makes the normal graph anew. With it, the graph's constants are dropped one by one as they are packed, so that
+        memory never holds all weights twice.
 
     Raises
     ------
@@ -86,7 +90,7 @@ def make_plan(normal: Graph, options: Options, lap: Lap) -> Planned:
     """
     if options.target == "mkldnn":
         return Planned(*plan_tensors(normal, options, lap))
-    return _Planner(normal, options, lap).run()
+    return _Planner(normal, options, lap, again).run()
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,8 @@ class _Contestant:
 
 
 class _Planner:
-    def __init__(self, normal: Graph, options: Options, lap: Lap) -> None:
-        self.normal, self.options, self.lap = normal, options, lap
+    def __init__(self, normal: Graph, options: Options, lap: Lap, again: Callable[[], Graph] | None) -> None:
+        self.normal, self.options, self.lap, self.again = normal, options, lap, again
         self.target, self.fallback = OneDnnTarget(), ReferenceTarget()
         self.memory = Memory() if options.verify != "off" else None
         self.cache = TuningCache()
@@ -114,12 +118,17 @@ class _Planner:
             verdict = self.cache.get(key) if len(contestants) > 1 else 1.0
             if verdict is not None and 1 <= verdict <= len(contestants):
                 contestants = [contestants[int(verdict) - 1]]
-            plans = [build_plan(contestant.graph, self.target) for contestant in contestants]
+            consume = self.again is not None and len(contestants) == 1
+            if consume:
+                self.normal.constants.clear()  # the formatted graph has them still
+            plans = [build_plan(contestant.graph, self.target, consume=consume) for contestant in contestants]
             self.lap("plan")
             wrong = self._check(plans)
             self.lap("check")
             if wrong:
                 self._reroute(wrong)
+                if self.again is not None and consume:
+                    self.normal = self.again()
                 continue
             result = contest(plans, random_inputs(self.normal)) if len(plans) > 1 else None
             winner = result.winner if result is not None else 0
@@ -156,6 +165,10 @@ class _Planner:
         sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
         if sliced is not self.normal:
             found.append(self._solved(solver, sliced, greedy))
+        if self.options.tune == "measure":
+            merged = MergeSiblings().run(self.normal)
+            if merged is not self.normal:
+                found.append(self._solved(solver, merged, greedy))
         found.append(_Contestant(greedy))
         distinct: dict[str, _Contestant] = {}
         for contestant in found:

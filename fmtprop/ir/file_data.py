@@ -106,7 +106,12 @@ class Reader:
             raise GraphError(f"its weights are missing: there is no {path}; copy both files together")
         try:
             with safe_open(path, framework="pt") as file:
-                self._tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+                keys = list(file.keys())
+            # Copied one by one, each from a mapping of its own: weights that are packed and dropped one after the
+            # other then leave memory, where pages of one common mapping would stay until the last of them goes.
+            for key in keys:
+                with safe_open(path, framework="pt") as file:
+                    self._tensors[key] = file.get_tensor(key).clone()
         except (SafetensorError, OSError) as error:
             raise GraphError(f"its weights {path} cannot be read: {error}") from error
 

@@ -24,13 +24,15 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
 
-def build_plan(graph: Graph, target: Target) -> Plan:
+def build_plan(graph: Graph, target: Target, *, consume: bool = False) -> Plan:
     """Freeze a formatted graph.
 
     Parameters
     ----------
     graph : Graph
         With descs and choices on every node; its constants are read, not kept.
+    consume : bool
+        Whether constants leave the graph as they are packed, so that memory never holds all of them twice.
     target : Target
         Asked only for the copies that sums and concats in place need.
 
@@ -44,7 +46,7 @@ def build_plan(graph: Graph, target: Target) -> Plan:
         A node has no format or no way to run.
     """
     torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
-    return _Builder(graph, target).build()
+    return _Builder(graph, target, consume).build()
 
 
 class _Root:
@@ -57,8 +59,9 @@ class _Root:
 
 
 class _Builder:
-    def __init__(self, graph: Graph, target: Target) -> None:
+    def __init__(self, graph: Graph, target: Target, consume: bool) -> None:
         self.graph = graph
+        self.consume = consume
         self.target = target
         self.nodes = graph.nodes()
         self.roots: list[_Root] = []
@@ -96,12 +99,12 @@ class _Builder:
     def _visit(self, node: Node) -> None:
         if node.choice is None:
             raise PlanError(f"{node.label} has no choice: assign formats before planning")
-        inputs = {name: self.places[value] for name, value in self.graph.inputs(node.name).items()}
+        if node.op == "constant":
+            return  # when it is read: weights are packed one by one
+        inputs = {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()}
         if node.op == "input":
             index = [n.name for n in self.graph.input_nodes].index(node.name)
             self._place(node, 0, self._root(Home.INPUT, node.descs[0].nbytes, index))
-        elif node.op == "constant":
-            self._place(node, 0, self._add_constant(node))
         elif node.op == "output":
             pass
         elif is_in_place(node):
@@ -134,6 +137,25 @@ class _Builder:
         for index, tensor in enumerate(self.constants.compute(node, operands)):
             self._place(node, index, self._constant(self.constants.keep(tensor)))
         self.packed.append(node)
+        for value in self.graph.inputs(node.name).values():
+            self._forget(value)
+
+    def _place_of(self, value: Value) -> Access:
+        """Return where a value lies; a constant is put there now."""
+        if value not in self.places:
+            node = self.graph.node(value.node)
+            self._place(node, 0, self._add_constant(node))
+        return self.places[value]
+
+    def _forget(self, value: Value) -> None:
+        """Let go of a constant once all that reads it has been computed."""
+        if self.graph.node(value.node).op != "constant":
+            return
+        readers = {reader for reader, _ in self.graph.readers(value)}
+        if readers <= {node.name for node in self.packed}:
+            self.constants.drop(self.roots[self.places[value].buffer].index)
+            if self.consume:
+                self.graph.constants.pop(value.node, None)
 
     def _join(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Place a concat whose sources lie within it; copy those that were not written there."""
@@ -265,7 +287,7 @@ class _Builder:
 
     def _outputs(self) -> tuple[tuple[str, Access], ...]:
         """Let results be written straight into the caller's tensors where the buffer is theirs alone."""
-        accesses = [self.places[self.graph.inputs(node.name)["src"]] for node in self.graph.output_nodes]
+        accesses = [self._place_of(self.graph.inputs(node.name)["src"]) for node in self.graph.output_nodes]
         end = len(self.steps)
         outputs = []
         for index, (node, access) in enumerate(zip(self.graph.output_nodes, accesses, strict=True)):

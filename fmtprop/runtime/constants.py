@@ -48,6 +48,14 @@ class ConstantStore:
         alike.append(self._append(flat))
         return alike[-1]
 
+    def drop(self, index: int) -> None:
+        """Let go of a constant that no step reads: one whose packed form has taken its place."""
+        flat = self._bytes[index]
+        for alike in self._alike.values():
+            if index in alike:
+                return  # others may have been found equal to it
+        self._bytes[index] = flat.new_empty(0)
+
     def _append(self, flat: torch.Tensor) -> int:
         self._bytes.append(flat)
         return len(self._bytes) - 1
