@@ -264,6 +264,16 @@ def test_optimal_with_measured_costs():
     assert errors(net, fp.load("residual")) < 1e-4
 
 
+def test_a_depthwise_convolution_is_no_post_op_here():
+    """Two convolutions in one are an alternative of the library's; here it would be PyTorch's own, packing weights."""
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 32, 1), torch.nn.ReLU6(), torch.nn.Conv2d(32, 32, 3, padding=1, groups=32)
+    )
+    net = fp.compile(module, torch.randn(1, 16, 12, 12), target="mkldnn", policy="optimal")
+    impls = [step.node.choice.impl for step in net.plan.steps if step.node.op == "convolution"]
+    assert impls == ["mkldnn::_convolution_pointwise+hardtanh", "mkldnn::_convolution_pointwise"]
+
+
 def test_costs_are_positive_and_known_for_all_that_is_offered(target):
     node, formats = convolution()
     costs = MkldnnCosts()

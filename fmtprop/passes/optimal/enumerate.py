@@ -220,7 +220,12 @@ class _Enumerator:
         if pair is None or any(pin.startswith(f"{before.name}.") for pin in self.pins):
             return
         both, operands = pair
-        ways = [c for c in self._distinct(both, operands, ()) if self._obeys(node, c) and not c.is_ref]
+        ways = [
+            candidate
+            for candidate in self._distinct(both, operands, ())
+            # the fallback would run one after the other
+            if self._obeys(node, candidate) and not candidate.is_ref and candidate.target != self.fallback.name
+        ]
         self.found.ways[node.name] += [Way(both, operands, c, (before.name, node.name)) for c in ways]
         self._note_formats(both, operands, ways)
 

@@ -69,6 +69,8 @@ class MkldnnTarget:
         if node.op == "reorder":
             yield from _reorders(request)
             return
+        if any(post_op.op == "convolution" for post_op in node.post_ops):
+            return  # PyTorch has no operator for two convolutions; as two nodes their weights are packed
         fused = tuple(fused_candidates(node, request))
         yield from fused
         if not _packs_weights(node, request):
