@@ -19,6 +19,7 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
+from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
 from fmtprop.passes.target import Candidate, Target
@@ -98,6 +99,7 @@ class Assignment:
         self.policy = spec.rule or POLICIES[spec.policy]
 
     def run(self) -> Graph:
+        """Return the formatted graph."""
         for node in self.source.nodes():
             self._visit(node)
         self.out.remove_dead()
@@ -235,7 +237,7 @@ class Assignment:
         have = self.out.desc_of(source)
         type_ = TensorType(wanted.dims, wanted.dtype)
         attrs = Reorder(wanted.dtype.value if wanted.dtype != have.dtype else "")
-        node = Node(self.out.fresh_name("reorder"), "reorder", attrs, (type_,), origin=reader.origin)
+        node = Node(unused_name("reorder", self.out, self.source), "reorder", attrs, (type_,), origin=reader.origin)
         reason = f"{reader.name}.{operand} wants {describe(wanted)}, {source} gives {describe(have)}"
         for target in (self.spec.target, self.spec.fallback):
             for candidate in target.candidates(node, {"src": have, "dst": wanted}):

@@ -10,7 +10,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.tensors import materialise, tensor_type
 
-__all__ = ["bypass", "constant", "is_constant", "new_constant", "only_reader"]
+__all__ = ["bypass", "constant", "is_constant", "new_constant", "only_reader", "unused_name"]
 
 
 def is_constant(graph: Graph, value: Value) -> bool:
@@ -30,6 +30,14 @@ def new_constant(graph: Graph, tensor: torch.Tensor, before: Node, origin: str =
     (value,) = graph.insert(node, {}, before=before.name)
     graph.constants[value.node] = tensor
     return value
+
+
+def unused_name(stem: str, out: Graph, source: Graph) -> str:
+    """Return a name for a new node of a graph in the making that no node of the one it is made from has."""
+    while True:
+        name = out.fresh_name(stem)
+        if name not in source:
+            return name
 
 
 def only_reader(graph: Graph, value: Value) -> Node | None:

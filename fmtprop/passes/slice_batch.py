@@ -16,6 +16,7 @@ from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ops.building import emit
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.view_attrs import Reshape, Slice
+from fmtprop.passes.editing import unused_name
 
 __all__ = ["SliceBatch"]
 
@@ -132,7 +133,7 @@ class _Rewrite:
                 inputs[name] = places.get(value, value)
             attrs = _ATTRS.get(node.op, _same)(node.attrs, self.images)
             results = tuple(type_.with_dims((self.images, *type_.dims[1:])) for type_ in node.results)
-            name = self.out.fresh_name(f"{node.name}_n{start}")
+            name = unused_name(f"{node.name}_n{start}", self.out, self.graph)
             clone = replace(node, name=name, attrs=attrs, results=results)
             places[Value(node.name)] = self.out.add(clone, inputs)[0]
         return places
@@ -140,7 +141,8 @@ class _Rewrite:
     def _cut(self, value: Value, start: int) -> Value:
         dims = self.graph.type_of(value).dims
         attrs = Slice((start, *(0,) * (len(dims) - 1)), (self.images, *dims[1:]), (1,) * len(dims))
-        return emit(self.out, "slice", {"src": value}, attrs)
+        name = unused_name(f"{value.node}_n{start}", self.out, self.graph)
+        return emit(self.out, "slice", {"src": value}, attrs, name=name)
 
 
 # ---------------------------------------------------------------- what can be cut
@@ -160,10 +162,13 @@ def _divisible(graph: Graph, node: Node, sources: list[Value], batch: int) -> bo
     types = [*(graph.type_of(value) for value in sources), node.results[0]]
     if any(type_.ndim == 0 or type_.dims[0] != batch for type_ in types):
         return False
+    inputs = graph.inputs(node.name)
+    sized = [value for name, value in inputs.items() if name.startswith(("src", "post_op_"))]
+    if any(value in sources for name, value in inputs.items() if not name.startswith(("src", "post_op_"))):
+        return False  # computed weights: their first axis is no batch, whatever its size
     # a constant that is added image by image would have to be cut too
-    sized = {name for name in graph.inputs(node.name) if name.startswith(("src", "post_op_"))}
-    constants = [v for name, v in graph.inputs(node.name).items() if name in sized and v not in sources]
-    return all(graph.type_of(v).ndim == 0 or graph.type_of(v).dims[0] == 1 for v in constants)
+    constants = [graph.type_of(value) for value in sized if value not in sources]
+    return all(type_.ndim == 0 or type_.dims[0] == 1 for type_ in constants)
 
 
 def _always(attrs: Any, batch: int) -> bool:

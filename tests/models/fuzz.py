@@ -5,7 +5,8 @@ Owns what a program is, how one is drawn, compared with PyTorch and made smaller
 
     python -m tests.models.fuzz --seeds 1000:2000
 
-runs them in child processes, so that a crash costs one seed and leaves a trace.
+runs them in child processes, so that a crash costs one seed and leaves a trace. Besides the policies, each model is
+compiled as :mod:`tests.models.odd` says: by random costs, with random pins, with another number of threads.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fmtprop.api import Options, compile_graph
+from fmtprop.api import CompiledModel, Options, compile_graph
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends import from_torch
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.ir import Graph
 from fmtprop.ir.tensors import tensor_type
+from tests.models import odd
 
 #: error relative to the largest expected magnitude
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -40,6 +42,10 @@ REFUSED = ("modifies its input", "run-time check")
 SIZE = 30_000
 #: largest magnitude
 RANGE = 1e3
+
+
+#: what a model is compiled by unless told; "odd-7" is random costs of seed 7, "pins-7" some of their formats as pins
+POLICIES = ("propagate", "naive", "plain")
 
 
 class Unfit(Exception):
@@ -168,7 +174,7 @@ class Draw:
 
     def shape(self, rank: int) -> list[int]:
         rng = self.rng
-        batch, channels = rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 3, 4, 6, 8, 8, 12, 16, 16, 17, 24, 32])
+        batch, channels = rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 2, 3, 4, 6, 8, 8, 12, 16, 16, 17, 24, 32])
         rest = [
             rng.choice([1, 2, 4, 5, 7, 8]) if rank > 4 else rng.choice([1, 3, 4, 7, 8, 9, 12, 14]) for _ in range(6)
         ]
@@ -252,9 +258,7 @@ def draw(seed: int, calls: int = 12) -> Program:
 # ---------------------------------------------------------------- checking
 
 
-def check(
-    program: Program, policies: Sequence[str] = ("propagate", "naive", "plain"), runs: int = 2, fast: bool = False
-) -> str | None:
+def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, fast: bool = False) -> str | None:
     """Return what is wrong with a program's compiled forms, None where all is well."""
     if fast and (graph := traced(program)) is None:
         return None
@@ -272,13 +276,14 @@ def check(
         return f"import: {error}"
     for policy in policies:
         try:
-            net = compile_graph(graph, Options(policy=policy))
+            net = compiled(graph, policy)
             for seed in range(1, runs + 1):
                 inputs = [fresh(t, seed) for t in program.inputs.values()]
                 kept = [t.clone() for t in inputs]
                 with torch.no_grad():
                     expected = model(*(t.clone() for t in inputs))
-                got = net(*inputs)
+                with odd.threads(1 + (seed + len(policy)) % 2 if "-" in policy else torch.get_num_threads()):
+                    got = net(*inputs)
                 if not _is_finite(expected):
                     continue  # where NaN differs is documented, and tested by itself
                 wrong = differ(got, expected)
@@ -289,6 +294,20 @@ def check(
         except Exception as error:
             return f"{policy}: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
     return None
+
+
+def compiled(graph: Graph, policy: str) -> CompiledModel:
+    """Compile by a policy, or in one of the ways of :data:`POLICIES`."""
+    kind, _, seed = policy.partition("-")
+    if kind == "odd":
+        return odd.compile_odd(graph, int(seed))
+    if kind == "pins":
+        pins = odd.some_pins(graph, odd.compile_odd(graph, int(seed) + 1), int(seed))
+        net = odd.compile_odd(graph, int(seed), pins)
+        if lost := odd.lost_pins(net, pins):
+            raise AssertionError(f"pins without effect: {lost}")
+        return net
+    return compile_graph(graph, Options(policy=policy, tune="model", confirm=False))
 
 
 def traced(program: Program) -> Graph | None:
@@ -445,22 +464,26 @@ def _without_dead(program: Program) -> Program:
     return replace(program, inputs=keep, parameters=parameters, steps=tuple(reversed(steps)))
 
 
-def reduced(seed: int, calls: int = 12, fast: bool = False) -> tuple[Program, str] | None:
+def reduced(
+    seed: int, calls: int = 12, fast: bool = False, policies: Sequence[str] = POLICIES
+) -> tuple[Program, str] | None:
     """Check one seed; return the smallest failing program and what is wrong, None where all is well."""
     program = draw(seed, calls)
-    if (wrong := check(program, fast=fast)) is None:
+    if (wrong := check(program, policies, fast=fast)) is None:
         return None
+    failing = wrong.partition(":")[0].partition(",")[0]
+    policies = [policy for policy in policies if policy == failing] or policies
     kind = wrong.split(":")[1][:12] if ":" in wrong else wrong
 
     def fails(candidate: Program) -> bool:
         try:
-            found = check(candidate, fast=fast)
+            found = check(candidate, policies, fast=fast)
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError):
             return False  # cutting made it illegal
         return found is not None and (found.split(":")[1][:12] if ":" in found else found) == kind
 
     small = minimise(program, fails)
-    return small, check(small, fast=fast) or wrong
+    return small, check(small, policies, fast=fast) or wrong
 
 
 # ---------------------------------------------------------------- by hand
@@ -472,18 +495,19 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=12)
     parser.add_argument("--batch", type=int, default=50, help="seeds per child process; 0 for none")
     parser.add_argument("--fast", action="store_true", help="import without torch.export, what can be")
+    parser.add_argument("--policies", default=",".join([*POLICIES, "optimal", "odd-{seed}", "pins-{seed}"]))
     parser.add_argument("--raw", action="store_true", help="do not cut failures down")
     options = parser.parse_args()
     first, end = map(int, options.seeds.split(":"))
     if options.batch == 0:
-        _run_here(range(first, end), options.calls, options.raw, options.fast)
+        _run_here(range(first, end), options)
         return
     while first < end:
         done = _run_child(first, min(first + options.batch, end), options)
         first = done + 1
 
 
-def _run_here(seeds: Sequence[int], calls: int, raw: bool, fast: bool) -> None:
+def _run_here(seeds: Sequence[int], options: argparse.Namespace) -> None:
     faulthandler.enable()
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", r".*run-time check.*")
@@ -491,11 +515,12 @@ def _run_here(seeds: Sequence[int], calls: int, raw: bool, fast: bool) -> None:
     for seed in seeds:
         print(f"@{seed}", flush=True)
         faulthandler.dump_traceback_later(120, exit=True)
-        if raw:
-            wrong = check(draw(seed, calls), fast=fast)
-            failed = None if wrong is None else (draw(seed, calls), wrong)
+        policies = options.policies.format(seed=seed).split(",")
+        if options.raw:
+            wrong = check(draw(seed, options.calls), policies, fast=options.fast)
+            failed = None if wrong is None else (draw(seed, options.calls), wrong)
         else:
-            failed = reduced(seed, calls, fast)
+            failed = reduced(seed, options.calls, options.fast, policies)
         faulthandler.cancel_dump_traceback_later()
         if failed is not None:
             print(f"FAILED {seed}\n{failed[0]}\n=> {failed[1]}\n", flush=True)
@@ -506,6 +531,8 @@ def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
     command += [
         "--calls",
         str(options.calls),
+        "--policies",
+        options.policies,
         *(["--raw"] if options.raw else []),
         *(["--fast"] if options.fast else []),
     ]

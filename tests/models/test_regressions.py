@@ -1,4 +1,4 @@
-"""What random models found: the smallest model of each failure, compiled under every policy."""
+"""What random models found: the smallest model of each failure, compiled under every policy and by odd choices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import fmtprop as fp
-from tests.models.fuzz import differ
+from fmtprop.frontends import from_torch
+from tests.models.fuzz import POLICIES, compiled, differ
 
 torch.manual_seed(0)
 
@@ -76,14 +76,36 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, w: (x @ w) * torch.linspace(0, 1, 24).reshape(1, 3, 8, 1) + 1,
         (torch.randn(1, 3, 8, 9), torch.randn(9, 1)),
     ),
+    "a pooling that only takes a format with padding": (
+        lambda x, w: F.max_pool2d(F.relu(F.conv2d(x, w, padding=1) + x), 1, 2, 0, 2, ceil_mode=True),
+        (torch.randn(1, 4, 24, 18), torch.randn(4, 4, 3, 3)),
+    ),
+    "conversions of the data type beside changes of format": (
+        lambda x, w: (F.conv1d(x, w), x.bfloat16(), F.conv1d(x, w, padding=1).half()),
+        (torch.randn(2, 8, 14), torch.randn(24, 8, 1)),
+    ),
+    "slices beside slices of the batch": (
+        lambda x: (x.split([1, 1], 2)[0], x[:, 2:].relu()),
+        (torch.randn(3, 8, 2, 1, 7),),
+    ),
+    "weights that are as long as the batch": (
+        lambda x, w: F.conv2d(x.tanh(), w.tanh()),
+        (torch.randn(4, 3, 8, 8), torch.randn(4, 3, 3, 3)),
+    ),
 }
 
 
-@pytest.mark.parametrize("policy", ["propagate", "naive", "plain"])
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "optimal", "odd-0", "odd-3", "pins-4"])
 @pytest.mark.parametrize("name", CASES)
-def test_same_as_pytorch(name, policy, tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+def test_same_as_pytorch(name, policy):
     function, inputs = CASES[name]
-    net = fp.compile(Call(function), inputs, policy=policy)  # a warning of the plan's own check fails the test
+    net = compiled(from_torch(Call(function), inputs), policy)  # a warning of the plan's own check fails the test
     for _ in range(2):
         assert differ(net(*inputs), function(*inputs), 0.1) is None

@@ -87,7 +87,7 @@ class Enumeration:
         found = {}
         for value, formats in self.formats.items():
             read = wanted.get(value, set())
-            targets = [desc for desc in formats if desc in read and desc.is_packed and not desc.has_broadcast]
+            targets = [desc for desc in formats if desc in read and desc.is_dense]
             found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
         return found
 
