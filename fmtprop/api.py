@@ -160,6 +160,7 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
     renewed: Callable[[], Graph] | None = None
     if again is not None and options.verify != "full":
         graph.constants.clear()  # of those that were folded, only what became of them is left
+        dnnl.trim_heap()
         reload = again  # the name that is known to be callable
 
         def renewed() -> Graph:
