@@ -5,6 +5,7 @@ Ties the stages together in their order (import, normalise, assign, plan, run) a
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,7 +24,10 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
 from fmtprop.planner import make_plan
 from fmtprop.runtime.constants import release
-from fmtprop.stages import normalise
+from fmtprop.stages import normalise, weights_nbytes
+
+#: bytes of weights from which memory is given back between the stages; it takes a tenth of a second
+_LARGE = 32 << 20
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
 
@@ -159,8 +163,11 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
     normal, precision = normalise(graph, options.dtype, target=options.target)
     renewed: Callable[[], Graph] | None = None
     if again is not None and options.verify != "full":
-        graph.constants.clear()  # of those that were folded, only what became of them is left
-        dnnl.trim_heap()
+        # of weights that were folded, only what became of them is left; earlier graphs hold them in cycles
+        graph.constants.clear()
+        if weights_nbytes(normal) > _LARGE:
+            gc.collect()
+            dnnl.trim_heap()
         reload = again  # the name that is known to be callable
 
         def renewed() -> Graph:
