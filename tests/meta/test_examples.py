@@ -29,6 +29,7 @@ def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "model": torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval(),
         "example": torch.randn(1, 3, 8, 8),
         "x": torch.randn(1, 3, 8, 8),
+        "batch": [torch.randn(1, 3, 8, 8) for _ in range(3)],
     }
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
