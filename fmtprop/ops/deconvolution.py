@@ -92,12 +92,16 @@ def infer(attrs: Deconv, types: Mapping[str, TensorType]) -> tuple[TensorType, .
     src, kernel = types["src"], types["weights"].dims[-spatial:]
     sizes = []
     for axis, size in enumerate(src.dims[2:]):
-        covered = (size - 1) * attrs.strides[axis] + extent(kernel[axis], attrs.dilates[axis])
-        cut = attrs.pad_l[axis] + attrs.pad_r[axis]
+        covered, cut = _covered(attrs, axis, size, kernel[axis]), attrs.pad_l[axis] + attrs.pad_r[axis]
         if covered - cut < 1:
             raise ShapeError(f"dst axis {axis + 2} would be empty: {covered} positions less padding {cut}")
         sizes.append(covered - cut)
     return (src.with_dims((src.dims[0], channels, *sizes)),)
+
+
+def _covered(attrs: Deconv, axis: int, size: int, kernel: int) -> int:
+    """Return how many positions of dst the windows of a spatial axis cover, before padding is cut off."""
+    return (size - 1) * attrs.strides[axis] + extent(kernel, attrs.dilates[axis])
 
 
 def reference(attrs: Deconv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -156,12 +160,16 @@ def _import(call: Call) -> Value | None:
         # PyTorch allows an output_padding beyond the stride where the dilation is larger; oneDNN does not
         return None
     dilates = tuple(dilation - 1 for dilation in ints(call["dilation"], spatial))
+    attrs = Deconv(strides, dilates, padding, pad_r, groups)
+    sizes = call.type(src).dims[-spatial:]
+    if any(_covered(attrs, i, sizes[i], dims[i + 2]) <= padding[i] + pad_r[i] for i in range(spatial)):
+        return None  # PyTorch gives an empty result; oneDNN has none
     split = reshaped(call, weights, grouped_dims(dims, groups))
     order = list(range(call.type(split).ndim))
     first = len(order) - spatial - 2
     order[first], order[first + 1] = first + 1, first
     inputs = {"src": batched(call, src, len(dims)), "weights": permuted(call, split, order), "bias": bias}
-    dst = call.emit("deconvolution", inputs, Deconv(strides, dilates, padding, pad_r, groups))
+    dst = call.emit("deconvolution", inputs, attrs)
     return unbatched(call, dst, like=src)
 
 

@@ -148,7 +148,8 @@ def _resample(alg: str, spatial: int, torch_kernel: str) -> Importer:
         if counts is None:
             counts = [floor(size * scale) for size, scale in zip(sizes, call["scale_factors"], strict=True)]
         axes = list(zip(sizes, counts, scales, strict=True))
-        if not all(_samples_alike(alg, torch_kernel, *axis) for axis in axes):
+        # a tensor without elements is sampled nowhere
+        if call.type(src).size and not all(_samples_alike(alg, torch_kernel, *axis) for axis in axes):
             return None
         if tuple(counts) == sizes:
             return src

@@ -242,6 +242,9 @@ class Assignment:
         for target in (self.spec.target, self.spec.fallback):
             for candidate in target.candidates(node, {"src": have, "dst": wanted}):
                 return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
+        middle = plain(wanted).with_dtype(have.dtype)
+        if middle not in (have, wanted):  # strides that interleave, say: out of them first
+            return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
         raise UnsupportedOpError(f"{node.label}: nobody can convert {have!r} to {wanted!r} for {reader.name}.{operand}")
 
 

@@ -88,6 +88,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: (x.split([1, 1], 2)[0], x[:, 2:].relu()),
         (torch.randn(3, 8, 2, 1, 7),),
     ),
+    "empty results of resizing and transposed convolution": (
+        lambda x, y: (
+            F.interpolate(x, size=5, mode="nearest"),
+            F.interpolate(x, scale_factor=0.4, mode="linear"),
+            F.conv_transpose2d(y, torch.ones(8, 4, 1, 2), padding=(0, 1)),
+        ),
+        (torch.zeros(0, 1, 8), torch.randn(2, 8, 3, 1)),
+    ),
     "weights that are as long as the batch": (
         lambda x, w: F.conv2d(x.tanh(), w.tanh()),
         (torch.randn(4, 3, 8, 8), torch.randn(4, 3, 3, 3)),

@@ -94,3 +94,8 @@ def test_output_padding_beyond_the_stride_is_declined():
     )
     assert call.run() is None
     assert call.ops() == []
+
+
+def test_an_empty_result_is_declined():
+    call = FakeCall("aten.conv_transpose2d.input", TensorType((2, 8, 3, 1)), weights(8, 4, 1, 2), None, padding=[0, 1])
+    assert call.run() is None

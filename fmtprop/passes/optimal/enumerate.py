@@ -14,6 +14,7 @@ from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.depthwise_fusion import fused
@@ -68,11 +69,14 @@ class Enumeration:
         By node name, for all that depends on an input; a fused pair's are with its last node.
     formats : dict of Value to list of MemoryDesc
         What each tensor may be written or read in.
+    detours : dict of (source, destination) to MemoryDesc
+        The format to go through where no reorder leads straight from one to the other.
     """
 
     graph: Graph
     ways: dict[str, list[Way]] = field(default_factory=dict)
     formats: dict[Value, list[MemoryDesc]] = field(default_factory=dict)
+    detours: dict[tuple[MemoryDesc, MemoryDesc], MemoryDesc] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Way]:
         for ways in self.ways.values():
@@ -90,6 +94,11 @@ class Enumeration:
             targets = [desc for desc in formats if desc in read and desc.is_dense]
             found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
         return found
+
+    def steps(self, src: MemoryDesc, dst: MemoryDesc) -> list[tuple[MemoryDesc, MemoryDesc]]:
+        """Return the reorders that a change of format takes: one, or two with a detour."""
+        middle = self.detours.get((src, dst))
+        return [(src, dst)] if middle is None else [(src, middle), (middle, dst)]
 
     def work(self) -> list[tuple[Node, Candidate]]:
         """Return each node with each of its candidates that cost something."""
@@ -109,7 +118,8 @@ class Enumeration:
             alternatives.append(Alternative(way.covers, reads, writes, priced.candidate.cost, priced))
         reorders: dict[Tensor, dict[Reorder, float]] = {}
         for value, pairs in self.reorders().items():
-            reorders[value] = {pair: cost for pair in pairs if (cost := costs.reorder(*pair)) is not None and cost > 0}
+            prices = {pair: [costs.reorder(*step) for step in self.steps(*pair)] for pair in pairs}
+            reorders[value] = {pair: sum(filter(None, some)) for pair, some in prices.items() if all(some)}
         return Problem(tuple(self.ways), tuple(alternatives), reorders)
 
     def _cost(self, node: Node, candidate: Candidate, costs: Costs) -> float:
@@ -206,7 +216,21 @@ class _Enumerator:
             self.found.ways[node.name] = [Way(node, inputs, candidate, (node.name,)) for candidate in ways]
             self._note_formats(node, inputs, ways)
             self._fuse(node, inputs)
+        self.found.detours = self._detours()
         return self.found
+
+    def _detours(self) -> dict[tuple[MemoryDesc, MemoryDesc], MemoryDesc]:
+        """Find the changes of format that nobody makes in one step: out of strides that interleave, into blocks."""
+        pairs = dict.fromkeys(pair for pairs in self.found.reorders().values() for pair in pairs)
+        found = {}
+        for src, dst in pairs:
+            if src.is_dense or plain(dst) in (src, dst):
+                continue
+            node = Node("reorder", "reorder", opdef("reorder").attrs(), (TensorType(dst.dims, dst.dtype),))
+            request = {"src": src, "dst": dst}
+            if not any(True for who in (self.target, self.fallback) for _ in who.candidates(node, request)):
+                found[src, dst] = plain(dst)
+        return found
 
     def _fuse(self, node: Node, inputs: Mapping[str, Value]) -> None:
         """Add the ways to run a depthwise convolution together with the 1x1 convolution before it."""
@@ -217,8 +241,8 @@ class _Enumerator:
         if before.op != "convolution" or self.graph.reader_count(source) > 1:
             return
         pair = fused(before, self.graph.inputs(before.name), node, inputs, self.graph.type_of)
-        if pair is None or any(pin.startswith(f"{before.name}.") for pin in self.pins):
-            return
+        if pair is None or self._pins_of(before) or self._pins_of(node).keys() & inputs.keys():
+            return  # what is between the two has no format then, and the fused node's operands are the first one's
         both, operands = pair
         ways = [
             candidate
@@ -271,6 +295,7 @@ class _Enumerator:
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         any_way = False
         for request in self._requests(node, inputs):
+            request = {**request, **{name: pin for name, pin in self._pins_of(node).items() if name in request}}
             families: Counter[str] = Counter()
             for candidate in self.target.candidates(node, request):
                 any_way = True
@@ -406,12 +431,14 @@ class _Enumerator:
                 formats = self.found.formats[value]
                 formats += [d for d in dict.fromkeys(c.operands[name] for c in ways) if d not in formats]
 
+    def _pins_of(self, node: Node) -> dict[str, MemoryDesc]:
+        """Return a node's pins by operand or result."""
+        parts = ((name.rpartition("."), desc) for name, desc in self.pins.items())
+        return {port: desc for (owner, _, port), desc in parts if owner == node.name}
+
     def _obeys(self, node: Node, candidate: Candidate) -> bool:
-        for name, desc in self._ports(candidate):
-            pin = self.pins.get(f"{node.name}.{name}")
-            if pin is not None and pin != desc:
-                return False
-        return True
+        pins = self._pins_of(node)
+        return all(pins.get(name, desc) == desc for name, desc in self._ports(candidate))
 
     @staticmethod
     def _ports(candidate: Candidate) -> list[tuple[str, MemoryDesc]]:
@@ -419,19 +446,20 @@ class _Enumerator:
         return [*candidate.operands.items(), *results]
 
     def _complaint(self, node: Node) -> str:
-        pins = {name: desc for name, desc in self.pins.items() if name.rpartition(".")[0] == node.name}
+        pins = self._pins_of(node)
         if not pins:
             return f"{node.label}: neither {self.target.name} nor {self.fallback.name} can run it"
-        (name, desc), *_ = pins.items()
-        offered = {
-            describe(port)
-            for candidate in self._distinct(node, self.graph.inputs(node.name))
-            for key, port in self._ports(candidate)
-            if f"{node.name}.{key}" == name
-        }
+        self.pins = {}  # what there is without them
+        free = [dict(self._ports(candidate)) for candidate in self._distinct(node, self.graph.inputs(node.name))]
+        asked = " and ".join(f"pin '{node.name}.{name}' asks for {describe(desc)}" for name, desc in pins.items())
+        offered = "; ".join(
+            dict.fromkeys(
+                ", ".join(f"{name} {describe(ports[name])}" for name in pins if name in ports) for ports in free
+            )
+        )
+        together = "" if len(pins) == 1 else " together"
         return (
-            f"pin {name!r} asks for {describe(desc)}, but no implementation of {node.label} offers it; "
-            f"to be had: {', '.join(sorted(offered)) or 'nothing of that name'}"
+            f"{asked}, but no implementation of {node.label} offers that{together}; to be had: {offered or 'nothing'}"
         )
 
 

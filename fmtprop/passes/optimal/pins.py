@@ -41,6 +41,8 @@ def _resolve(graph: Graph, name: str, pin: MemoryDesc | str) -> MemoryDesc:
             raise UnsupportedOpError(f"pin {name!r}: {pin!r} is no format of {type_}: {error}") from error
     if not isinstance(pin, MemoryDesc):
         raise UnsupportedOpError(f"pin {name!r} must be a MemoryDesc or a format tag, got {type(pin).__name__}")
+    if pin.kind == "any":
+        raise UnsupportedOpError(f"pin {name!r} must be one format, not any; leave the pin out to let it be chosen")
     if (pin.dims, pin.dtype) != (type_.dims, type_.dtype):
         raise UnsupportedOpError(
             f"pin {name!r} is {pin}, but that tensor is {type_}: dims and data type must be its own"

@@ -1,0 +1,143 @@
+"""Pins in compiled models: the format is really there, the answer stays right, and a refusal says what is to be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.layout import MemoryDesc
+from tests.models.odd import lost_pins
+
+
+class Net(nn.Module):
+    """One op of each kind that pins are for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(8, 16, 3, padding=1)
+        self.narrow = nn.Conv2d(16, 16, 1)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.relu(self.stem(x))
+        joined = torch.cat([F.max_pool2d(y, 2), F.avg_pool2d(y, 2)], 1)
+        product = joined * joined.sum((2, 3), keepdim=True)
+        return self.deep(self.narrow(y)), product
+
+
+X = (2, 8, 10, 10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def pinned(pin: dict[str, Any]) -> fp.CompiledModel:
+    """Compile with pins, compare with PyTorch, and look for the formats."""
+    model, x = Net().eval(), torch.randn(X)
+    net = fp.compile(model, x, policy="optimal", tune="model", pin=pin)
+    with torch.no_grad():
+        for got, expected in zip(net(x), model(x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    return net
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        {"conv_1.dst": "nChw8c"},
+        {"conv_1.src": "nhwc", "conv_1.dst": "nhwc"},
+        {"conv_1.src": "nchw"},
+        {"pool_1.src": "nhwc", "pool_1.dst": "nhwc"},
+        {"pool_1.src": "nhwc", "conv_1.dst": "nChw8c"},
+        {"pool_1.dst": "nChw8c", "pool_2.dst": "nhwc"},
+        {"concat_1.dst": "nhwc"},
+        {"concat_1.src_0": "nChw8c", "concat_1.dst": "nChw8c"},
+        {"binary_1.src_0": "nChw8c", "binary_1.dst": "nChw8c"},
+        {"binary_1.dst": "nhwc", "concat_1.dst": "nchw"},
+        {"conv_2.src": "nchw", "conv_3.src": "nhwc"},
+        {"conv_3.dst": "nhwc"},
+    ],
+    ids=lambda pin: " ".join(f"{name}={tag}" for name, tag in pin.items()),
+)
+def test_a_pinned_format_is_there(pin):
+    net = pinned(pin)
+    sizes = {
+        "conv_1.src": (2, 8, 10, 10),
+        "pool": (2, 16, 5, 5),
+        "concat_1.dst": (2, 32, 5, 5),
+        "binary": (2, 32, 5, 5),
+    }
+    descs = {}
+    for name, tag in pin.items():
+        dims = sizes.get(name) or sizes.get(name.partition("_")[0], (2, 16, 10, 10))
+        dims = dims if not name.startswith("pool") or name.endswith("dst") else (2, 16, 10, 10)
+        dims = (2, 16, 5, 5) if name.startswith("concat_1.src") else dims
+        descs[name] = MemoryDesc(dims, tag=tag)
+    assert lost_pins(net, descs) == []
+
+
+def test_a_pin_may_be_of_a_format_that_is_not_tried_without():
+    net = pinned({"conv_1.weights": "hwio"})
+    assert lost_pins(net, {"conv_1.weights": MemoryDesc((16, 8, 3, 3), tag="hwio")}) == []
+
+
+def test_strides_that_interleave_are_left_in_two_steps():
+    class Slice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(F.conv3d(x[:, :, :, ::3], torch.ones(8, 8, 3, 3, 3), padding=1))
+
+    x = torch.randn(1, 8, 1, 4, 1)  # the slice has two elements 3 apart in rows of 4: no reorder leads into blocks
+    net = fp.compile(Slice(), x, policy="optimal", tune="model", pin={"conv_1.src": "nCdhw8c"})
+    torch.testing.assert_close(net(x), Slice()(x), rtol=1e-4, atol=1e-4)
+    steps = [node.descs[0].tag for node in net.graph.nodes() if node.op == "reorder" and node.descs[0].dims[3] == 2]
+    assert steps[:2] == ["abcde", "aBcde8b"]
+    packed = {node.name for node in net.plan.packed}  # once, when the model is compiled
+    costs = [node.choice.cost for node in net.graph.nodes() if node.choice and node.name not in packed]
+    assert net.certificate.objective == pytest.approx(sum(costs))
+
+
+def test_a_pin_of_what_a_fused_pair_hides_keeps_the_pair_apart():
+    net = pinned({"conv_3.src": "nChw8c"})
+    assert "conv_2" in net.graph
+    assert lost_pins(net, {"conv_3.src": MemoryDesc((2, 16, 10, 10), tag="nChw8c")}) == []
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        (
+            {"pool_1.src": "nhwc", "pool_1.dst": "nchw"},
+            r"pin 'pool_1\.src' asks for f32:acdb and pin 'pool_1\.dst' asks for f32:abcd, but no implementation of "
+            r"node pool_1 \(pooling\) offers that together; to be had: .*src f32:acdb, dst f32:acdb",
+        ),
+        (
+            {"concat_1.src_0": "nchw", "concat_1.src_1": "nChw8c", "concat_1.dst": "wcnh"},
+            r"offers that together; to be had: .*src_0 f32:acdb, src_1 f32:acdb, dst f32:acdb",
+        ),
+        ({"conv_1.dst": "wcnh"}, r"'conv_1\.dst' asks for f32:dbac, but no .* offers that; to be had: .*dst f32:abcd"),
+        ({"conv_1.bias": "b"}, r"'b' is no format of f32\[16\]"),
+        ({"conv_1.post_op_0": "nchw"}, r"conv_1 \(convolution\) has no 'post_op_0'; it has src, weights, bias, dst"),
+        ({"relu_1.dst": "nchw"}, r"names no node of .* nodes fused into others are gone"),
+        ({"conv_1": "nchw"}, r"write \"node\.operand\" or \"node\.dst\""),
+        ({"conv_1.src": MemoryDesc.any(X, "f32")}, r"'conv_1\.src' must be one format, not any"),
+    ],
+)
+def test_a_pin_that_cannot_be_had_says_what_can(pin, message):
+    with pytest.raises(UnsupportedOpError, match=message):
+        fp.compile(Net().eval(), torch.randn(X), policy="optimal", tune="model", pin=pin)
+
+
+def test_pins_are_for_the_optimal_policy_only():
+    with pytest.raises(UnsupportedOpError, match="pin needs policy='optimal'"):
+        fp.compile(Net().eval(), torch.randn(X), policy="plain", pin={"conv_1.dst": "nchw"})
