@@ -172,7 +172,11 @@ def efficiency(impl: str, shape: int = 0) -> float:
     --------
     >>> efficiency("brgconv:avx2") > efficiency("gemm:jit") > efficiency("ref:any")
     True
+    >>> efficiency("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2") > efficiency("ref:any")
+    True
     """
+    # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name
+    impl = impl.removeprefix("ref_fused_convolution:any:")
     name = impl
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
