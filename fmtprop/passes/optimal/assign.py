@@ -124,10 +124,12 @@ class OptimalFormats:
         problem = found.problem(self.costs)
         solution = solve(problem, self.time_limit, _indices(problem, known))
         formatted = realise(graph, problem, solution, greedy)
-        return _with_reorder_costs(formatted, self.costs), self._certify(problem, solution, baseline)
+        return _with_reorder_costs(formatted, graph, self.costs), self._certify(problem, solution, baseline)
 
     def _prepare(self, found: Enumeration) -> None:
-        pairs = dict.fromkeys(pair for pairs in found.reorders().values() for pair in pairs)
+        pairs = dict.fromkeys(
+            step for pairs in found.reorders().values() for pair in pairs for step in found.steps(*pair)
+        )
         self.costs.prepare(found.work(), list(pairs))
 
     def _certify(self, problem: Problem, solution: Solution, baseline: Graph) -> Certificate:
@@ -221,11 +223,11 @@ def _alike(way: Way, candidate: Candidate) -> bool:
     )
 
 
-def _with_reorder_costs(formatted: Graph, costs: Costs) -> Graph:
-    """Return the graph with what each reorder was priced at in its choice."""
+def _with_reorder_costs(formatted: Graph, normal: Graph, costs: Costs) -> Graph:
+    """Return the graph with what each change of format was priced at in its choice."""
 
     def priced(node: Node) -> Node:
-        if node.op != "reorder" or node.choice is None or node.choice.cost:
+        if node.op != "reorder" or node.choice is None or node.name in normal:
             return node
         return node.with_(choice=replace(node.choice, cost=_price(node, costs)))
 
