@@ -123,7 +123,7 @@ class OptimalFormats:
         self._prepare(found)
         problem = found.problem(self.costs)
         solution = solve(problem, self.time_limit, _indices(problem, known))
-        formatted = realise(graph, problem, solution, greedy)
+        formatted = realise(graph, problem, solution, greedy, baseline)
         return _with_reorder_costs(formatted, graph, self.costs), self._certify(problem, solution, baseline)
 
     def _prepare(self, found: Enumeration) -> None:

@@ -17,7 +17,7 @@ from fmtprop.passes.target import Candidate
 __all__ = ["realise"]
 
 
-def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats) -> Graph:
+def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph) -> Graph:
     """Return the formatted graph of a solution.
 
     Parameters
@@ -30,14 +30,18 @@ def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignForm
         What was chosen.
     spec : AssignFormats
         How nodes of constants get their formats; its target makes the reorders.
+    baseline : Graph
+        What it makes of the graph: it gives the reason where there is only one way to run a node.
     """
-    return _Realisation(graph, problem, solution, spec).run()
+    return _Realisation(graph, problem, solution, spec, baseline).run()
 
 
 class _Realisation(Assignment):
     """An assignment whose decisions were made before."""
 
-    def __init__(self, graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats) -> None:
+    def __init__(
+        self, graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph
+    ) -> None:
         super().__init__(spec, graph)
         self.chosen: dict[str, Way] = {}
         self.reasons: dict[str, str] = {}
@@ -51,7 +55,9 @@ class _Realisation(Assignment):
             way = problem.alternatives[index].payload
             self.chosen[way.node.name] = way
             self.absorbed.update(way.covers[:-1])
-            self.reasons[way.node.name] = _reason(way.candidate, offered[way.node.name])
+            name = way.node.name
+            greedy = baseline.node(name) if name in baseline else None
+            self.reasons[name] = _reason(way.candidate, offered[name], greedy, spec.target.name)
         #: (tensor, wanted format) -> the format that it is converted from
         self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
         for value, pairs in solution.conversions.items():
@@ -98,13 +104,16 @@ class _Realisation(Assignment):
         return copy
 
 
-def _reason(candidate: Candidate, offered: list[Candidate]) -> str:
-    """Say what the choice was among, in microseconds."""
+def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None, main: str) -> str:
+    """Say what the choice was among, in microseconds; or why there was none, as the greedy assignment says it."""
     if candidate.target == "view":
         return "view: no data moves" if candidate.impl == "view" else "in place: the sources lie where they belong"
     others = [other for other in offered if other is not candidate]
     if not others:
-        return "the only way to run it"
+        choice = greedy.choice if greedy is not None else None
+        # of the boundary, or why another target has to run it
+        told = choice is not None and choice.target == candidate.target != main
+        return choice.reason if choice is not None and told else "the only way to run it"
     cheapest = min(offered, key=lambda other: other.cost)
     note = f"{candidate.cost * 1e6:.0f} us"
     if cheapest is not candidate and cheapest.cost < candidate.cost:
