@@ -39,7 +39,7 @@ setup: $(VENV)/.installed-dev ## Create .venv with the package and the developer
 .PHONY: run
 run: $(VENV)/.installed-report ## Compile ResNet-50, run it, check it against PyTorch, compare the policies
 	@mkdir -p $(REPORTS)
-	$(BIN)/fmtprop run $(MODEL) --policies plain,naive,propagate --report $(REPORTS)/$(MODEL).json
+	$(BIN)/fmtprop run $(MODEL) --policies plain,naive,propagate,optimal --report $(REPORTS)/$(MODEL).json
 
 .PHONY: bench
 bench: $(VENV)/.installed-report $(VENV)/.installed-bench ## Compare with torch, ONNX Runtime and OpenVINO on this machine

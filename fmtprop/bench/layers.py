@@ -147,7 +147,7 @@ def compare_layers(profiles: Mapping[str, Sequence[Layer]], *, by_size: bool = T
         Group(
             kind,
             dims,
-            {runtime: sum(layer.milliseconds for layer in layers) for runtime, layers in sides.items()},
+            {runtime: sum((layer.milliseconds for layer in layers), 0.0) for runtime, layers in sides.items()},
             {runtime: len(layers) for runtime, layers in sides.items()},
             {runtime: _impls(layers) for runtime, layers in sides.items()},
         )

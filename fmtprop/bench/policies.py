@@ -63,7 +63,7 @@ def compare_policies(
     >>> from fmtprop.frontends import load
     >>> comparison = compare_policies(load("chain"), [Options(policy="plain"), Options()], repeats=1)
     >>> [report.policy for report in comparison.reports], comparison.failures
-    (['plain', 'propagate'], ())
+    (['plain', 'optimal'], ())
     """
     if not options:
         raise FmtpropError("compare_policies: options is empty; give at least one Options()")

@@ -22,9 +22,9 @@ def tune(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what a model's primitives and reorders cost here, and keep it for later compilations.
+    """Measure what a model's primitives and reorders cost here.
 
-    Fills the tuning cache for one model, data type and number of threads: policy optimal then compiles from measured
+    Fills the tuning cache for one model, data type and number of threads: later, policy optimal compiles from measured
     costs without measuring. Prints the certificate of the plan that comes of them.
     """
     with progress() as say:

@@ -97,7 +97,11 @@ def test_hostile_archive_is_refused_unopened(refused, tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--policy", "fast", "The 'policy' parameter of compile must be one of 'plain', 'naive', 'propagate'"),
+        (
+            "--policy",
+            "fast",
+            "The 'policy' parameter of compile must be one of 'optimal', 'propagate', 'naive', 'plain'. Got 'fast'",
+        ),
         ("--dtype", "f64", "The 'dtype' parameter of compile must be one of 'f32', 'bf16'. Got 'f64' instead."),
         ("--verify", "maybe", "The 'verify' parameter of compile must be one of 'off', 'on', 'full'."),
     ],
@@ -108,7 +112,7 @@ def test_unknown_option_value(refused, option, value, message):
 
 @pytest.mark.parametrize("command", ["show", "bench"])
 def test_unknown_policy_elsewhere(refused, command):
-    assert "must be one of 'plain', 'naive', 'propagate'" in refused(command, "chain", "--policy", "fast")
+    assert "must be one of 'optimal', 'propagate', 'naive', 'plain'" in refused(command, "chain", "--policy", "fast")
 
 
 @pytest.mark.parametrize("command", [["report", "chain", "-o"], ["run", "chain", "--report"], ["bench", "chain", "-r"]])

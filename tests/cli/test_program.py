@@ -15,7 +15,7 @@ import fmtprop as package
 from fmtprop.errors import PassError
 from tests.cli.command import ROOT, fmtprop, start
 
-COMMANDS = ["run", "report", "show", "models", "bench", "layout", "doctor"]
+COMMANDS = ["run", "report", "show", "models", "tune", "bench", "layout", "doctor"]
 HEAVY = {"torch", "numpy", "networkx", "scipy", "onnxruntime", "openvino", "rich.progress"}
 
 LOADED = """

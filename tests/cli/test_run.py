@@ -13,15 +13,16 @@ from fmtprop.bench import policies
 from fmtprop.frontends import load, save
 from tests.cli.command import fmtprop
 
-ALL = ["plain", "naive", "propagate"]
+GREEDY = ["plain", "naive", "propagate"]
 
 
 def test_run_checks_and_summarises(capsys):
     code, out, err = fmtprop(capsys, "run", "chain", "-n", 1)
     assert (code, err) == (0, "")
     assert "check against PyTorch: passed under each policy" in out
-    assert "policy propagate: primitives and formats" in out
-    assert "policy propagate: reorders of every run" in out
+    assert "policy optimal: costs " in out, "the certificate"
+    assert "policy optimal: primitives and formats" in out
+    assert "policy optimal: reorders of every run" in out
     assert "slowest steps" not in out, "the summary is not the report"
 
 
@@ -29,7 +30,7 @@ def test_run_checks_and_summarises(capsys):
 def test_policies_by_comma_or_repeated(capsys, words):
     code, out, _ = fmtprop(capsys, "run", "chain", "-n", 1, "--json", *words)
     assert code == 0
-    assert [row["policy"] for row in json.loads(out)["policies"]] == ALL
+    assert [row["policy"] for row in json.loads(out)["policies"]] == GREEDY
 
 
 def test_json_is_all_that_stdout_has_and_the_file_has_the_report(capsys, tmp_path):
@@ -127,16 +128,16 @@ def test_report_compares_all_policies_in_detail(capsys):
     code, out, err = fmtprop(capsys, "report", "chain", "-n", 1)
     assert (code, err) == (0, "")
     assert "chain: policies of format assignment" in out
-    for policy in ALL:
+    for policy in [*GREEDY, "optimal"]:
         assert f"chain, policy {policy}, f32:" in out
-    assert out.count("slowest steps") == 3
+    assert out.count("slowest steps") == 4
 
 
 def test_report_into_a_file(capsys, tmp_path):
     path = tmp_path / "chain.json"
     code, out, err = fmtprop(capsys, "report", "chain", "-n", 1, "-o", path)
     assert (code, out, err) == (0, "", f"wrote {path}\n")
-    assert [row["policy"] for row in json.loads(path.read_text())["policies"]] == ALL
+    assert [row["policy"] for row in json.loads(path.read_text())["policies"]] == [*GREEDY, "optimal"]
 
 
 def test_a_file_that_became_unwritable_meanwhile(capsys, tmp_path, monkeypatch):

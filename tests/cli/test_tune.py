@@ -1,0 +1,35 @@
+"""`fmtprop tune`: what it measures is what later compilations find."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.command import fmtprop
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+
+
+def test_what_was_measured_is_known_to_later_compilations(capsys):
+    code, out, err = fmtprop(capsys, "tune", "chain", "--json")
+    assert (code, err) == (0, "")
+    tuned = json.loads(out)
+    assert tuned["model"] == "chain"
+    assert tuned["tuning"]["measured"] > 0 == tuned["tuning"]["modelled"]
+    assert 0 < tuned["certificate"]["bound"] <= tuned["certificate"]["objective"]
+    code, out, _ = fmtprop(capsys, "run", "chain", "-n", 1)
+    assert code == 0
+    assert f"costs: 0 measured, {tuned['tuning']['measured']} from the cache, 0 from the model" in out
+
+
+def test_a_budget_that_ends_at_once_leaves_the_rest_to_the_model(capsys):
+    code, out, err = fmtprop(capsys, "tune", "chain", "--budget", 0.001, "--threads", 1)
+    assert (code, err) == (0, "")
+    first, costs, plan = out.splitlines()
+    assert first == "chain, f32, 1 threads"
+    assert costs.startswith("costs: ") and costs.endswith(" from the model")
+    assert plan.startswith("plan: ") and "proved optimal" in plan
