@@ -1,7 +1,8 @@
 """Convolution over one to three spatial axes, with groups, dilation and asymmetric padding.
 
 NaN is passed on as in PyTorch, but not through a fused ``relu`` or ``clip``: those give 0 in most implementations of
-oneDNN 3.2, as the eltwise primitive does. The same holds for deconvolution, inner product and matmul.
+oneDNN 3.2, as the eltwise primitive does, and NaN in those that call ``gemm``. The same holds for deconvolution, inner
+product and matmul.
 """
 
 from __future__ import annotations

@@ -165,13 +165,14 @@ def test_medians_need_a_run():
 
 def test_boundary_is_checked():
     desc = fp.MemoryDesc((2, 3, 9, 9), "f32", tag="acdb")
+    blocked = fp.MemoryDesc((2, 8, 18, 18), "f32", tag="aBcd8b")
     check(fp.compile(MODEL, X, boundary={"input": desc}), X.to(memory_format=torch.channels_last))
     for boundary, message in (
         (5, "boundary must map names of inputs and outputs to MemoryDesc, got int"),
         ({"input": 3}, r"boundary\['input'\] must be a MemoryDesc, got int"),
-        ({"nosuch": desc}, "boundary names 'nosuch', but the inputs and outputs of Sequential are input, output"),
+        ({"nosuch": desc}, "boundary names 'nosuch', but the inputs and outputs of Sequential are input, output_1"),
         ({"input": fp.MemoryDesc((2, 3, 9), "f32")}, "it needs these dims and data type"),
-        ({"input": fp.MemoryDesc((2, 3, 9, 9), "f32", tag="aBcd8b")}, "strides without blocks"),
+        ({"output_1": blocked}, "it needs these dims and data type, and strides without blocks"),
     ):
         with pytest.raises(UnsupportedOpError, match=message):
             fp.compile(MODEL, X, boundary=boundary)

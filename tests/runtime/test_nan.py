@@ -44,7 +44,6 @@ FAITHFUL = {
 #: op -> what stands at the place of the NaN
 EXCEPTIONS = {
     "relu": (nn.ReLU(), 0.0),
-    "fused relu": (nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()), 0.0),
     "clamp": (nn.Hardtanh(), -1.0),
     "hardsigmoid": (nn.Hardsigmoid(), 1.0),
     "exp": (Function(torch.exp), torch.inf),
@@ -73,6 +72,19 @@ def test_documented_exceptions_are_as_documented(name):
     got = fp.compile(module, x)(x)
     assert got[0, 0, 0, 0].item() == value
     assert not torch.isnan(got).any()
+
+
+@pytest.mark.parametrize("policy", ["optimal", "propagate"])
+def test_a_fused_relu_gives_zero_or_nan(policy):
+    module, x = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()), poisoned()
+    net = fp.compile(module, x, policy=policy)
+    assert [step.node.op for step in net.plan.steps if step.node.op == "eltwise"] == [], "it is fused"
+    got = net(x)
+    at = got[0, :, 0, 0]
+    assert (torch.isnan(at) | (at == 0)).all()
+    with torch.no_grad():
+        want = module(x)
+    assert torch.allclose(got[0, :, 1:], want[0, :, 1:], atol=1e-5), "elsewhere nothing happens"
 
 
 @pytest.mark.parametrize("module", [nn.MaxPool2d(2), Function(lambda x: x.amax((2, 3)))], ids=["max_pool", "amax"])
