@@ -88,7 +88,7 @@ def test_weights_that_the_other_number_blocks_otherwise_are_packed_again(monkeyp
     shared = nn.Conv2d(32, 32, 3, padding=1)
     module, x = nn.Sequential(shared, nn.ReLU(), shared).eval(), torch.randn(1, 32, 10, 10)
     torch.set_num_threads(2)
-    net = fp.compile(module, x)
+    net = fp.compile(module, x, policy="propagate")
     convolutions = [step for step in net.plan.steps if step.node.op == "convolution"]
     before = {step.node.choice.operands["weights"] for step in convolutions}
     honest = threading_plans.OneDnnTarget.candidates
