@@ -123,26 +123,23 @@ class _Planner:
                 self.normal.constants.clear()  # the formatted graph has them still
             plans = [build_plan(contestant.graph, self.target, consume=consume) for contestant in contestants]
             self.lap("plan")
-            wrong = self._check(plans)
+            result = contest(plans, random_inputs(self.normal)) if len(plans) > 1 else None
+            winner = result.winner if result is not None else 0
+            if result is not None:
+                self.lap("confirm")
+            # of the others nobody will see a result
+            wrong = check_steps(plans[winner].steps, self.memory) if self.memory is not None else []
             self.lap("check")
             if wrong:
                 self._reroute(wrong)
                 if self.again is not None and consume:
                     self.normal = self.again()
                 continue
-            result = contest(plans, random_inputs(self.normal)) if len(plans) > 1 else None
-            winner = result.winner if result is not None else 0
             if result is not None:
                 self.cache.add({key: 1.0 + winner})
-                self.lap("confirm")
             certificate = contestants[winner].certificate or contestants[0].certificate
             return Planned(contestants[winner].graph, plans[winner], certificate, result, self.tuning)
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
-
-    def _check(self, plans: Sequence[Plan]) -> list[Mismatch]:
-        if self.memory is None:
-            return []
-        return check_steps([step for plan in plans for step in plan.steps], self.memory)
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
         for mismatch in wrong:

@@ -37,7 +37,7 @@ class Contest:
     winner: int
 
 
-def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float = 0.5) -> Contest:
+def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float = 0.4) -> Contest:
     """Run plans in turns and say which is faster.
 
     Parameters
