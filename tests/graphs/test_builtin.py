@@ -13,18 +13,21 @@ import torch
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.api import relative_error
+from fmtprop.options import OPTIMAL
 from fmtprop.passes.policies import POLICIES
 from graphs import make
 from graphs.architectures import ARCHITECTURES
 
 TEACHING = ("chain", "concat", "residual")
 
+ALL = (*POLICIES, OPTIMAL)
+
 #: without `-m slow`: what shows each policy's mechanics, and the networks of the first page of the README
 QUICK = {
-    *((name, policy) for name in TEACHING for policy in POLICIES),
-    *(("shufflenet_v2", policy) for policy in POLICIES),
+    *((name, policy) for name in TEACHING for policy in ALL),
+    *(("shufflenet_v2", policy) for policy in ALL),
     ("mobilenet_v2", "propagate"),
-    ("resnet50", "propagate"),
+    ("resnet50", OPTIMAL),
 }
 
 #: f32 sums in another order than PyTorch's
@@ -56,7 +59,7 @@ def cases() -> list[object]:
     return [
         pytest.param(name, policy, marks=() if (name, policy) in QUICK else pytest.mark.slow, id=f"{name}-{policy}")
         for name in ARCHITECTURES
-        for policy in POLICIES
+        for policy in ALL
     ]
 
 
@@ -75,7 +78,7 @@ def test_outputs_are_pytorchs(name: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", ["plain", "propagate"])
+@pytest.mark.parametrize("policy", ["plain", "propagate", OPTIMAL])
 def test_batches(batch: int, policy: str) -> None:
     architecture = ARCHITECTURES["concat"]
     module = architecture.module()
