@@ -23,6 +23,14 @@ def test_random_model(seed):
     assert wrong is None, f"{program}\n{wrong}"
 
 
+@pytest.mark.filterwarnings("ignore:.*run-time check.*:UserWarning", "ignore::UserWarning:torch")
+@pytest.mark.parametrize("seed", range(100, 115))
+def test_random_model_by_random_costs(seed):
+    program = draw(seed, calls=8)
+    wrong = check(program, [f"odd-{seed}", f"pins-{seed}"], fast=True)
+    assert wrong is None, f"{program}\n{wrong}"
+
+
 def test_a_wrong_answer_is_noticed_and_cut_down(monkeypatch):
     honest = fuzz.compile_graph
 

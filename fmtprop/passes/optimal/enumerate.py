@@ -294,8 +294,7 @@ class _Enumerator:
 
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         any_way = False
-        for request in self._requests(node, inputs):
-            request = {**request, **{name: pin for name, pin in self._pins_of(node).items() if name in request}}
+        for request in self._pinned(node, self._requests(node, inputs)):
             families: Counter[str] = Counter()
             for candidate in self.target.candidates(node, request):
                 any_way = True
@@ -343,6 +342,14 @@ class _Enumerator:
                 same = like(free["dst"], chosen[sources[0]]) if sources else None
                 if same is not None:
                     yield {**free, **chosen, "dst": same}
+
+    def _pinned(self, node: Node, requests: Iterable[Mapping[str, MemoryDesc]]) -> Iterator[Mapping[str, MemoryDesc]]:
+        """Yield each request, and with the node's pins: some implementations take formats that they choose only."""
+        pins = self._pins_of(node)
+        for request in requests:
+            yield request
+            if pins:
+                yield {**request, **{name: pin for name, pin in pins.items() if name in request}}
 
     def _free(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, MemoryDesc]:
         """Return the request that leaves everything to the target; vectors of parameters have one format anyway."""
