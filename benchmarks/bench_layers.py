@@ -54,6 +54,9 @@ def profile(model: Model, arguments: argparse.Namespace) -> dict[str, list[Layer
     """Profile a model in every runtime."""
     options = Options(dtype=arguments.dtype, policy=arguments.policy, tune=arguments.tune)
     entries = [contender(name, options) for name in dict.fromkeys([REFERENCE, *arguments.vs])]
+    for entry in entries:  # before anything is exported for them
+        if not isinstance(entry.how, Options | OpenVINO) and entry.name != "onnxruntime":
+            raise FmtpropError(f"{entry.name}: layers are known of {REFERENCE} and {', '.join(PEERS)} only")
     with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
         folder = Path(name)
         graph = model.graph()
@@ -78,9 +81,7 @@ def _preparer(
         return partial(prepare_fmtprop, folder, how, threads, runs)
     if isinstance(how, OpenVINO):
         return partial(prepare_openvino, folder, onnx, how.precision, threads, runs)
-    if entry.name == "onnxruntime":
-        return partial(prepare_onnxruntime, folder, onnx, threads, runs)
-    raise FmtpropError(f"{entry.name}: layers are known of {REFERENCE} and {', '.join(PEERS)} only")
+    return partial(prepare_onnxruntime, folder, onnx, threads, runs)
 
 
 def render(model: str, profiles: Mapping[str, Sequence[Layer]], most: int) -> str:

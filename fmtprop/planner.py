@@ -115,6 +115,7 @@ class _Planner:
             contestants = self._contestants()
             self.lap("assign")
             key = _contest_key(contestants)
+            certificate = contestants[0].certificate  # of the choice by cost, whichever plan turns out the faster
             verdict = self.cache.get(key) if len(contestants) > 1 else 1.0
             if verdict is not None and 1 <= verdict <= len(contestants):
                 contestants = [contestants[int(verdict) - 1]]
@@ -137,8 +138,8 @@ class _Planner:
                 continue
             if result is not None:
                 self.cache.add({key: 1.0 + winner})
-            certificate = contestants[winner].certificate or contestants[0].certificate
-            return Planned(contestants[winner].graph, plans[winner], certificate, result, self.tuning)
+            kept = contestants[winner]
+            return Planned(kept.graph, plans[winner], kept.certificate or certificate, result, self.tuning)
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
