@@ -31,7 +31,7 @@ from fmtprop.dnnl.enums import NormFlags
 from fmtprop.dnnl.fork import after_fork, fork_guard
 from fmtprop.dnnl.handle import live_handles
 from fmtprop.dnnl.heap import trim_heap
-from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status
+from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status, status_name
 from fmtprop.dnnl.memory import ExecArgs, Memory, memory_of
 from fmtprop.dnnl.primitive import Primitive, PrimitiveDesc
 from fmtprop.dnnl.primitives import (
@@ -134,6 +134,7 @@ __all__ = [
     "shuffle_forward",
     "softmax_backward",
     "softmax_forward",
+    "status_name",
     "sum",
     "supports",
     "trim_heap",

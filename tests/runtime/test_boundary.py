@@ -8,6 +8,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.api import relative_error
+from fmtprop.errors import DnnlError
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Home
 
@@ -297,3 +298,12 @@ def test_contexts_keep_no_input(two):
     context = Context(net.plan)
     context.run(net._executor._boundary.read([x, z]))
     assert all(external.tensor.numel() == 0 for external in context._external.values())
+
+
+def test_a_primitive_that_fails_names_its_node() -> None:
+    net = fp.compile(torch.nn.Linear(8, 4).eval(), torch.randn(2, 8))
+    context = Context(net.plan)
+    with pytest.raises(DnnlError) as error:
+        context._fail(context._calls[0][4], 5)
+    for word in ("dnnl_primitive_execute", "runtime_error", net.plan.steps[0].node.label):
+        assert word in str(error.value)
