@@ -198,7 +198,7 @@ class Assignment:
 
     def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
-        request |= {name: _row_major(type_) for name, type_ in zip(_result_names(node), node.results, strict=True)}
+        request |= {name: _row_major(type_) for name, type_ in zip(result_names(node), node.results, strict=True)}
         for candidate in self.spec.fallback.candidates(node, request):
             return candidate
         raise UnsupportedOpError(
@@ -248,7 +248,8 @@ class Assignment:
         raise UnsupportedOpError(f"{node.label}: nobody can convert {have!r} to {wanted!r} for {reader.name}.{operand}")
 
 
-def _result_names(node: Node) -> tuple[str, ...]:
+def result_names(node: Node) -> tuple[str, ...]:
+    """Return the names of a node's results: its op's, or as many as it has."""
     names = opdef(node.op).result_names
     return names if len(names) == len(node.results) else tuple(f"dst_{i}" for i in range(len(node.results)))
 

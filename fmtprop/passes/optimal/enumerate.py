@@ -18,6 +18,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.depthwise_fusion import fused
+from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
 from fmtprop.passes.optimal.wishes import wishes
@@ -310,7 +311,7 @@ class _Enumerator:
 
     def _fall_back(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         """Yield how the fallback runs a node: its operands row-major, or as they come where they are strided."""
-        results = dict(zip(_result_names(node), (MemoryDesc(t.dims, t.dtype) for t in node.results), strict=True))
+        results = dict(zip(result_names(node), (MemoryDesc(t.dims, t.dtype) for t in node.results), strict=True))
         strided = {
             name: next((f for f in self._formats(value) if f.is_plain), plain(self._formats(value)[0]))
             for name, value in inputs.items()
@@ -432,7 +433,8 @@ class _Enumerator:
         for index in range(len(node.results)):
             value = Value(node.name, index)
             written = dict.fromkeys(candidate.results[index] for candidate in ways)
-            self.found.formats[value] = list(dict.fromkeys((*written, *self.wishes[value])))
+            earlier = self.found.formats.get(value, [])  # those of the same node, not fused
+            self.found.formats[value] = list(dict.fromkeys((*earlier, *written, *self.wishes[value])))
         for name, value in inputs.items():
             if value in self.found.formats:
                 formats = self.found.formats[value]
@@ -473,11 +475,6 @@ class _Enumerator:
 def _is_source(node: Node, name: str) -> bool:
     """Whether an operand carries activations and is part of the op itself."""
     return not name.startswith("post_op_") and not opdef(node.op).operand(name).parameter
-
-
-def _result_names(node: Node) -> tuple[str, ...]:
-    names = opdef(node.op).result_names
-    return names if len(names) == len(node.results) else tuple(f"dst_{i}" for i in range(len(node.results)))
 
 
 def _by_name(item: tuple[str, MemoryDesc]) -> str:

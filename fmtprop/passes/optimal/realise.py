@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
@@ -119,8 +117,3 @@ def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None,
     if cheapest is not candidate and cheapest.cost < candidate.cost:
         note += f", {(candidate.cost - cheapest.cost) * 1e6:.0f} us more than {cheapest.impl} alone, less in all"
     return f"optimal among {len(offered)} ways: {note}"
-
-
-def chosen_costs(formatted: Graph) -> Mapping[str, float]:
-    """Return the seconds that each chosen node was priced at."""
-    return {node.name: node.choice.cost for node in formatted.nodes() if node.choice is not None}
