@@ -69,9 +69,10 @@ def compile(
     target : {"onednn", "mkldnn"}
         Who executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's operators.
         Where no oneDNN library can be loaded, ``"mkldnn"`` does, with a warning.
-    tune : {"auto", "model", "measure"}
+    tune : {"auto", "model", "measure", "remeasure"}
         Where the costs of policy ``"optimal"`` come from: ``"model"`` is a roofline model, ``"measure"`` times on this
-        machine what the tuning cache does not know, ``"auto"`` takes the cache where it knows and the model elsewhere.
+        machine what the tuning cache does not know, ``"remeasure"`` also what it knows (and decides anew which plan is
+        the fastest), ``"auto"`` takes the cache where it knows and the model elsewhere.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional

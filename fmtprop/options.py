@@ -20,7 +20,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "dtype": ("f32", "bf16"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "target": ("onednn", "mkldnn"),
-    "tune": ("auto", "model", "measure"),
+    "tune": ("auto", "model", "measure", "remeasure"),
     "verify": ("off", "on", "full"),
 }
 

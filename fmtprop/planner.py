@@ -24,11 +24,12 @@ from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_p
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
+from fmtprop.runtime.rehearsal import can_rehearse, rehearse
 from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
 from fmtprop.stages import weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import plan_tensors
-from fmtprop.tuning import TunedCosts, Tuning, TuningCache, costs_for
+from fmtprop.tuning import MEASURING, TunedCosts, Tuning, TuningCache, costs_for
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.machine import last_level_cache_nbytes
 
@@ -116,36 +117,48 @@ class _Planner:
             self.lap("assign")
             key = _contest_key(contestants)
             certificate = contestants[0].certificate  # of the choice by cost, whichever plan turns out the faster
-            verdict = self.cache.get(key) if len(contestants) > 1 else 1.0
-            if verdict is not None and 1 <= verdict <= len(contestants):
-                contestants = [contestants[int(verdict) - 1]]
-            consume = self.again is not None and len(contestants) == 1
-            if consume:
-                self.normal.constants.clear()  # the formatted graph has them still
-            plans = [build_plan(contestant.graph, self.target, consume=consume) for contestant in contestants]
-            self.lap("plan")
-            result = contest(plans, random_inputs(self.normal)) if len(plans) > 1 else None
-            winner = result.winner if result is not None else 0
-            if result is not None:
-                self.lap("confirm")
-            # of the others nobody will see a result
-            wrong = check_steps(plans[winner].steps, self.memory) if self.memory is not None else []
-            self.lap("check")
-            if wrong:
-                self._reroute(wrong)
-                if self.again is not None and consume:
-                    self.normal = self.again()
-                continue
-            if result is not None:
-                self.cache.add({key: 1.0 + winner})
+            winner = self._verdict(key) if len(contestants) > 1 else 0
+            result = None
+            if winner is None or winner >= len(contestants):
+                result = self._contest(contestants)
+                winner = result.winner
             kept = contestants[winner]
-            return Planned(kept.graph, plans[winner], kept.certificate or certificate, result, self.tuning)
+            del contestants
+            if self.again is not None:
+                self.normal.constants.clear()  # the formatted graph has them still
+            plan = build_plan(kept.graph, self.target, consume=self.again is not None)
+            self.lap("plan")
+            wrong = check_steps(plan.steps, self.memory) if self.memory is not None else []
+            self.lap("check")
+            if not wrong:
+                if result is not None:
+                    self.cache.add({key: 1.0 + winner})
+                return Planned(kept.graph, plan, kept.certificate or certificate, result, self.tuning)
+            self._reroute(wrong)
+            if self.again is not None:
+                self.normal = self.again()
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
+
+    def _contest(self, contestants: Sequence[_Contestant]) -> Contest:
+        """Run the contestants against each other: on any numbers where that tells as much as their own weights."""
+        graphs = [contestant.graph for contestant in contestants]
+        if all(map(can_rehearse, graphs)):
+            plans = rehearse(graphs, self.target)
+        else:
+            plans = [build_plan(graph, self.target) for graph in graphs]
+        result = contest(plans, random_inputs(self.normal))
+        self.lap("confirm")
+        return result
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
         for mismatch in wrong:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
             self.target.reject(mismatch.node)
+
+    def _verdict(self, key: str) -> int | None:
+        """Return which of the contestants was the fastest when they were last run, or None."""
+        known = None if self.options.tune == "remeasure" else self.cache.get(key)
+        return None if known is None else round(known) - 1
 
     # ------------------------------------------------------------------ assigning
 
@@ -163,7 +176,7 @@ class _Planner:
         sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
         if sliced is not self.normal:
             found.append(self._solved(solver, sliced, greedy))
-        if self.options.tune == "measure":
+        if self.options.tune in MEASURING:
             merged = MergeSiblings().run(self.normal)
             if merged is not self.normal:
                 found.append(self._solved(solver, merged, greedy))

@@ -34,8 +34,8 @@ Tune = Annotated[
     str,
     typer.Option(
         "--tune",
-        help="Where the costs of policy optimal come from: model (a roofline), measure (timed here, and remembered) "
-        "or auto (what was measured before, the model elsewhere).",
+        help="Where the costs of policy optimal come from: model (a roofline), measure (timed here, and remembered), "
+        "remeasure (all timed again) or auto (what was measured before, the model elsewhere).",
     ),
 ]
 Target = Annotated[

@@ -20,6 +20,9 @@ def tune(
         float | None,
         typer.Option("--budget", "-b", min=0.001, help="Seconds after which measuring ends.", show_default="no end"),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure anew what is known: after a change, or if the machine was busy.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a model's primitives and reorders cost here.
@@ -36,7 +39,9 @@ def tune(
             say("measuring", done, total)
 
         with failing(USAGE):
-            options = Options(dtype=dtype, tune="measure", tune_budget=budget, progress=measuring)
+            options = Options(
+                dtype=dtype, tune="remeasure" if again else "measure", tune_budget=budget, progress=measuring
+            )
             graph = load(model)
         use_threads(threads)
         net = compile_graph(graph, options)

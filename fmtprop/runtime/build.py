@@ -13,7 +13,6 @@ from fmtprop.ir.aliasing import is_in_place, is_view, parts_of
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import opdef
-from fmtprop.ir.tensors import materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
@@ -24,7 +23,7 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
 
-def build_plan(graph: Graph, target: Target, *, consume: bool = False) -> Plan:
+def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:
     """Freeze a formatted graph.
 
     Parameters
@@ -33,6 +32,9 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False) -> Plan:
         With descs and choices on every node; its constants are read, not kept.
     consume : bool
         Whether constants leave the graph as they are packed, so that memory never holds all of them twice.
+    constants : ConstantStore, optional
+        Where the plan's constants come to lie; one that only stands in for them makes a plan that can be timed and
+        nothing else (:mod:`fmtprop.runtime.rehearsal`).
     target : Target
         Asked only for the copies that sums and concats in place need.
 
@@ -46,7 +48,7 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False) -> Plan:
         A node has no format or no way to run.
     """
     torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
-    return _Builder(graph, target, consume).build()
+    return _Builder(graph, target, consume, constants or ConstantStore()).build()
 
 
 class _Root:
@@ -59,14 +61,14 @@ class _Root:
 
 
 class _Builder:
-    def __init__(self, graph: Graph, target: Target, consume: bool) -> None:
+    def __init__(self, graph: Graph, target: Target, consume: bool, constants: ConstantStore) -> None:
         self.graph = graph
         self.consume = consume
         self.target = target
         self.nodes = graph.nodes()
         self.roots: list[_Root] = []
         self.places: dict[Value, Access] = {}
-        self.constants = ConstantStore()
+        self.constants = constants
         self.steps: list[Step] = []
         self.packed: list[Node] = []
         self.primitives: dict[int, dnnl.Primitive] = {}
@@ -123,9 +125,7 @@ class _Builder:
             reader not in self.computed and self._target_of(reader) == "onednn"
             for reader, _ in self.graph.readers(Value(node.name))
         )
-        # weights that are packed now are not read later: their original needs no copy
-        copy = isinstance(data, torch.Tensor) and not packed_only
-        return self._constant(self.constants.add(materialise(data, node.results[0]), node.descs[0], copy=copy))
+        return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed_only))
 
     def _target_of(self, name: str) -> str:
         choice = self.graph.node(name).choice

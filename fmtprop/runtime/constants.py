@@ -13,7 +13,10 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import materialise
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference
 from fmtprop.targets.arguments import arguments, start_of
@@ -60,24 +63,27 @@ class ConstantStore:
         self._bytes.append(flat)
         return len(self._bytes) - 1
 
-    def add(self, tensor: torch.Tensor, desc: MemoryDesc, *, copy: bool) -> int:
+    def add(self, data: torch.Tensor | Initialiser, type_: TensorType, desc: MemoryDesc, *, packed: bool) -> int:
         """Store a parameter in a dense plain format.
 
         Parameters
         ----------
-        tensor : torch.Tensor
-            The parameter.
+        data : torch.Tensor or Initialiser
+            The parameter. A tensor's memory is someone else's, who may change it after the model was compiled.
+        type_ : TensorType
+            What it is.
         desc : MemoryDesc
             A dense plain format.
-        copy : bool
-            Whether the memory is someone else's, who may change it after the model was compiled.
+        packed : bool
+            Whether only `compute` reads it, by oneDNN, now: then the original needs no copy.
 
         Returns
         -------
         int
             The constant's number.
         """
-        tensor = tensor.detach()
+        copy = isinstance(data, torch.Tensor) and not packed
+        tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))
         own = copy or not _lies_as(tensor, desc)

@@ -56,6 +56,20 @@ def huge_bytes(nbytes: int) -> torch.Tensor:
     return raw[-raw.data_ptr() % _HUGE_PAGE :][:nbytes].zero_()
 
 
+def numbers(nbytes: int) -> torch.Tensor:
+    """Return flat uint8 memory, as `huge_bytes` does, full of numbers to run primitives on where any will do.
+
+    They are between -1 and 1 and no denormals, whatever floating-point type they are read in.
+    """
+    memory = huge_bytes(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+    generator = torch.Generator().manual_seed(0)
+    pattern = (torch.rand(1 << 16, generator=generator) * 2 - 1).bfloat16().view(torch.uint8)
+    for start in range(0, memory.numel(), pattern.numel()):
+        part = memory[start : start + pattern.numel()]
+        part.copy_(pattern[: part.numel()])
+    return memory
+
+
 def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor:
     """Return the torch tensor that a plain descriptor describes in flat bytes.
 

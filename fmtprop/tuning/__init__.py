@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fmtprop.tuning.cache import TuningCache
-from fmtprop.tuning.costs import TUNES, TunedCosts, Tuning, costs_for
+from fmtprop.tuning.costs import MEASURING, TUNES, TunedCosts, Tuning, costs_for
 from fmtprop.tuning.directory import cache_directory
 
-__all__ = ["TUNES", "TunedCosts", "Tuning", "TuningCache", "cache_directory", "costs_for"]
+__all__ = ["MEASURING", "TUNES", "TunedCosts", "Tuning", "TuningCache", "cache_directory", "costs_for"]

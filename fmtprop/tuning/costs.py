@@ -7,7 +7,7 @@ modelled or stored is its neighbours' affair.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -19,22 +19,22 @@ from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
 from fmtprop.tuning.cache import TuningCache, key_of
-from fmtprop.tuning.measure import Bench, Job, job_of, job_of_reorder
+from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
 from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of
 from fmtprop.tuning.roofline import ModelCosts
 
 #: where costs may come from
-TUNES = ("auto", "model", "measure")
+TUNES = ("auto", "model", "measure", "remeasure")
+
+#: those that time what they do not know
+MEASURING = ("measure", "remeasure")
 
 #: a way that the model takes to be so many times slower than the node's best is not worth a measurement
 _FAR = 20.0
 
 #: seconds between two writings of the cache
 _SAVE = 5.0
-
-#: told (done, total) while problems are measured
-Progress = Callable[[int, int], None]
 
 
 def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
@@ -83,8 +83,9 @@ def costs_for(
 
     Parameters
     ----------
-    tune : {"auto", "model", "measure"}
-        ``"model"`` measures the machine's peaks only, once; ``"measure"`` times what the cache does not know;
+    tune : {"auto", "model", "measure", "remeasure"}
+        ``"model"`` measures the machine's peaks only, once; ``"measure"`` times what the cache does not know,
+        ``"remeasure"`` everything, and replaces what the cache knows;
         ``"auto"`` takes what the cache knows about all ways to run a node, and the model elsewhere.
     weights_nbytes : int
         Bytes of all weights of the network: how far away weights are.
@@ -187,16 +188,16 @@ class TunedCosts:
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
-        """Look up, and with ``tune="measure"`` time, what will be asked: what weighs most in the network first."""
+        """Look up what will be asked, and time it if that was asked for: what weighs most in the network first."""
         if self.tune == "model":
             self.tuning = Tuning(modelled=len(_distinct(work)) + len(set(reorders)))
             return
         groups = self._groups(work) | self._reorder_groups(reorders)
-        for group in groups.values():
+        for group in groups.values() if self.tune != "remeasure" else ():
             found = {identity: self.cache.get(key) for identity, key in group.keys.items()}
             self._known.update({identity: value for identity, value in found.items() if value is not None})
         self._partial -= groups.keys()
-        if self.tune == "measure":
+        if self.tune in MEASURING:
             self._measure(groups)
         else:
             self._partial |= {name for name, group in groups.items() if not group.keys.keys() <= self._known.keys()}
@@ -277,6 +278,8 @@ class TunedCosts:
         """Time what has a key and no figure, as far as the time allows."""
         start = perf_counter()
         deadline = start + self._budget - self._seconds
+        if start >= deadline:
+            return
         missing = [group for group in groups.values() if not group.keys.keys() <= self._known.keys()]
         missing.sort(key=lambda group: -group.weight)
         jobs = [self._jobs(group) for group in missing]
@@ -285,22 +288,19 @@ class TunedCosts:
         bench = Bench((job for some in jobs for job in some), self._weights_nbytes)
         unsaved: dict[str, float] = {}
         saved = start
+
+        def done(index: int, found: Mapping[Hashable, float]) -> None:
+            nonlocal saved
+            self._known.update(found)
+            self._fresh.update(found)
+            unsaved.update({missing[index].keys[identity]: seconds for identity, seconds in found.items()})
+            if perf_counter() - saved > _SAVE:
+                self.cache.add(unsaved)
+                unsaved.clear()
+                saved = perf_counter()
+
         try:
-            for done, (group, some) in enumerate(zip(missing, jobs, strict=True)):
-                if self._progress is not None:
-                    self._progress(done, len(missing))
-                now = perf_counter()
-                if now > deadline:
-                    return
-                if now - saved > _SAVE:
-                    self.cache.add(unsaved)
-                    unsaved, saved = {}, now
-                found = bench.seconds(some, deadline) if some else {}
-                self._known.update(found)
-                self._fresh |= found.keys()
-                unsaved.update({group.keys[identity]: seconds for identity, seconds in found.items()})
-            if self._progress is not None:
-                self._progress(len(missing), len(missing))
+            bench.seconds(jobs, deadline, done, self._progress)
         finally:
             self.cache.add(unsaved)
             self._seconds += perf_counter() - start

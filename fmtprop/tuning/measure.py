@@ -10,17 +10,24 @@ What makes a figure true (each was wrong by tens of percent without):
 - Activations are written right before, by all threads: as warm as their producer leaves them. This is not counted.
 - Real post-ops and biases, a real residual in dst.
 
-What makes it robust: the ways to run one node take turns, so that a slow second slows them all; the figure is the lower
-quartile, since whoever else uses the machine only ever adds to a time, and little more than the fastest time where the
-machine is so busy that not even the quartile was spared; there are more rounds where times disagree; a way that is
-clearly worse after some rounds gets no more.
+What makes it robust:
+
+- The ways to run one node take turns, so that a slow moment slows them all.
+- Every round goes through all nodes, so that the figures of one node come from moments all over the measurement, and a
+  slow second is a little in every figure instead of wholly in a few. (Neighbours on a shared machine come and go in
+  seconds: lower quartiles of twelve executions in a row differed by 1.2 to 1.8 times from one group to the next, of
+  twelve that were spread over the whole time by 1.04 to 1.1.)
+- The figure is the lower quartile, since whoever else uses the machine only ever adds to a time, and little more than
+  the fastest time where the machine is so busy that not even the quartile was spared.
+- There are more rounds where times disagree; a way that is clearly worse after some rounds gets no more, but no single
+  execution decides that.
 
 Must not know the cache, nor what the figures are for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -33,7 +40,7 @@ from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.arguments import arguments
-from fmtprop.targets.memory import ALIGNMENT, huge_bytes
+from fmtprop.targets.memory import ALIGNMENT, numbers
 from fmtprop.tuning.calls import Argument, TimedCall
 from fmtprop.tuning.machine import last_level_cache_nbytes
 from fmtprop.tuning.problem import parameters, regime
@@ -41,14 +48,23 @@ from fmtprop.tuning.problem import parameters, regime
 #: rounds after which a way that takes so many times the best one's time is dropped
 _TRIAL, _HOPELESS = 3, 1.5
 
-#: rounds at least and at most; enough when the best way's quartile is so close to its fastest
-_FEWEST, _MOST, _SETTLED = 6, 24, 1.03
+#: rounds at least and at most; enough when every way's quartile is so close to its fastest
+_FEWEST, _MOST, _SETTLED = 16, 40, 1.03
 
-#: not even tried again: so many times slower than the best when all were executed for the first time, and no trifle
+#: dropped after the first round: so many times slower than the best, and no trifle
 _ABSURD, _TRIFLE = 8.0, 1e-3
 
 #: seconds after which one group of ways ends if it has had the fewest rounds, and in any case
 _GROUP_SECONDS, _GROUP_MOST = 0.5, 3.0
+
+#: share of the time allowed in which primitives are compiled: what is not by then is left out
+_COMPILING = 0.5
+
+#: told a group that has its figures: its index, and seconds by key
+Done = Callable[[int, Mapping[Any, float]], None]
+
+#: told (done, total)
+Progress = Callable[[int, int], None]
 
 _PAGE = 4096
 
@@ -166,57 +182,77 @@ class Bench:
         for job in jobs:
             activations = max(activations, job.activations_nbytes)
             parameter_bytes = max(parameter_bytes, job.parameters_nbytes)
-        self._activations = _written(activations)
+        self._activations = numbers(activations)
         self._footprint = max(regime(weights_nbytes), parameter_bytes)
-        self._weights = _written(self._footprint)
+        self._weights = numbers(self._footprint)
         self._resident = self._footprint <= _SHARE * last_level_cache_nbytes()
         self._next = 0
 
-    def seconds(self, jobs: Sequence[Job], deadline: float) -> dict[Any, float]:
-        """Time the ways to run one node against each other.
+    def seconds(
+        self,
+        groups: Sequence[Sequence[Job]],
+        deadline: float,
+        done: Done | None = None,
+        progress: Progress | None = None,
+    ) -> dict[Any, float]:
+        """Time the ways to run several nodes, those of one node against each other.
 
         Parameters
         ----------
-        jobs : sequence of Job
-            The most promising first.
+        groups : sequence of sequence of Job
+            The ways to run each node: the most important node first, and its most promising way first.
         deadline : float
-            When to end, by ``perf_counter``; what has not been compiled by then has no figure.
+            When to end, by ``perf_counter``; what is not compiled by half-time has no figure, save the very first.
+        done : callable, optional
+            Told of each group that has its figures, as soon as it has them.
+        progress : callable, optional
+            Told (done, total) in steps of which all take about as long.
 
         Returns
         -------
         dict
             Seconds by key.
         """
-        runs: list[_Run] = []
-        try:
-            for job in jobs:
-                if runs and perf_counter() > deadline:
-                    break
-                run = _Run(job, self._activations)
-                runs.append(run)
-                run.warm_up(self._place(job))
-            self._rounds(runs, deadline)
-            return {run.job.key: run.figure for run in runs}
-        finally:
-            for run in runs:
-                run.close()
+        races: list[_Race] = []
+        total = len(groups) * (1 + _FEWEST)
 
-    def _rounds(self, runs: Sequence[_Run], deadline: float) -> None:
-        start = perf_counter()
-        absurd = max(_ABSURD * min(run.first for run in runs), _TRIFLE)
-        live = [run for run in runs if run.first <= absurd]
-        for number in range(1, _MOST + 1):
-            for run in live:
-                run.time(self._place(run.job))
+        def tell(count: int) -> None:
+            if progress is not None:
+                progress(min(count, total), total)
+
+        try:
             now = perf_counter()
-            if now > deadline or now - start > _GROUP_MOST:
-                return
-            if number >= _TRIAL:
-                best = min(run.figure for run in live)
-                live = [run for run in live if run.fastest <= _HOPELESS * best]
-            settled = all(run.quartile <= _SETTLED * run.fastest for run in live)
-            if number >= _FEWEST and (settled or now - start > _GROUP_SECONDS):
-                return
+            tell(0)
+            for index, jobs in enumerate(groups):
+                races.append(self._compiled(index, jobs, now + (deadline - now) * _COMPILING))
+                tell(index + 1)
+            running, rounds = races, 0
+            while running:
+                for race in running:
+                    in_time = perf_counter() <= deadline
+                    if in_time:
+                        race.round(self._place)
+                        rounds += 1
+                        tell(len(groups) + rounds)
+                    if done is not None and (race.over or not in_time):
+                        done(race.index, race.figures)
+                running = [race for race in running if not race.over] if in_time else []
+            tell(total)
+            return {key: seconds for race in races for key, seconds in race.figures.items()}
+        finally:
+            for race in races:
+                race.close()
+
+    def _compiled(self, index: int, jobs: Sequence[Job], deadline: float) -> _Race:
+        """Return the race of the ways that there is time to compile, and of one at least for the first node."""
+        race = _Race(index)
+        for job in jobs:
+            if perf_counter() > deadline and (race.runs or index):
+                break
+            run = _Run(job, self._activations)
+            race.runs.append(run)
+            run.warm_up(self._place(job))
+        return race
 
     def _place(self, job: Job) -> int:
         """Return where the parameters of the next execution start: behind those of the last one."""
@@ -230,13 +266,64 @@ class Bench:
         return self._weights.data_ptr() + start
 
 
+class _Race:
+    """The ways to run one node, which are timed against each other."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.runs: list[_Run] = []
+        self._rounds = 0
+        self._seconds = 0.0
+        self._dropped: set[int] = set()
+
+    @property
+    def figures(self) -> dict[Any, float]:
+        """Seconds by key."""
+        return {run.job.key: run.figure for run in self.runs}
+
+    @property
+    def over(self) -> bool:
+        """Whether more rounds would tell nothing new, or cost too much."""
+        live = self._live()
+        if not live or self._rounds >= _MOST or self._seconds > _GROUP_MOST:
+            return True
+        if self._rounds < _FEWEST:
+            return False
+        return self._seconds > _GROUP_SECONDS or all(run.quartile <= _SETTLED * run.fastest for run in live)
+
+    def round(self, place: Callable[[Job], int]) -> None:
+        """Time every way that is not hopeless once."""
+        start = perf_counter()
+        for run in self._live():
+            run.time(place(run.job))
+        self._rounds += 1
+        self._drop()
+        self._seconds += perf_counter() - start
+
+    def close(self) -> None:
+        """Release all primitives."""
+        for run in self.runs:
+            run.close()
+
+    def _live(self) -> list[_Run]:
+        return [run for index, run in enumerate(self.runs) if index not in self._dropped]
+
+    def _drop(self) -> None:
+        live = self._live()
+        if not live:
+            return
+        best = min(run.fastest for run in live)
+        limit = _HOPELESS * best if self._rounds >= _TRIAL else max(_ABSURD * best, _TRIFLE)
+        self._dropped |= {index for index, run in enumerate(self.runs) if run.fastest > limit}
+
+
 class _Run:
     """A job that is being timed."""
 
     def __init__(self, job: Job, activations: torch.Tensor) -> None:
         self.job = job
         self.times: list[float] = []
-        #: seconds of the first execution, which touches code and pages
+        #: seconds of the first execution, which touches code and pages: a figure for want of a better one
         self.first = 0.0
         self._warm: list[torch.Tensor] = []
         self._parameters: list[tuple[int, int]] = []
@@ -257,7 +344,7 @@ class _Run:
 
     @property
     def fastest(self) -> float:
-        return min(self.times)
+        return min(self.times, default=self.first)
 
     @property
     def quartile(self) -> float:
@@ -292,14 +379,3 @@ _SIGNS = -0x7FFF8000
 
 def _room(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _written(nbytes: int) -> torch.Tensor:
-    """Return memory full of numbers between -1 and 1 that are no denormals, whatever type they are read in."""
-    memory = huge_bytes(_room(nbytes))
-    generator = torch.Generator().manual_seed(0)
-    pattern = (torch.rand(1 << 16, generator=generator) * 2 - 1).bfloat16().view(torch.uint8)
-    for start in range(0, memory.numel(), pattern.numel()):
-        part = memory[start : start + pattern.numel()]
-        part.copy_(pattern[: part.numel()])
-    return memory

@@ -17,7 +17,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
-from fmtprop.tuning.measure import _SIGNS, Bench, Job, job_of, job_of_reorder
+from fmtprop.tuning.measure import _SIGNS, Bench, Job, _Run, job_of, job_of_reorder
 
 FAR = 1e9
 
@@ -46,7 +46,7 @@ def jobs_of(channels: int, size: int, residual: bool = False) -> list[Job]:
 @pytest.mark.parametrize("residual", [False, True])
 def test_every_way_gets_a_figure(residual: bool) -> None:
     jobs = jobs_of(16, 14, residual)
-    found = Bench(jobs, 1 << 20).seconds(jobs, perf_counter() + FAR)
+    found = Bench(jobs, 1 << 20).seconds([jobs], perf_counter() + FAR)
     assert found.keys() == {job.key for job in jobs} and len(found) > 1
     assert all(isfinite(seconds) and seconds > 0 for seconds in found.values())
 
@@ -54,7 +54,7 @@ def test_every_way_gets_a_figure(residual: bool) -> None:
 def test_a_thousand_times_the_work_takes_longer() -> None:
     small, large = jobs_of(8, 7)[:1], jobs_of(64, 56)[:1]
     bench = Bench(small + large, 1 << 20)
-    (fast,), (slow,) = (bench.seconds(jobs, perf_counter() + FAR).values() for jobs in (small, large))
+    (fast,), (slow,) = (bench.seconds([jobs], perf_counter() + FAR).values() for jobs in (small, large))
     assert fast < slow
 
 
@@ -66,7 +66,46 @@ def test_a_residual_lies_in_dst() -> None:
 
 def test_when_time_is_up_the_most_promising_way_has_a_figure() -> None:
     jobs = jobs_of(16, 14)
-    assert Bench(jobs, 1 << 20).seconds(jobs, perf_counter() - 1).keys() == {jobs[0].key}
+    assert Bench(jobs, 1 << 20).seconds([jobs, jobs_of(8, 7)], perf_counter() - 1).keys() == {jobs[0].key}
+
+
+def test_rounds_go_through_all_nodes_and_no_single_execution_drops_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [jobs_of(16, 14), jobs_of(8, 7)]
+    order: list[object] = []
+    slow_once = groups[0][-1].key
+
+    def time(self: _Run, weights: int) -> None:
+        order.append(self.job.key)
+        hiccup = self.job.key == slow_once and order.count(slow_once) == 1
+        self.times.append(1.4e-5 if hiccup else 1e-5)
+
+    def warm_up(self: _Run, weights: int) -> None:
+        self.first = 1.0 if self.job.key == slow_once else 1e-5
+
+    monkeypatch.setattr(_Run, "time", time)
+    monkeypatch.setattr(_Run, "warm_up", warm_up)
+    done: list[int] = []
+    found = Bench([job for jobs in groups for job in jobs], 1 << 20).seconds(
+        groups, perf_counter() + FAR, lambda index, figures: done.append(index)
+    )
+    each = [job.key for jobs in groups for job in jobs]
+    assert order[: 2 * len(each)] == each * 2
+    assert found == {key: pytest.approx(1e-5) for key in each}
+    assert sorted(done) == [0, 1]
+
+
+def test_a_hopeless_way_is_dropped_and_keeps_its_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = jobs_of(16, 14)
+    slow, count = jobs[-1].key, 0
+
+    def time(self: _Run, weights: int) -> None:
+        nonlocal count
+        count += self.job.key == slow
+        self.times.append(1.0 if self.job.key == slow else 1e-5)
+
+    monkeypatch.setattr(_Run, "time", time)
+    assert Bench(jobs, 1 << 20).seconds([jobs], perf_counter() + FAR)[slow] == 1.0
+    assert count == 1
 
 
 def test_weights_move_on_through_all_of_their_buffer() -> None:
@@ -98,17 +137,17 @@ def test_a_reorder_is_timed_and_an_absent_one_has_no_job() -> None:
     last, blocked = (MemoryDesc(dims, "f32", tag=tag) for tag in ("acdb", "aBcd8b"))
     job = job_of_reorder("r", last, blocked)
     assert job is not None
-    assert Bench([job], 0).seconds([job], perf_counter() + FAR)["r"] > 0
+    assert Bench([job], 0).seconds([[job]], perf_counter() + FAR)["r"] > 0
     assert job_of_reorder("r", last, MemoryDesc(dims, "f32", strides=(0, 0, 0, 0))) is None
 
 
 def test_nothing_native_is_left_behind() -> None:
     jobs = jobs_of(16, 14)
     bench = Bench(jobs, 1 << 20)
-    bench.seconds(jobs, perf_counter() + FAR)
+    bench.seconds([jobs], perf_counter() + FAR)
     gc.collect()  # what other tests left
     before = dnnl.live_handles()
     for _ in range(3):
-        bench.seconds(jobs, perf_counter() + FAR)
+        bench.seconds([jobs], perf_counter() + FAR)
     gc.collect()
     assert dnnl.live_handles() == before

@@ -1,0 +1,87 @@
+"""Plans that can be timed before their weights are packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import planner
+from fmtprop.ir.graph import Graph
+from fmtprop.passes.assign import AssignFormats
+from fmtprop.runtime import build_plan
+from fmtprop.runtime.contest import contest
+from fmtprop.runtime.executor import Executor
+from fmtprop.runtime.rehearsal import can_rehearse, rehearse
+from fmtprop.stages import normalise
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
+
+X = torch.randn(1, 3, 20, 20)
+
+
+def formatted(module: nn.Module, x: torch.Tensor, policy: str = "propagate") -> Graph:
+    normal, _ = normalise(fp.from_torch(module.eval(), x))
+    return AssignFormats(policy, OneDnnTarget(), ReferenceTarget()).run(normal)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3))
+
+
+def test_a_rehearsal_does_the_steps_of_the_plan_on_other_numbers() -> None:
+    graph, target = formatted(convolutions(), X), OneDnnTarget()
+    real, (stand_in,) = build_plan(graph, target), rehearse([graph], target)
+    assert [step.node for step in stand_in.steps] == [step.node for step in real.steps]
+    assert stand_in.constant_nbytes == real.constant_nbytes
+    assert stand_in.arena_nbytes == real.arena_nbytes
+    (wrong,), (right,) = (Executor(plan).run([X]) for plan in (stand_in, real))
+    assert wrong.shape == right.shape and not torch.allclose(wrong, right)
+
+
+def test_the_weights_of_all_contestants_share_memory() -> None:
+    module, target = convolutions(), OneDnnTarget()
+    graphs = [formatted(module, X, policy) for policy in ("propagate", "naive")]
+    plans = rehearse(graphs, target)
+    storages = [{constant.untyped_storage().data_ptr() for constant in plan.constants} for plan in plans]
+    assert len(storages[0] & storages[1]) == 1
+    assert contest(plans, [X], budget=0.01).rounds >= 3
+
+
+class Indexed(nn.Module):
+    """What an operator of PyTorch reads as an index comes from a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.register_buffer("table", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[self.conv(x).mean((2, 3)).argmax(1)]
+
+
+class Looked(nn.Module):
+    """What an operator of PyTorch reads as an index is the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(10, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.table(x)).relu()
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "possible"),
+    [(convolutions(), X, True), (Looked(), torch.tensor([[1, 2]]), True), (Indexed(), X, False)],
+    ids=["convolutions", "looked-up", "indexed"],
+)
+def test_operators_of_pytorch_see_no_stand_ins(
+    module: nn.Module, x: torch.Tensor, possible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert can_rehearse(formatted(module, x)) is possible
+    # both ways to a verdict end in a plan of the model's own weights
+    greedy = AssignFormats("naive", OneDnnTarget(), ReferenceTarget())
+    monkeypatch.setattr(planner._Planner, "_greedy", lambda self, policy: greedy.run(self.normal))
+    net = fp.compile(module, x, tune="remeasure", tune_budget=0.1)
+    torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-4)
