@@ -1,12 +1,13 @@
 """Plans that can only be timed: numbers stand in for their packed weights, the same memory for all of them.
 
-How long oneDNN takes does not depend on the numbers, so plans can be run against each other before any weights are
-packed: memory never holds the weights of all contestants, and what loses is never packed.
+How long oneDNN takes does not depend on the numbers, only on how far away they are. So plans can be run against each
+other before any weights are packed, on less memory than these will take: what has not been read since twice as many
+bytes as the last-level cache holds comes from beyond it, whatever comes in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,6 +22,7 @@ from fmtprop.runtime.build import build_plan
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import ALIGNMENT, numbers
+from fmtprop.tuning.machine import last_level_cache_nbytes
 
 __all__ = ["can_rehearse", "rehearse"]
 
@@ -54,50 +56,53 @@ def rehearse(graphs: Sequence[Graph], target: Target) -> list[Plan]:
     Returns
     -------
     list of Plan
-        Their packed weights share memory, which goes with the last of them.
+        Their packed weights share memory, which goes with the last of them. They borrow the graphs' other constants.
     """
-    block = numbers(max(map(_packed_nbytes, graphs), default=0))
+    sizes = [list(_packed_sizes(graph)) for graph in graphs]
+    enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
+    block = numbers(min(max(map(sum, sizes), default=0), enough))
     return [build_plan(graph, target, constants=_StandIns(block)) for graph in graphs]
 
 
 class _StandIns(ConstantStore):
-    """Takes what oneDNN would pack from a block of numbers."""
+    """Takes what oneDNN would pack from a block of numbers, round and round."""
 
     def __init__(self, block: torch.Tensor) -> None:
         super().__init__()
-        self._rest = block
+        self._block, self._next = block, 0
 
     def add(self, data: torch.Tensor | Initialiser, type_: TensorType, desc: MemoryDesc, *, packed: bool) -> int:
-        """Store a parameter, unless it would only be packed."""
+        """Store a parameter without a copy, and nothing of one that would only be packed."""
         if packed:
             return self._append(torch.empty(0, dtype=torch.uint8))
-        return super().add(data, type_, desc, packed=False)
+        return super().add(data, type_, desc, packed=True)
 
     def compute(self, node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]]) -> list[torch.Tensor]:
         """Return numbers for what oneDNN would compute."""
         if node.choice is None or node.choice.target != "onednn":
             return super().compute(node, operands)
-        results = []
-        for desc in node.descs:
-            results.append(self._rest[: desc.nbytes])
-            self._rest = self._rest[_room(desc) :]
-        return results
+        return [self._take(desc) for desc in node.descs]
+
+    def _take(self, desc: MemoryDesc) -> torch.Tensor:
+        if self._next + desc.nbytes > self._block.numel():
+            self._next = 0
+        start = self._next
+        self._next += _room(desc)
+        return self._block[start : start + desc.nbytes]
 
     def keep(self, flat: torch.Tensor) -> int:
         """Store flat bytes: equal ones are to be as far apart as the real ones."""
         return self._append(flat)
 
 
-def _packed_nbytes(graph: Graph) -> int:
-    """Return the bytes of what oneDNN packs."""
+def _packed_sizes(graph: Graph) -> Iterator[int]:
+    """Yield the bytes of everything that oneDNN packs."""
     varying: set[str] = set()
-    total = 0
     for node in graph.nodes():
         if node.op == "input" or any(value.node in varying for value in graph.inputs(node.name).values()):
             varying.add(node.name)
         elif node.choice is not None and node.choice.target == "onednn":
-            total += sum(map(_room, node.descs))
-    return total
+            yield from map(_room, node.descs)
 
 
 def _room(desc: MemoryDesc) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fmtprop as fp
 from fmtprop.ir.op import OPSET, Category
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.prelu import Prelu
 from fmtprop.runtime.plan import Access, Step
@@ -74,3 +75,32 @@ def test_parameters_of_opaque_operators_stay_dense(op):
     assert node.descs == (opaque(plain),)
     accesses = {name: Access(i, desc) for i, (name, desc) in enumerate(node.choice.operands.items())}
     assert list(check_tensor_steps([Step(node, accesses, (Access(9, node.descs[0]),))])) == []
+
+
+def linear() -> tuple[fp.Graph, torch.nn.Module, torch.Tensor]:
+    module, x = torch.nn.Linear(8, 4).eval(), torch.randn(3, 8)
+    return fp.from_torch(module, x), module, x
+
+
+def test_products_that_pytorch_cannot_run_on_packed_weights_run_on_plain_ones(monkeypatch):
+    """As in bf16 on AVX-512 without bf16 of its own."""
+    graph, module, x = linear()
+    assert dispatcher.multiplies_packed(DataType.F32)
+    assert not dispatcher.multiplies_packed(DataType.S32), "an operator that raises is found out"
+    for possible in (True, False):
+        monkeypatch.setattr("fmtprop.targets.mkldnn.fused.multiplies_packed", lambda dtype, found=possible: found)
+        net = fp.compile(graph, target="mkldnn")
+        assert any("_linear_pointwise" in step.node.choice.impl for step in net.plan.steps) is possible
+        torch.testing.assert_close(net(x), module(x))
+
+
+def test_an_operator_that_raises_is_named(monkeypatch):
+    def broken(node, in_place):
+        def run(*tensors):
+            raise RuntimeError("could not create a primitive")
+
+        return run
+
+    monkeypatch.setattr("fmtprop.runtime.tensor_check.function_of", broken)
+    with pytest.raises(fp.PlanError, match=r"node .*_linear_pointwise failed: could not create a primitive"):
+        fp.compile(linear()[0], target="mkldnn")

@@ -22,7 +22,7 @@ from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.evaluate import apply_post_op
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
+from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel, multiplies_packed
 from fmtprop.targets.mkldnn.formats import packed, row_major
 from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.tail import Tail, split
@@ -125,6 +125,8 @@ def fused_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         yield from _convolution(node, request)
     elif node.op == "deconvolution":
         yield from _deconvolution(node, request)
+    elif not multiplies_packed(*types):
+        return
     elif node.op == "inner_product":
         yield from _inner_product(node, request)
     elif node.op == "matmul":
