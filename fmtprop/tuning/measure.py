@@ -51,8 +51,8 @@ _TRIAL, _HOPELESS = 3, 1.5
 #: rounds at least and at most; enough when every way's quartile is so close to its fastest
 _FEWEST, _MOST, _SETTLED = 16, 40, 1.03
 
-#: dropped after the first round: so many times slower than the best, and no trifle
-_ABSURD, _TRIFLE = 8.0, 1e-3
+#: dropped after fewer rounds: so many times slower than the best, and no trifle
+_GLANCES, _ABSURD, _TRIFLE = 2, 8.0, 1e-3
 
 #: seconds after which one group of ways ends if it has had the fewest rounds, and in any case
 _GROUP_SECONDS, _GROUP_MOST = 0.5, 3.0
@@ -310,7 +310,7 @@ class _Race:
 
     def _drop(self) -> None:
         live = self._live()
-        if not live:
+        if not live or self._rounds < _GLANCES:
             return
         best = min(run.fastest for run in live)
         limit = _HOPELESS * best if self._rounds >= _TRIAL else max(_ABSURD * best, _TRIFLE)
