@@ -15,7 +15,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.depthwise_fusion import fused
 from fmtprop.passes.assign import result_names
@@ -92,7 +92,7 @@ class Enumeration:
         found = {}
         for value, formats in self.formats.items():
             read = wanted.get(value, set())
-            targets = [desc for desc in formats if desc in read and desc.is_dense]
+            targets = [desc for desc in formats if desc in read and (desc.is_dense or desc.kind is FormatKind.OPAQUE)]
             found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
         return found
 
