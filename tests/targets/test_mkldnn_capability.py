@@ -8,14 +8,17 @@ import torch
 import fmtprop as fp
 from fmtprop.ir.op import OPSET, Category
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.prelu import Prelu
 from fmtprop.runtime.plan import Access, Step
 from fmtprop.runtime.tensor_check import check_tensor_steps
+from fmtprop.stages import normalise
 from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher
 from fmtprop.targets.mkldnn.capability import capability_table
 from fmtprop.targets.mkldnn.formats import opaque
+from fmtprop.targets.mkldnn.fused import fused_candidates
+from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.opaque import RULES
 from scripts import generate_mkldnn_table
 from tests.targets.nodes import chosen, node_of
@@ -82,16 +85,28 @@ def linear() -> tuple[fp.Graph, torch.nn.Module, torch.Tensor]:
     return fp.from_torch(module, x), module, x
 
 
-def test_products_that_pytorch_cannot_run_on_packed_weights_run_on_plain_ones(monkeypatch):
-    """As in bf16 on AVX-512 without bf16 of its own."""
-    graph, module, x = linear()
-    assert dispatcher.multiplies_packed(DataType.F32)
-    assert not dispatcher.multiplies_packed(DataType.S32), "an operator that raises is found out"
-    for possible in (True, False):
-        monkeypatch.setattr("fmtprop.targets.mkldnn.fused.multiplies_packed", lambda dtype, found=possible: found)
-        net = fp.compile(graph, target="mkldnn")
-        assert any("_linear_pointwise" in step.node.choice.impl for step in net.plan.steps) is possible
-        torch.testing.assert_close(net(x), module(x))
+def test_a_product_that_pytorch_does_not_run_is_not_offered(monkeypatch):
+    """As in bf16 on AVX-512 without bf16 of its own, where packed weights have no inner product with many rows."""
+    dims = {"src": (3, 8), "weights": (4, 8), "bias": (4,), "dst": (3, 4)}
+    graph, _, _ = linear()
+    (node,) = [node for node in normalise(graph)[0].nodes() if node.op == "inner_product"]
+    request = {name: MemoryDesc.any(size, "bf16") for name, size in dims.items()}
+    monkeypatch.setattr("fmtprop.targets.mkldnn.fused.computes_in", lambda dtype: True)
+    tried = []
+
+    def kernel(self, operator):
+        def call(*tensors):
+            tried.append([tuple(tensor.shape) for tensor in tensors])
+            if fails:
+                raise RuntimeError("could not create a primitive descriptor")
+
+        return Kernel(call)
+
+    monkeypatch.setattr("fmtprop.targets.mkldnn.fused._Builder.kernel", kernel)
+    monkeypatch.setattr("fmtprop.targets.mkldnn.fused._zeros", lambda desc: torch.zeros(desc.dims))
+    for fails in (False, True):
+        assert len(list(fused_candidates(node, request))) == (not fails)
+    assert tried == [[dims["src"], dims["weights"], dims["bias"]]] * 2
 
 
 def test_an_operator_that_raises_is_named(monkeypatch):

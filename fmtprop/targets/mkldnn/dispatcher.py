@@ -7,10 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
 
-__all__ = ["accepts_unary", "computes_in", "has_kernel", "multiplies_packed"]
+__all__ = ["accepts_unary", "computes_in", "has_kernel"]
 
 _CHANNELS = 8
 
@@ -46,23 +45,6 @@ def computes_in(dtype: DataType) -> bool:
     if question is None or not has_kernel(f"mkldnn::{question}", "CompositeImplicitAutograd"):
         return False
     return bool(getattr(torch.ops.mkldnn, question)())
-
-
-@lru_cache(maxsize=8)
-def multiplies_packed(dtype: DataType) -> bool:
-    """Tell whether an inner product with packed weights runs in a data type: a small one is run to find out.
-
-    On AVX-512 without bf16 of its own, oneDNN packs bf16 weights in a format for which it then has no inner product.
-    """
-    rows, features, outputs = 16, 64, 32
-    src, weights = (torch.zeros(dims, dtype=torch_dtype(dtype)) for dims in ((rows, features), (outputs, features)))
-    try:
-        with torch.no_grad():
-            packed = torch.ops.mkldnn._reorder_linear_weight.default(weights, rows)
-            torch.ops.mkldnn._linear_pointwise.default(src, packed, torch.zeros(outputs), "none", [], "")
-    except RuntimeError:  # "could not create a primitive descriptor"
-        return False
-    return True
 
 
 @lru_cache(maxsize=256)

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from fmtprop.ir.node import Node, PostOp
-from fmtprop.layout import MemoryDesc
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.evaluate import apply_post_op
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel, multiplies_packed
-from fmtprop.targets.mkldnn.formats import packed, row_major
+from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
+from fmtprop.targets.mkldnn.formats import packed, packing_of, row_major
 from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.tail import Tail, split
 
@@ -125,8 +126,6 @@ def fused_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         yield from _convolution(node, request)
     elif node.op == "deconvolution":
         yield from _deconvolution(node, request)
-    elif not multiplies_packed(*types):
-        return
     elif node.op == "inner_product":
         yield from _inner_product(node, request)
     elif node.op == "matmul":
@@ -224,9 +223,31 @@ def _offer(
         return
     operands = {key: formats[key] for key in request if key != "dst"}
     kernel = _Builder(tuple(operands), tail, window, view).kernel(operator)
+    if operator == "mkldnn::_linear_pointwise" and dst.dtype is not DataType.F32 and not _runs(kernel, operands):
+        return
     impl = f"{name}+{tail.unary.attr}" if tail.unary.attr != "none" else name
     impl += "".join(f", {post_op.op}" for post_op in tail.rest)
     yield Candidate(_NAME, impl, operands, (dst,), 0.0, False, kernel)
+
+
+def _runs(kernel: Kernel, operands: Mapping[str, MemoryDesc]) -> bool:
+    """Tell whether a kernel runs, by running it on zeros.
+
+    On AVX-512 without bf16 of its own, oneDNN packs bf16 weights in a format for which it then has no inner product
+    with many rows; PyTorch does not say so before it is asked to compute.
+    """
+    try:
+        with torch.no_grad():
+            kernel.call(*(_zeros(desc) for desc in operands.values()))
+    except RuntimeError:  # "could not create a primitive descriptor"
+        return False
+    return True
+
+
+def _zeros(desc: MemoryDesc) -> torch.Tensor:
+    zeros = torch.zeros(desc.dims, dtype=torch_dtype(desc.dtype), device="cpu")
+    recipe = packing_of(desc)
+    return recipe.pack(zeros) if isinstance(recipe, LinearPacking) else zeros
 
 
 @dataclass(frozen=True)
