@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 import fmtprop as fp
 from fmtprop.api import relative_error
 from fmtprop.errors import InputError, PlanError, UnsupportedOpError
-from fmtprop.ir.node import PostOp
+from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -25,7 +27,8 @@ from fmtprop.runtime.plan import Access, Step
 from fmtprop.runtime.tensor_check import check_tensor_steps
 from fmtprop.runtime.tensors import TensorExecutor
 from fmtprop.targets.mkldnn import MkldnnCosts, MkldnnTarget, dispatcher
-from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packing_of
+from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packed, packing_of
+from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking
 from fmtprop.targets.mkldnn.kernel import Kernel
 from tests.targets.nodes import chosen, convolution, node_of, request
 
@@ -51,6 +54,16 @@ def errors(net: fp.CompiledModel, graph: fp.Graph) -> float:
 def complaints(node) -> list[str]:
     operands = {name: Access(index, desc) for index, (name, desc) in enumerate(node.choice.operands.items())}
     return list(check_tensor_steps([Step(node, operands, tuple(Access(99, desc) for desc in node.descs))]))
+
+
+@pytest.mark.parametrize("recipe", [ConvPacking, DeconvPacking, LinearPacking])
+def test_weights_are_converted_before_they_are_packed(recipe, target, monkeypatch):
+    monkeypatch.setattr(recipe, "pack", lambda self, weights: weights)
+    fields = [None] * len(dataclasses.fields(recipe))
+    packing = Node("p", "reorder", Reorder(), (TensorType((4, 3), "bf16"),))
+    formats = {"src": MemoryDesc((4, 3)), "dst": packed(MemoryDesc((4, 3), "bf16"), recipe(*fields))}
+    (candidate,) = target.candidates(packing, formats)
+    assert candidate.handle.call(torch.ones(4, 3)).dtype == torch.bfloat16
 
 
 # ---------------------------------------------------------------- offers

@@ -106,7 +106,9 @@ def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.T
     recipe = packing_of(dst)
     if src.is_plain and isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
         kind = {ConvPacking: "convolution", DeconvPacking: "convolution_transpose", LinearPacking: "linear"}
-        return f"mkldnn::_reorder_{kind[type(recipe)]}_weight", recipe.pack
+        # in the data type of the product: packed in another, weights are packed again on every call, or refused
+        dtype = torch_dtype(dst.dtype)
+        return f"mkldnn::_reorder_{kind[type(recipe)]}_weight", lambda weights: recipe.pack(weights.to(dtype))
     same = src.dtype is dst.dtype
     if src.is_plain and is_opaque(dst) and same and dst.ndim <= 5:
         return "aten::to_mkldnn", torch.Tensor.to_mkldnn
