@@ -16,10 +16,11 @@ from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal.conversions import cheapest_conversions
-from fmtprop.passes.optimal.enumerate import Enumeration, Pins, Way, enumerate_ways
+from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways
 from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
+from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.target import Candidate, Costs, Target
 
 __all__ = ["Certificate", "OptimalFormats", "price"]

@@ -1,4 +1,4 @@
-"""Every way to run every node of a normal graph, as a problem for the solver.
+"""Every way to run every node of a normal graph.
 
 Owns which requests are worth making of a target. Knows no library: it asks the target, and takes costs as they come.
 What only depends on constants is left out: it is computed once, so its formats are free.
@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import FormatKind, MemoryDesc
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.depthwise_fusion import fused
 from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
-from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
+from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.optimal.wishes import wishes
-from fmtprop.passes.target import Candidate, Costs, Target
+from fmtprop.passes.target import Candidate, Target
 
-__all__ = ["Enumeration", "Pins", "Way", "enumerate_ways"]
+__all__ = ["Pins", "enumerate_ways"]
 
 #: "node.operand" or "node.dst" -> the format that it must have
 Pins = Mapping[str, MemoryDesc]
@@ -34,125 +33,6 @@ _IMPLEMENTATIONS = 3
 
 #: how the implementation of an equivalent primitive is called: by that primitive's kind first
 _EQUIVALENTS = frozenset({"convolution", "inner_product", "matmul"})
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to run one node, or a fused pair as one: the payload of an alternative.
-
-    Parameters
-    ----------
-    node : Node
-        The node of the normal graph, or the fused one.
-    inputs : mapping of str to Value
-        Its operands, constants among them.
-    candidate : Candidate
-        How it runs.
-    covers : tuple of str
-        The nodes of the normal graph that it stands for, itself last.
-    """
-
-    node: Node
-    inputs: Mapping[str, Value]
-    candidate: Candidate
-    covers: tuple[str, ...]
-
-
-@dataclass
-class Enumeration:
-    """The ways to run each node, before they have costs.
-
-    Parameters
-    ----------
-    graph : Graph
-        The normal graph.
-    ways : dict of str to list of Way
-        By node name, for all that depends on an input; a fused pair's are with its last node.
-    formats : dict of Value to list of MemoryDesc
-        What each tensor may be written or read in.
-    detours : dict of (source, destination) to MemoryDesc
-        The format to go through where no reorder leads straight from one to the other.
-    """
-
-    graph: Graph
-    ways: dict[str, list[Way]] = field(default_factory=dict)
-    formats: dict[Value, list[MemoryDesc]] = field(default_factory=dict)
-    detours: dict[tuple[MemoryDesc, MemoryDesc], MemoryDesc] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Way]:
-        for ways in self.ways.values():
-            yield from ways
-
-    def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
-        """Return for each tensor the changes of format that could be needed: from any format to one that is read."""
-        wanted: dict[Value, set[MemoryDesc]] = {}
-        for way in self:
-            for operand, value in way.inputs.items():
-                wanted.setdefault(value, set()).add(way.candidate.operands[operand])
-        found = {}
-        for value, formats in self.formats.items():
-            read = wanted.get(value, set())
-            targets = [desc for desc in formats if desc in read and (desc.is_dense or desc.kind is FormatKind.OPAQUE)]
-            found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
-        return found
-
-    def steps(self, src: MemoryDesc, dst: MemoryDesc) -> list[tuple[MemoryDesc, MemoryDesc]]:
-        """Return the reorders that a change of format takes: one, or two with a detour."""
-        middle = self.detours.get((src, dst))
-        return [(src, dst)] if middle is None else [(src, middle), (middle, dst)]
-
-    def work(self) -> list[tuple[Node, Candidate]]:
-        """Return each node with each of its candidates that cost something."""
-        return [(way.node, way.candidate) for way in self if way.candidate.target not in ("view", "boundary")]
-
-    def problem(self, costs: Costs) -> Problem:
-        """Put a price on everything."""
-        alternatives = []
-        for way in self:
-            priced = replace(way, candidate=replace(way.candidate, cost=self._cost(way.node, way.candidate, costs)))
-            reads: dict[Tensor, tuple[Format, ...]] = {}
-            for operand, value in way.inputs.items():
-                if value in self.formats:
-                    reads[value] = tuple(dict.fromkeys((*reads.get(value, ()), way.candidate.operands[operand])))
-            results = enumerate(way.candidate.results)
-            writes: dict[Tensor, Format] = {Value(way.node.name, index): desc for index, desc in results}
-            alternatives.append(Alternative(way.covers, reads, writes, priced.candidate.cost, priced))
-        reorders: dict[Tensor, dict[Reorder, float]] = {}
-        for value, pairs in self.reorders().items():
-            prices = {pair: [costs.reorder(*step) for step in self.steps(*pair)] for pair in pairs}
-            reorders[value] = {pair: sum(filter(None, some)) for pair, some in prices.items() if all(some)}
-        return Problem(tuple(self.ways), tuple(alternatives), reorders)
-
-    def _cost(self, node: Node, candidate: Candidate, costs: Costs) -> float:
-        if candidate.target == "boundary":
-            return 0.0
-        if candidate.target != "view":
-            return costs.node(node, candidate)
-        if node.op != "concat":
-            return 0.0
-        # in place: what cannot be written there by its producer is copied
-        inputs = self.graph.inputs(node.name)
-        total = 0.0
-        for operand, value in inputs.items():
-            if not _written_in_place(self.graph, node, operand, value, self.formats):
-                desc = candidate.operands[operand]
-                total += costs.reorder(desc, plain(desc) if not desc.is_plain else _other(desc)) or 0.0
-        return total
-
-
-def _other(desc: MemoryDesc) -> MemoryDesc:
-    """Return another dense format of a tensor: what a copy costs is close to what a change of format costs."""
-    reversed_axes = tuple(range(desc.ndim))[::-1]
-    return MemoryDesc(tuple(desc.dims[a] for a in reversed_axes), desc.dtype).transpose(reversed_axes)
-
-
-def _written_in_place(graph: Graph, concat: Node, operand: str, value: Value, computed: Mapping[Value, object]) -> bool:
-    """Whether a concat's source can be written into its place by the node that makes it."""
-    producer = graph.node(value.node)
-    if value not in computed or producer.is_boundary or opdef(producer.op).category is Category.VIEW:
-        return False
-    claims = [(name, key) for name, key in graph.readers(value) if graph.node(name).op == "concat"]
-    return claims[0] == (concat.name, operand)
 
 
 def enumerate_ways(

@@ -8,8 +8,8 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats, Assignment, Placed
 from fmtprop.passes.formats import describe
-from fmtprop.passes.optimal.enumerate import Way
 from fmtprop.passes.optimal.problem import Problem, Solution
+from fmtprop.passes.optimal.ways import Way
 from fmtprop.passes.target import Candidate
 
 __all__ = ["realise"]
