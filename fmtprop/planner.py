@@ -117,9 +117,9 @@ class _Planner:
             self.lap("assign")
             key = _contest_key(contestants)
             certificate = contestants[0].certificate  # of the choice by cost, whichever plan turns out the faster
-            winner = self._verdict(key) if len(contestants) > 1 else 0
+            winner = self._verdict(key, len(contestants))
             result = None
-            if winner is None or winner >= len(contestants):
+            if winner is None:
                 result = self._contest(contestants)
                 winner = result.winner
             kept = contestants[winner]
@@ -155,10 +155,12 @@ class _Planner:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
             self.target.reject(mismatch.node)
 
-    def _verdict(self, key: str) -> int | None:
-        """Return which of the contestants was the fastest when they were last run, or None."""
+    def _verdict(self, key: str, count: int) -> int | None:
+        """Return which of so many contestants was the fastest when they were last run, or None."""
+        if count == 1:
+            return 0
         known = None if self.options.tune == "remeasure" else self.cache.get(key)
-        return None if known is None else round(known) - 1
+        return int(known) - 1 if known is not None and 1 <= known <= count else None
 
     # ------------------------------------------------------------------ assigning
 

@@ -202,7 +202,7 @@ class Bench:
         groups : sequence of sequence of Job
             The ways to run each node: the most important node first, and its most promising way first.
         deadline : float
-            When to end, by ``perf_counter``; what is not compiled by half-time has no figure, save the very first.
+            When to end, by ``perf_counter``; what is not compiled by half-time has no figure.
         done : callable, optional
             Told of each group that has its figures, as soon as it has them.
         progress : callable, optional
@@ -244,10 +244,10 @@ class Bench:
                 race.close()
 
     def _compiled(self, index: int, jobs: Sequence[Job], deadline: float) -> _Race:
-        """Return the race of the ways that there is time to compile, and of one at least for the first node."""
+        """Return the race of the ways that there is time to compile."""
         race = _Race(index)
         for job in jobs:
-            if perf_counter() > deadline and (race.runs or index):
+            if perf_counter() > deadline:
                 break
             run = _Run(job, self._activations)
             race.runs.append(run)
@@ -278,8 +278,8 @@ class _Race:
 
     @property
     def figures(self) -> dict[Any, float]:
-        """Seconds by key."""
-        return {run.job.key: run.figure for run in self.runs}
+        """Seconds by key, of the ways that had a turn."""
+        return {run.job.key: run.figure for run in self.runs if run.times}
 
     @property
     def over(self) -> bool:
@@ -323,8 +323,6 @@ class _Run:
     def __init__(self, job: Job, activations: torch.Tensor) -> None:
         self.job = job
         self.times: list[float] = []
-        #: seconds of the first execution, which touches code and pages: a figure for want of a better one
-        self.first = 0.0
         self._warm: list[torch.Tensor] = []
         self._parameters: list[tuple[int, int]] = []
         offset = parameter_offset = 0
@@ -344,7 +342,7 @@ class _Run:
 
     @property
     def fastest(self) -> float:
-        return min(self.times, default=self.first)
+        return min(self.times)
 
     @property
     def quartile(self) -> float:
@@ -352,13 +350,12 @@ class _Run:
 
     @property
     def figure(self) -> float:
-        if not self.times:
-            return self.first
         return min(self.quartile, _SETTLED * self.fastest)
 
     def warm_up(self, weights: int) -> None:
+        """Execute it once, which touches code and pages."""
         self._point(weights)
-        self.first = self._call.seconds()
+        self._call.seconds()
 
     def time(self, weights: int) -> None:
         self._point(weights)
