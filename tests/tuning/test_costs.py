@@ -100,6 +100,23 @@ def test_remeasuring_replaces_what_the_cache_knows(cache: TuningCache, work: Wor
     assert min(again.node(*way) for way in work) < 0.5
 
 
+def test_a_reorder_must_save_more_than_the_doubt_in_the_figures(cache: TuningCache, work: Work) -> None:
+    def asked(seconds: float) -> float:
+        fill(cache, work, lambda node, candidate: seconds)
+        cache.add({key_of(describe_reorder(PLAIN, LAST)): 1e-5})
+        costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+        costs.prepare(work, [(PLAIN, LAST)])
+        found = costs.reorder(PLAIN, LAST)
+        assert found is not None
+        return found
+
+    nodes = len({node.name for node, _ in work})
+    assert asked(2e-2) - asked(1e-2) == pytest.approx(1.5e-3 * nodes * 1e-2)
+    modelled = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+    modelled.prepare(work, [(PLAIN, LAST)])
+    assert modelled.reorder(PLAIN, LAST) == modelled.model.reorder(PLAIN, LAST) + disturbance(PLAIN, LAST)
+
+
 def test_without_time_nothing_is_measured(cache: TuningCache, work: Work, no_measuring: None) -> None:
     costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, cache=cache)
     costs.prepare(work, [])
