@@ -72,7 +72,7 @@ class _Builder:
         self.steps: list[Step] = []
         self.packed: list[Node] = []
         self.primitives: dict[int, dnnl.Primitive] = {}
-        self.computed = _computed(graph)
+        self.computed = computed_nodes(graph)
         self.placement = place_parts(graph, self.computed)
         #: what has a slot, and what has slots inside -> buffer, and elements from its start
         self.spots: dict[Value, tuple[int, int]] = {}
@@ -315,7 +315,7 @@ class _Builder:
         return tuple(buffers), layout.nbytes, layout.peak_nbytes, constants
 
 
-def _computed(graph: Graph) -> set[str]:
+def computed_nodes(graph: Graph) -> set[str]:
     """Return the nodes that depend on an input; all else is constant, but for what joins constants in place."""
     found: set[str] = set()
     for node in graph.nodes():

@@ -18,7 +18,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
-from fmtprop.runtime.build import build_plan
+from fmtprop.runtime.build import build_plan, computed_nodes
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import ALIGNMENT, numbers
@@ -97,11 +97,9 @@ class _StandIns(ConstantStore):
 
 def _packed_sizes(graph: Graph) -> Iterator[int]:
     """Yield the bytes of everything that oneDNN packs."""
-    varying: set[str] = set()
+    computed = computed_nodes(graph)
     for node in graph.nodes():
-        if node.op == "input" or any(value.node in varying for value in graph.inputs(node.name).values()):
-            varying.add(node.name)
-        elif node.choice is not None and node.choice.target == "onednn":
+        if node.name not in computed and node.choice is not None and node.choice.target == "onednn":
             yield from map(_room, node.descs)
 
 

@@ -13,8 +13,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Step
 from fmtprop.runtime.tensor_calls import function_of
-from fmtprop.targets.mkldnn.formats import packing_of
-from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking
+from fmtprop.targets.mkldnn.fused import stored
 from fmtprop.targets.mkldnn.kernel import Kernel
 
 __all__ = ["check_tensor_steps"]
@@ -55,7 +54,7 @@ def _error(node: Node, in_place: bool) -> float:
     plain = {name: _numbers(node, name, desc) for name, desc in operands.items()}
     expected = call_reference(node, plain)
     with torch.no_grad():
-        results = function_of(node, in_place=in_place)(*(_stored(plain[name], operands[name]) for name in operands))
+        results = function_of(node, in_place=in_place)(*(stored(plain[name], operands[name]) for name in operands))
     worst = 0.0
     for got, want in zip(results if isinstance(results, tuple) else (results,), expected, strict=True):
         dense = got.to_dense() if got.is_mkldnn else got
@@ -73,17 +72,6 @@ def _numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
     low, high = (1, 9) if positive else (-8, 9)
     drawn = torch.randint(low, high, desc.dims, generator=generator, device="cpu")
     return (drawn / 4).to(torch_dtype(desc.dtype))
-
-
-def _stored(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    recipe = packing_of(desc)
-    if isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
-        return recipe.pack(tensor)
-    if desc.kind == "opaque":
-        return tensor.to_mkldnn()
-    if not desc.is_packed:  # a slice or a repetition: its own numbers, dense
-        return tensor.clone()
-    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:

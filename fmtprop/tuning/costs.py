@@ -199,9 +199,10 @@ class TunedCosts:
             self.tuning = Tuning(modelled=len(_distinct(work)) + len(set(reorders)))
             return
         groups = self._groups(work) | self._reorder_groups(reorders)
-        for group in groups.values() if self.tune != "remeasure" else ():
-            found = {identity: self.cache.get(key) for identity, key in group.keys.items()}
-            self._known.update({identity: value for identity, value in found.items() if value is not None})
+        if self.tune != "remeasure":
+            for group in groups.values():
+                found = {identity: self.cache.get(key) for identity, key in group.keys.items()}
+                self._known.update({identity: value for identity, value in found.items() if value is not None})
         self._partial -= groups.keys()
         if self.tune in MEASURING:
             self._measure(groups)

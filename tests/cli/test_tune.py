@@ -26,6 +26,17 @@ def test_what_was_measured_is_known_to_later_compilations(capsys):
     assert f"costs: 0 measured, {tuned['tuning']['measured']} from the cache, 0 from the model" in out
 
 
+def test_what_is_known_is_measured_again_if_asked(capsys):
+    counts = []
+    for arguments in ((), (), ("--again",)):
+        code, out, err = fmtprop(capsys, "tune", "chain", "--json", *arguments)
+        assert (code, err) == (0, "")
+        tuning = json.loads(out)["tuning"]
+        counts.append((tuning["measured"], tuning["cached"]))
+    (first, _), *_ = counts
+    assert first > 0 and counts == [(first, 0), (0, first), (first, 0)]
+
+
 def test_a_budget_that_ends_at_once_leaves_the_rest_to_the_model(capsys):
     code, out, err = fmtprop(capsys, "tune", "chain", "--budget", 0.001, "--threads", 1)
     assert (code, err) == (0, "")

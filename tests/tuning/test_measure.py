@@ -54,8 +54,8 @@ def test_every_way_gets_a_figure(residual: bool) -> None:
 def test_a_thousand_times_the_work_takes_longer() -> None:
     small, large = jobs_of(8, 7)[:1], jobs_of(64, 56)[:1]
     bench = Bench(small + large, 1 << 20)
-    (fast,), (slow,) = (bench.seconds([jobs], perf_counter() + FAR).values() for jobs in (small, large))
-    assert fast < slow
+    tries = [[*bench.seconds([jobs], perf_counter() + FAR).values()] for jobs in (small, large) for _ in range(5)]
+    assert min(tries[:5]) < min(tries[5:])  # the least of five: a busy machine lengthens a time, and shortens none
 
 
 def test_a_residual_lies_in_dst() -> None:

@@ -14,8 +14,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.passes.target import Candidate
-from fmtprop.targets.mkldnn.formats import packing_of, row_major
-from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking
+from fmtprop.targets.mkldnn.fused import stored
 from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.target import MkldnnTarget
 
@@ -139,15 +138,9 @@ def _timed(node: Node, candidate: Candidate) -> float:
 
 def _tensor(desc: MemoryDesc) -> torch.Tensor:
     """Return random numbers in a format; integers are zeros, which are an index of everything."""
-    plain = desc if desc.is_plain else row_major(desc)
-    dtype = torch_dtype(plain.dtype)
-    tensor = torch.zeros(plain.dims, dtype=dtype, device="cpu")
-    if plain.dtype.is_floating:
+    dtype = torch_dtype(desc.dtype)
+    tensor = torch.zeros(desc.dims, dtype=dtype, device="cpu")
+    if desc.dtype.is_floating:
         generator = torch.Generator("cpu").manual_seed(0)
-        tensor = torch.rand(plain.dims, generator=generator, device="cpu").to(dtype)
-    recipe = packing_of(desc)
-    if isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
-        return recipe.pack(tensor)
-    if desc.kind == "opaque":
-        return tensor.to_mkldnn()
-    return torch.empty_strided(plain.dims, plain.strides, dtype=dtype, device="cpu").copy_(tensor)
+        tensor = torch.rand(desc.dims, generator=generator, device="cpu").to(dtype)
+    return stored(tensor, desc)

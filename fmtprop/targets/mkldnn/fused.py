@@ -28,7 +28,7 @@ from fmtprop.targets.mkldnn.formats import packed, packing_of, row_major
 from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.tail import Tail, split
 
-__all__ = ["ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates"]
+__all__ = ["ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates", "stored"]
 
 _NAME = "mkldnn"
 
@@ -108,6 +108,18 @@ class LinearPacking:
         rows = weights.permute(self.order).flatten(1).contiguous()
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight.default(rows, self.rows)
         return packed
+
+
+def stored(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    """Return numbers as a tensor of a format: packed weights, an mkldnn tensor, or dense; no repetition of memory."""
+    recipe = packing_of(desc)
+    if isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
+        return recipe.pack(tensor)
+    if desc.kind == "opaque":
+        return tensor.to_mkldnn()
+    if 0 in desc.strides:  # a repetition, which can't be written
+        return tensor.clone()
+    return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def _dilation(attrs: Conv | Deconv) -> list[int]:
@@ -238,16 +250,10 @@ def _runs(kernel: Kernel, operands: Mapping[str, MemoryDesc]) -> bool:
     """
     try:
         with torch.no_grad():
-            kernel.call(*(_zeros(desc) for desc in operands.values()))
+            kernel.call(*(stored(torch.zeros(d.dims, dtype=torch_dtype(d.dtype)), d) for d in operands.values()))
     except RuntimeError:  # "could not create a primitive descriptor"
         return False
     return True
-
-
-def _zeros(desc: MemoryDesc) -> torch.Tensor:
-    zeros = torch.zeros(desc.dims, dtype=torch_dtype(desc.dtype), device="cpu")
-    recipe = packing_of(desc)
-    return recipe.pack(zeros) if isinstance(recipe, LinearPacking) else zeros
 
 
 @dataclass(frozen=True)
