@@ -45,6 +45,7 @@ def compile(
     pin: Mapping[str, MemoryDesc | str] | None = None,
     tune_budget: float | None = None,
     confirm: bool = True,
+    winograd: bool = True,
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
 ) -> CompiledModel:
@@ -85,6 +86,9 @@ def compile(
     confirm : bool
         Whether to run the plan that is optimal by cost against `propagate`'s and keep the faster one (the verdict is
         remembered). A plan with pins is kept in any case.
+    winograd : bool
+        Whether policy ``"optimal"`` may compute a convolution by Winograd's minimal filtering where that costs less
+        (:mod:`fmtprop.passes.winograd`): same result but for rounding in the last places, larger packed weights.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -118,7 +122,17 @@ def compile(
     if not isinstance(pin, Mapping | None):
         raise UnsupportedOpError(f'pin must map "node.operand" to a MemoryDesc or a tag, got {type(pin).__name__}')
     options = Options(
-        dtype, policy, target, tune, verify, dict(boundary or {}), dict(pin or {}), tune_budget, confirm, progress
+        dtype,
+        policy,
+        target,
+        tune,
+        verify,
+        dict(boundary or {}),
+        dict(pin or {}),
+        tune_budget,
+        confirm,
+        winograd,
+        progress,
     )
     with torch.device("cpu"):  # whatever the caller's default device is
         if isinstance(model, str | os.PathLike):

@@ -36,7 +36,7 @@ class Options:
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
     tune_budget : float, optional
-    confirm : bool
+    confirm, winograd : bool
         See :func:`fmtprop.compile`.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured; takes no part in comparisons.
@@ -51,6 +51,7 @@ class Options:
     pin: Mapping[str, MemoryDesc | str] = field(default_factory=dict)
     tune_budget: float | None = None
     confirm: bool = True
+    winograd: bool = True
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

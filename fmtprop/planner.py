@@ -20,7 +20,7 @@ from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
-from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
+from fmtprop.passes.optimal import Certificate, OptimalFormats, filterings, price, resolve_pins
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
@@ -171,17 +171,17 @@ class _Planner:
         costs = self._costs()
         greedy = self._greedy("propagate")
         solver = OptimalFormats(self.target, self.fallback, costs, self.options.boundary)
-        found = [self._solved(solver, self.normal, greedy)]
+        found = self._solved(solver, self.normal, greedy)
         self.tuning = costs.tuning
         if not self.options.confirm or self.options.pin:
-            return found
+            return found[:1]
         sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
         if sliced is not self.normal:
-            found.append(self._solved(solver, sliced, greedy))
+            found += self._solved(solver, sliced, greedy)[:1]
         if self.options.tune in MEASURING:
             merged = MergeSiblings().run(self.normal)
             if merged is not self.normal:
-                found.append(self._solved(solver, merged, greedy))
+                found += self._solved(solver, merged, greedy)[:1]
         found.append(_Contestant(greedy))
         distinct: dict[str, _Contestant] = {}
         for contestant in found:
@@ -193,12 +193,17 @@ class _Planner:
         verify(graph, Stage.FORMATTED)
         return graph
 
-    def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> _Contestant:
+    def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> list[_Contestant]:
+        """Return the best by cost, and the best without Winograd's filtering if that is another."""
         nested = NestConcats().run(normal)
         pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
-        formatted, certificate = pinned.solve(nested)
-        verify(formatted, Stage.FORMATTED)
-        return _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))
+        found = []
+        for formatted, certificate in pinned.solutions(
+            nested, filterings(nested, solver) if self.options.winograd else {}
+        ):
+            verify(formatted, Stage.FORMATTED)
+            found.append(_Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs))))
+        return found
 
     def _costs(self) -> TunedCosts:
         options = self.options

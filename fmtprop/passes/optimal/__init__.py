@@ -8,6 +8,7 @@ it, :mod:`~fmtprop.passes.optimal.realise` makes the formatted graph of it, and
 
 from fmtprop.passes.optimal.assign import Certificate, OptimalFormats, price
 from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
+from fmtprop.passes.optimal.filtering import filterings
 from fmtprop.passes.optimal.pins import resolve_pins
 from fmtprop.passes.optimal.problem import Alternative, Problem, Solution, evaluate
 from fmtprop.passes.optimal.solve import solve
@@ -21,6 +22,7 @@ __all__ = [
     "Solution",
     "cheapest_conversions",
     "evaluate",
+    "filterings",
     "price",
     "resolve_pins",
     "solve",

@@ -15,9 +15,10 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.conversions import cheapest_conversions
 from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways
-from fmtprop.passes.optimal.problem import Problem, Solution
+from fmtprop.passes.optimal.problem import Alternative, Problem, Solution
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
@@ -109,6 +110,19 @@ class OptimalFormats:
 
     def solve(self, graph: Graph) -> tuple[Graph, Certificate]:
         """Return the formatted graph and how good it is."""
+        return self.solutions(graph, {})[0]
+
+    def solutions(self, graph: Graph, composed: Mapping[str, Candidate]) -> list[tuple[Graph, Certificate]]:
+        """Return the best formatted graph, and the best without compositions if that is another.
+
+        Parameters
+        ----------
+        graph : Graph
+            A normal graph.
+        composed : mapping of str to Candidate
+            Ways to run one node by several, by its name: their handles are a
+            :class:`~fmtprop.passes.optimal.composition.Composition`.
+        """
         greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
         baseline = greedy.run(graph)
         known = _choices(graph, baseline)
@@ -121,11 +135,21 @@ class OptimalFormats:
             self.pins,
             in_place=self.in_place,
         )
+        pinned = {pin.rpartition(".")[0] for pin in self.pins}
+        for name in composed.keys() - pinned:
+            found.offer(name, composed[name])
         self._prepare(found)
         problem = found.problem(self.costs)
-        solution = solve(problem, self.time_limit, _indices(problem, known))
-        formatted = realise(graph, problem, solution, greedy, baseline)
-        return _with_reorder_costs(formatted, graph, self.costs), self._certify(problem, solution, baseline)
+        indices = _indices(problem, known)
+        solutions = []
+        while True:
+            solution = solve(problem, self.time_limit, indices)
+            formatted = _with_reorder_costs(realise(graph, problem, solution, greedy, baseline), graph, self.costs)
+            solutions.append((formatted, self._certify(problem, solution, baseline)))
+            if not any(_is_composed(problem.alternatives[index]) for index in solution.chosen):
+                return solutions
+            problem = replace(problem, alternatives=tuple(a for a in problem.alternatives if not _is_composed(a)))
+            indices = _indices(problem, known)
 
     def _prepare(self, found: Enumeration) -> None:
         pairs = dict.fromkeys(
@@ -143,6 +167,11 @@ class OptimalFormats:
             len(problem.reorders),
             solution.seconds,
         )
+
+
+def _is_composed(alternative: Alternative) -> bool:
+    way: Way = alternative.payload
+    return way.candidate.target == COMPOSED
 
 
 def price(formatted: Graph, costs: Costs) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 from fmtprop.errors import PassError
 from fmtprop.passes.optimal.problem import Format, Problem, Reorder, Tensor, check_cover
@@ -107,6 +108,12 @@ class TensorReorders:
         return arcs
 
 
+@lru_cache(maxsize=1024)
+def tensor_reorders(reorders: tuple[tuple[Reorder, float], ...]) -> TensorReorders:
+    """Return `TensorReorders` of (reorder, seconds) pairs; a network has many tensors of which they are the same."""
+    return TensorReorders(dict(reorders))
+
+
 class ReorderTable:
     """The reorders of every tensor of a problem, worked out when they are asked for.
 
@@ -122,7 +129,7 @@ class ReorderTable:
 
     def __getitem__(self, tensor: Tensor) -> TensorReorders:
         if tensor not in self._tensors:
-            self._tensors[tensor] = TensorReorders(self._reorders.get(tensor, {}))
+            self._tensors[tensor] = tensor_reorders(tuple(self._reorders.get(tensor, {}).items()))
         return self._tensors[tensor]
 
 

@@ -10,9 +10,10 @@ Owns the three rules of dominance below; each keeps at least one optimal choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
-from fmtprop.passes.optimal.conversions import ReorderTable, TensorReorders
+from fmtprop.passes.optimal.conversions import ReorderTable, TensorReorders, tensor_reorders
 from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
 
 
@@ -84,23 +85,27 @@ def _needed_reorders(problem: Problem, alternatives: Sequence[Alternative]) -> d
             read.setdefault(tensor, set()).update(formats)
     needed = {}
     for tensor, reorders in problem.reorders.items():
-        pairs = _between(dict(reorders), written.get(tensor, set()), read.get(tensor, set()))
+        ends = frozenset(written.get(tensor, ())), frozenset(read.get(tensor, ()))
+        pairs = _between(tuple(reorders.items()), *ends)
         if pairs:
-            needed[tensor] = pairs
+            needed[tensor] = dict(pairs)
     return needed
 
 
-def _between(pairs: dict[Reorder, float], written: set[Format], read: set[Format]) -> dict[Reorder, float]:
+@lru_cache(maxsize=1024)
+def _between(
+    reorders: tuple[tuple[Reorder, float], ...], written: frozenset[Format], read: frozenset[Format]
+) -> Mapping[Reorder, float]:
     if not written or not read or (len(written) == 1 and written == read):
         return {}
-    pairs = {pair: cost for pair, cost in pairs.items() if pair[0] != pair[1]}
+    pairs = {pair: cost for pair, cost in reorders if pair[0] != pair[1]}
     formats = list(dict.fromkeys(fmt for pair in pairs for fmt in pair))
     for middle in formats:
         if middle not in written and middle not in read:
             around = {pair: cost for pair, cost in pairs.items() if middle not in pair}
-            if _goes_around(middle, pairs, TensorReorders(around)):
+            if _goes_around(middle, pairs, tensor_reorders(tuple(around.items()))):
                 pairs = around
-    chains = TensorReorders(pairs)
+    chains = tensor_reorders(tuple(pairs.items()))
     return {pair: cost for pair, cost in pairs.items() if not _has_detour(pair, cost, formats, chains)}
 
 

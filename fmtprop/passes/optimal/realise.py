@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats, Assignment, Placed
+from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import describe
+from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.optimal.problem import Problem, Solution
 from fmtprop.passes.optimal.ways import Way
 from fmtprop.passes.target import Candidate
@@ -78,9 +83,31 @@ class _Realisation(Assignment):
             name: self._convert(self.tensors[value], candidate.operands[name], way.node, name)
             for name, value in way.inputs.items()
         }
-        self._place(way.node, inputs, candidate.results, candidate.choice(self.reasons[node.name]))
+        if isinstance(candidate.handle, Composition):
+            self._compose(way.node, inputs, candidate.handle)
+        else:
+            self._place(way.node, inputs, candidate.results, candidate.choice(self.reasons[node.name]))
         for index in range(len(node.results)):
             self.names[Value(node.name, index)] = Value(node.name, index)
+
+    def _compose(self, node: Node, inputs: Mapping[str, Value], composition: Composition) -> None:
+        """Add the nodes that stand for one; the last has its name, the others names that start with it."""
+        places = {composition.operands[name]: value for name, value in inputs.items()}
+        reason = f"part of {node.name}, {self.reasons[node.name]}"
+        for part in composition.nodes:
+            operands = {name: places[value] for name, value in composition.graph.inputs(part.name).items()}
+            last = part.name == composition.result.node
+            stem = f"{node.name}.{part.name.rpartition('.')[2]}"
+            name = node.name if last else stem
+            if not last and (name in self.out or name in self.source):
+                name = unused_name(stem, self.out, self.source)
+            choice = replace(part.choice, reason=reason) if part.choice is not None else None
+            values = self.out.add(part.with_(name=name, choice=choice, origin=node.origin), operands)
+            places.update({Value(part.name, index): value for index, value in enumerate(values)})
+            if part.op == "constant":
+                self.out.constants[name] = composition.graph.constants[part.name]
+        value = Value(node.name)
+        self.tensors[value] = Placed(value, self.out.desc_of(value))
 
     def _convert(self, tensor: Placed, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
         """Return the tensor in the wanted format, by the reorders that were decided."""

@@ -13,10 +13,14 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import plain
+from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Reorder, Tensor
 from fmtprop.passes.target import Candidate, Costs
 
 __all__ = ["Enumeration", "Way"]
+
+#: targets whose candidates cost nothing, or whose costs are known
+_UNPRICED = ("view", "boundary", COMPOSED)
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,15 @@ class Enumeration:
         for ways in self.ways.values():
             yield from ways
 
+    def offer(self, name: str, candidate: Candidate) -> None:
+        """Add a way to run a node of the graph."""
+        node, inputs = self.graph.node(name), self.graph.inputs(name)
+        self.ways[name].append(Way(node, inputs, candidate, (name,)))
+        results = {Value(name, index): desc for index, desc in enumerate(candidate.results)}
+        for value, desc in ({inputs[key]: desc for key, desc in candidate.operands.items()} | results).items():
+            if value in self.formats and desc not in self.formats[value]:
+                self.formats[value].append(desc)
+
     def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
         """Return for each tensor the changes of format that could be needed: from any format to one that is read."""
         wanted: dict[Value, set[MemoryDesc]] = {}
@@ -86,7 +99,7 @@ class Enumeration:
 
     def work(self) -> list[tuple[Node, Candidate]]:
         """Return each node with each of its candidates that cost something."""
-        return [(way.node, way.candidate) for way in self if way.candidate.target not in ("view", "boundary")]
+        return [(way.node, way.candidate) for way in self if way.candidate.target not in _UNPRICED]
 
     def problem(self, costs: Costs) -> Problem:
         """Put a price on everything."""
@@ -107,8 +120,8 @@ class Enumeration:
         return Problem(tuple(self.ways), tuple(alternatives), reorders)
 
     def _cost(self, node: Node, candidate: Candidate, costs: Costs) -> float:
-        if candidate.target == "boundary":
-            return 0.0
+        if candidate.target in ("boundary", COMPOSED):
+            return candidate.cost
         if candidate.target != "view":
             return costs.node(node, candidate)
         if node.op != "concat":

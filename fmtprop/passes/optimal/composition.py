@@ -1,0 +1,56 @@
+"""Several nodes that can stand for one: a way to run a node that no single primitive offers, solved beforehand.
+
+To the solver it is one alternative, with one format for each operand and the result; when the chosen graph is made, the
+nodes take the place of the one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.passes.target import Candidate
+
+__all__ = ["COMPOSED", "Composition"]
+
+#: the target of a candidate whose handle is a `Composition`; no node of a formatted graph has it
+COMPOSED = "composed"
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Formatted nodes that compute what one node does.
+
+    Parameters
+    ----------
+    graph : Graph
+        A formatted graph in which they are found.
+    operands : mapping of str to Value
+        What stands there for each operand of the one node.
+    result : Value
+        What stands there for its result.
+    """
+
+    graph: Graph
+    operands: Mapping[str, Value]
+    result: Value
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes in order, without those that stand for operands."""
+        given = {value.node for value in self.operands.values()}
+        wanted = {self.result.node} | self.graph.ancestors(self.result.node)
+        return [node for node in self.graph.nodes() if node.name in wanted - given]
+
+    def candidate(self, impl: str) -> Candidate:
+        """Return the way to run the one node by these, at the cost of those that no constants alone decide."""
+        operands = {name: self.graph.desc_of(value) for name, value in self.operands.items()}
+        computed = {value.node for value in self.operands.values() if self.graph.node(value.node).op != "constant"}
+        cost = 0.0
+        for node in self.nodes:
+            if node.choice is not None and any(v.node in computed for v in self.graph.inputs(node.name).values()):
+                computed.add(node.name)
+                cost += node.choice.cost
+        return Candidate(COMPOSED, impl, operands, (self.graph.desc_of(self.result),), cost, handle=self)

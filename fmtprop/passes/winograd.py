@@ -1,0 +1,262 @@
+"""Convolutions by Winograd's minimal filtering along one axis: fewer products, made of primitives that oneDNN has.
+
+A convolution of ``r`` rows that gives ``m`` rows at a time needs ``n = m + r - 1`` products per window instead of
+``m r``: 6 instead of 12 for ``m = 4, r = 3``. With the matrices A, B and G of Toom and Cook, rows ``y`` of the result
+come from rows ``x`` of the source and the kernel ``w`` as ``y = A^T ((G w) * (B^T x))``, where ``*`` pairs the rows;
+channels and columns are summed within it, by ordinary convolutions of one row. In the graph that is, for each of the
+``n`` rows of a tile, a depthwise convolution (a row of B^T; its stride is the tile's height, its padding the
+original's) and a convolution one row high; behind them all comes one matrix product with A^T, which also takes the
+post-ops. All tensors are channels-last, which makes every view between them free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from math import prod
+from typing import ClassVar
+
+import torch
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.tensors import tensor_type
+from fmtprop.layout import DataType
+from fmtprop.ops.building import emit
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.passes.editing import unused_name
+
+__all__ = ["Winograd"]
+
+#: where the polynomials of a tile are evaluated, beside infinity: the smaller, the smaller the error
+_POINTS = (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2))
+
+#: the point at which A^T has a column of ones: what is added there is added to every row of the result
+_ONE = _POINTS.index(1)
+
+#: rows of the kernel -> rows of the result in a tile; more points than there are would cost more accuracy
+_ROWS = {3: (6, 4, 2), 5: (4, 2), 7: (2,)}
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The matrices of F(m, r): ``m`` rows of a result by a kernel of ``r``, with ``n = m + r - 1`` products.
+
+    Parameters
+    ----------
+    output : tuple of tuple of Fraction
+        A^T, m by n.
+    source : tuple of tuple of Fraction
+        B^T, n by n.
+    kernel : tuple of tuple of Fraction
+        G, n by r.
+
+    References
+    ----------
+    Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
+    """
+
+    output: Matrix
+    source: Matrix
+    kernel: Matrix
+
+    @classmethod
+    @cache
+    def make(cls, rows: int, taps: int) -> Tile:
+        """Return F(rows, taps).
+
+        Examples
+        --------
+        >>> [[int(number) for number in row] for row in Tile.make(2, 3).output]
+        [[1, 1, 1, 0], [0, 1, -1, 1]]
+        """
+        size = rows + taps - 1
+        points = [Fraction(point) for point in _POINTS[: size - 1]]
+        output = [[*(point**i for point in points), Fraction(i == rows - 1)] for i in range(rows)]
+        others = [[b for b in points if b != a] for a in points]
+        source = [[*_monic(roots), Fraction(0)] for roots in others] + [_monic(points)]
+        scale = [prod(a - b for b in roots) for a, roots in zip(points, others, strict=True)]
+        kernel = [[a**i / by for i in range(taps)] for a, by in zip(points, scale, strict=True)]
+        kernel.append([Fraction(i == taps - 1) for i in range(taps)])
+        return cls(*(tuple(map(tuple, matrix)) for matrix in (output, source, kernel)))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result in a tile."""
+        return len(self.output)
+
+
+def _monic(roots: Iterable[Fraction]) -> list[Fraction]:
+    """Return the coefficients of the polynomial with these roots, the constant first."""
+    found = [Fraction(1)]
+    for root in roots:
+        found = [high - root * low for high, low in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
+    return found
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """Rewrite convolutions, those given by name.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        Nodes to rewrite; by default all that can be.
+
+    Notes
+    -----
+    Normal graph to normal graph; a graph without such convolutions comes back as it is. The last node of what takes a
+    convolution's place has its name. Whether it pays depends on the machine: it is for a policy that compares.
+    Rounding differs from the direct convolution's by a few units in the last place; an infinity in the source makes NaN
+    of all rows of its tile.
+    """
+
+    name: ClassVar[str] = "winograd"
+
+    names: Collection[str] | None = None
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the same object where nothing is to be rewritten."""
+        rewritten = {node.name for node in self.eligible(graph)}
+        if not rewritten:
+            return graph
+        out = Graph(graph.name)
+        out.structure = graph.structure
+        for node in graph.nodes():
+            if node.name in rewritten:
+                _Expansion(graph, out, node).emit()
+                continue
+            out.add(node, graph.inputs(node.name))
+            if node.op == "constant":
+                out.constants[node.name] = graph.constants[node.name]
+        return out
+
+    def eligible(self, graph: Graph) -> list[Node]:
+        """Return the convolutions that are rewritten, in order."""
+        nodes = graph.nodes() if self.names is None else [graph.node(name) for name in self.names]
+        return [node for node in nodes if _tile_of(graph, node) is not None]
+
+
+def _tile_of(graph: Graph, node: Node) -> Tile | None:
+    """Return the tile by which a convolution can be computed, None where it can't."""
+    attrs, inputs = node.attrs, graph.inputs(node.name)
+    if node.op != "convolution" or not isinstance(attrs, Conv) or len(attrs.strides) != 2 or attrs.groups != 1:
+        return None
+    weights = graph.type_of(inputs["weights"])
+    parameters = [value for name, value in inputs.items() if name != "src"]
+    if (
+        weights.dims[2] not in _ROWS
+        or (attrs.strides[0], attrs.dilates[0]) != (1, 0)
+        or node.results[0].dtype is not DataType.F32
+        or graph.type_of(inputs["src"]).dtype is not DataType.F32
+        or weights.dtype is not DataType.F32
+        or any(graph.node(value.node).op != "constant" for value in parameters)
+        or graph.node(inputs["src"].node).op == "constant"
+        or any(post_op.op != "eltwise" for post_op in node.post_ops)
+    ):
+        return None
+    batch, _, height, _ = node.results[0].dims
+    taps = weights.dims[2]
+    # a cut result of several images would not be dense
+    fitting = [rows for rows in _ROWS[taps] if batch == 1 or height % rows == 0]
+    # the fewest products, each of which costs as much to call as about one row of tiles more
+    best = min(fitting, key=lambda rows: (rows + taps - 1) * (-(-height // rows) + 1), default=None)
+    return Tile.make(best, taps) if best is not None else None
+
+
+class _Expansion:
+    """What takes the place of one convolution."""
+
+    def __init__(self, graph: Graph, out: Graph, node: Node) -> None:
+        tile, attrs = _tile_of(graph, node), node.attrs
+        if tile is None or not isinstance(attrs, Conv):
+            raise GraphError(
+                f"{node.label} is no convolution that Winograd's filtering computes; see Winograd.eligible"
+            )
+        self.graph, self.out, self.node, self.tile, self.attrs = graph, out, node, tile, attrs
+        self.inputs = graph.inputs(node.name)
+
+    def emit(self) -> None:
+        """Add everything; the last node has the convolution's name."""
+        batch, channels, height, width = self.node.results[0].dims
+        tall, size = -(-height // self.tile.rows), len(self.tile.source)
+        kernel = self._kernel()
+        products = {f"src_{k}": self._product(k, tall, kernel) for k in range(size)}
+        whole = self._emit("concat", "products", products, Concat(0))
+        split = self._view("tiles", whole, Reshape((size, batch, channels, tall, width)))
+        turned = self._view("by_row", split, Permute((1, 3, 0, 4, 2)))
+        rows = self._view("rows", turned, Reshape((batch * tall, size, width * channels)))
+        factors = self._constant("output", _numbers(self.tile.output)[None])
+        joined = self._emit("matmul", "joined", {"src": factors, "weights": rows}, MatMul())
+        self.out.replace(self.out.node(joined.node).with_(post_ops=self.node.post_ops))
+        image = self._view("image", joined, Reshape((batch, tall * self.tile.rows, width, channels)))
+        if tall * self.tile.rows == height:
+            self._view("", image, Permute((0, 3, 1, 2)))
+        else:
+            padded = self._view("padded", image, Permute((0, 3, 1, 2)))
+            self._view("", padded, Slice((0, 0, 0, 0), (batch, channels, height, width), (1, 1, 1, 1)))
+
+    def _product(self, k: int, tall: int, kernel: Value) -> Value:
+        """Add what the ``k``-th row of every tile contributes; return it."""
+        outputs, *rest = self.graph.type_of(self.inputs["weights"]).dims
+        cut = Slice((k * outputs, 0, 0, 0), (outputs, rest[0], 1, rest[2]), (1, 1, 1, 1))
+        inputs = {"src": self._source(k, tall), "weights": self._view(f"kernel_{k}", kernel, cut)}
+        if k == _ONE and "bias" in self.inputs:
+            inputs["bias"] = self.inputs["bias"]
+        strides, dilates = (1, self.attrs.strides[1]), (0, self.attrs.dilates[1])
+        attrs = Conv(strides, dilates, (0, self.attrs.pad_l[1]), (0, self.attrs.pad_r[1]))
+        return self._emit("convolution", f"product_{k}", inputs, attrs)
+
+    def _source(self, k: int, tall: int) -> Value:
+        """Add the depthwise convolution that makes the ``k``-th row of every tile of the source."""
+        row, padding = self.tile.source[k], self.attrs.pad_l[0]
+        taps = [i for i, factor in enumerate(row) if factor]
+        first, last = min(taps[0], padding), taps[-1]  # no window starts before the padding
+        step = 2 if first == taps[0] and {b - a for a, b in pairwise(taps)} == {2} else 1
+        _, channels, height, _ = self.graph.type_of(self.inputs["src"]).dims
+        after = max((tall - 1) * self.tile.rows + last + 1 - padding - height, 0)
+        factors = _numbers([row[first : last + 1 : step]]).reshape(1, 1, 1, -1, 1)
+        weights = self._constant(f"source_{k}", factors.repeat(channels, 1, 1, 1, 1))
+        attrs = Conv((self.tile.rows, 1), (step - 1, 0), (padding - first, 0), (after, 0), channels)
+        return self._emit("convolution", f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
+
+    def _kernel(self) -> Value:
+        """Return the transformed kernel, all its rows along axis 0; only made of constants, so it is computed once."""
+        outputs, inputs, taps, columns = self.graph.type_of(self.inputs["weights"]).dims
+        turned = self._view("kernel_by_row", self.inputs["weights"], Permute((2, 0, 1, 3)))
+        rows = self._view("kernel_rows", turned, Reshape((taps, outputs * inputs * columns)))
+        factors = self._constant("kernel", _numbers(self.tile.kernel))
+        product = self._emit("matmul", "kernel_product", {"src": factors, "weights": rows}, MatMul())
+        return self._view("kernel", product, Reshape((len(self.tile.kernel) * outputs, inputs, 1, columns)))
+
+    def _constant(self, part: str, tensor: torch.Tensor) -> Value:
+        node = Node(self._name(f"{part}_factors"), "constant", Attrs(), (tensor_type(tensor),), origin=self.node.origin)
+        (value,) = self.out.add(node, {})
+        self.out.constants[node.name] = tensor
+        return value
+
+    def _view(self, part: str, source: Value, attrs: Reshape | Permute | Slice) -> Value:
+        op = {Reshape: "reshape", Permute: "permute", Slice: "slice"}[type(attrs)]
+        return self._emit(op, part, {"src": source}, attrs)
+
+    def _emit(self, op: str, part: str, inputs: Mapping[str, Value], attrs: Attrs) -> Value:
+        return emit(self.out, op, inputs, attrs, name=self._name(part), origin=self.node.origin)
+
+    def _name(self, part: str) -> str:
+        """Return the name of a part; the last one has the convolution's own, so that its readers find it."""
+        name = f"{self.node.name}.{part}" if part else self.node.name
+        taken = part and (name in self.out or name in self.graph)
+        return unused_name(name, self.out, self.graph) if taken else name
+
+
+def _numbers(matrix: Sequence[Sequence[Fraction]]) -> torch.Tensor:
+    return torch.tensor([[float(number) for number in row] for row in matrix], dtype=torch.float32)

@@ -1,0 +1,260 @@
+"""Winograd's filtering computes what the direct convolution does, and is chosen where it costs less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import planner
+from fmtprop.errors import GraphError
+from fmtprop.ir import Graph, Value
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops import Eltwise, emit
+from fmtprop.ops.convolution import Conv
+from fmtprop.passes.base import Pipeline
+from fmtprop.passes.optimal import OptimalFormats, filterings
+from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.winograd import Tile, Winograd
+from fmtprop.targets.reference import ReferenceTarget
+from tests.passes.rewriting import Builder, rewrite
+from tests.passes.table_target import TableTarget
+from tests.passes.test_assign import BLOCKED
+from tests.passes.test_optimal import US, TableCosts
+
+
+def convolution(
+    src: tuple[int, int, int, int] = (1, 4, 12, 10),
+    kernel: tuple[int, int] = (3, 3),
+    padding: tuple[int, int, int, int] = (1, 1, 1, 1),
+    stride: int = 1,
+    dilate: int = 0,
+    bias: bool = True,
+    tail: bool = True,
+) -> Graph:
+    """Return a graph of one convolution to 6 channels; padding is top, left, bottom, right."""
+    b = Builder()
+    operands = {"weights": b.constant(b.random(6, src[1], *kernel))}
+    if bias:
+        operands["bias"] = b.constant(b.random(6))
+    attrs = Conv((1, stride), (0, dilate), padding[:2], padding[2:])
+    y = b.op("convolution", attrs, "conv", src=b.input(*src), **operands)
+    return b.output(b.act(y) if tail else y)
+
+
+def filtered(graph: Graph, tolerance: float = 1e-4) -> Graph:
+    """Rewrite a graph; refuse one that stayed as it was, or means something else."""
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
+    result = rewrite(normal, Winograd(), tolerance=tolerance)
+    assert result is not normal
+    verify(result, Stage.NORMAL)
+    return result
+
+
+def products(graph: Graph) -> int:
+    """Return in how many convolutions of one row the only filtered convolution was taken apart."""
+    return sum(".product_" in node.name for node in graph.nodes())
+
+
+@pytest.mark.parametrize(("rows", "taps"), [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5), (2, 7)])
+def test_a_tile_is_a_convolution_exactly(rows, taps):
+    tile = Tile.make(rows, taps)
+    source = [(7 * i * i + 3) % 11 - 5 for i in range(rows + taps - 1)]
+    kernel = [(5 * i + 2) % 7 - 3 for i in range(taps)]
+
+    def times(matrix, vector):
+        return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+    pairs = zip(times(tile.kernel, kernel), times(tile.source, source), strict=True)
+    got = times(tile.output, [a * b for a, b in pairs])
+    assert got == [sum(source[i + k] * kernel[k] for k in range(taps)) for i in range(rows)]
+
+
+@pytest.mark.parametrize(
+    ("window", "count"),
+    [
+        ({}, 8),
+        ({"src": (1, 4, 7, 5)}, 6),
+        ({"src": (1, 4, 8, 9), "kernel": (3, 1), "padding": (1, 0, 1, 0)}, 6),
+        ({"padding": (0, 0, 0, 0)}, 8),
+        ({"padding": (2, 1, 0, 3)}, 8),
+        ({"padding": (0, 1, 2, 0)}, 8),
+        ({"stride": 2}, 8),
+        ({"dilate": 1, "padding": (1, 2, 1, 2)}, 8),
+        ({"bias": False, "tail": False}, 8),
+        ({"src": (3, 4, 12, 9)}, 8),
+        ({"src": (2, 4, 14, 6)}, 4),
+        ({"src": (1, 3, 9, 9), "kernel": (5, 5), "padding": (2, 2, 2, 2)}, 8),
+        ({"src": (1, 3, 9, 9), "kernel": (7, 1), "padding": (3, 0, 3, 0)}, 8),
+        ({"src": (1, 3, 3, 3)}, 6),
+    ],
+)
+def test_a_filtered_convolution_means_the_same(window, count):
+    assert products(filtered(convolution(**window))) == count
+
+
+@settings(deadline=None)
+@given(
+    height=st.integers(3, 20),
+    width=st.integers(3, 9),
+    taps=st.sampled_from([3, 5, 7]),
+    top=st.integers(0, 4),
+    bottom=st.integers(0, 4),
+    batch=st.integers(1, 2),
+)
+def test_any_height_and_padding(height, width, taps, top, bottom, batch):
+    if height + top + bottom < taps:
+        return
+    graph = convolution((batch, 2, height, width), (taps, 3), (top, 1, bottom, 1))
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
+    rewrite(normal, Winograd(), tolerance=5e-4)
+
+
+def test_what_it_cannot_compute_stays():
+    b = Builder()
+    x = b.input(2, 4, 9, 9)
+    b.conv(x, 4, "pointwise")
+    b.conv(x, 4, "strided", kernel=3, pad_l=1, strides=2)
+    b.conv(x, 4, "dilated", kernel=3, pad_l=2, dilates=1)
+    b.conv(x, 4, "grouped", kernel=3, pad_l=1, groups=2)
+    b.conv(x, 4, "odd", kernel=3, pad_l=1)  # a cut result of two images would not be dense
+    weights = b.input(4, 4, 3, 3, name="weights")
+    b.op("convolution", Conv.make(2, pad_l=1), "computed", src=x, weights=weights)
+    graph = b.output(*map(Value, ("pointwise", "strided", "dilated", "grouped", "odd", "computed")))
+    assert Winograd().run(graph) is graph
+    assert Winograd(["strided"]).run(graph) is graph
+    with pytest.raises(GraphError, match="nobody"):
+        Winograd(["nobody"]).run(graph)
+
+
+def test_names_in_use_are_kept():
+    graph = convolution()
+    emit(graph, "eltwise", {"src": Value("x")}, Eltwise("relu"), name="conv.product_0")
+    graph.output(Value("conv.product_0"))
+    filtered(graph)
+
+
+# ---------------------------------------------------------------- chosen by cost
+
+
+def three() -> Graph:
+    """Return two equal convolutions and a wider one."""
+    b = Builder()
+    x = b.input(1, 8, 12, 12)
+    first = b.conv(x, 8, "first", kernel=3, pad_l=1)
+    same = b.conv(first, 8, "same", kernel=3, pad_l=1)
+    return b.output(b.conv(same, 16, "wider", kernel=3, pad_l=1))
+
+
+def solver(seconds: dict[str, float]) -> OptimalFormats:
+    """Return a solver by a table: microseconds by node or op, 30 for a direct convolution, 1 for all other products."""
+    direct = dict.fromkeys(("direct_0", "direct_1", "first", "same", "wider"), 30.0)
+    costs = {**direct, "convolution": 1.0, "matmul": 1.0, **seconds}
+    tags = ("abcd", "acdb", BLOCKED, "abc")
+    table = TableCosts({(name, tag): cost * US for name, cost in costs.items() for tag in tags})
+    kernels = {f"filtered_{number}.kernel_product": "ab" for number in range(2)}
+    target = TableTarget({"convolution": "acdb", "matmul": "abc", **kernels})
+    return OptimalFormats(target, ReferenceTarget(), table)
+
+
+def joined(graph: Graph) -> set[str]:
+    """Return the convolutions that are filtered in a formatted graph."""
+    return {node.name.removesuffix(".joined") for node in graph.nodes() if node.name.endswith(".joined")}
+
+
+def spent(formatted: Graph) -> float:
+    """Return the seconds of all nodes that depend on the input."""
+    computed, total = {"x"}, 0.0
+    for node in formatted.nodes():
+        if any(value.node in computed for value in formatted.inputs(node.name).values()):
+            computed.add(node.name)
+            total += node.choice.cost
+    return total
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({}, {"first", "same", "wider"}),
+        ({"first": 10.0}, {"same", "wider"}),
+        ({"filtered_1.product_3": 30.0}, {"first", "same"}),
+        ({"convolution": 5.0}, set()),
+    ],
+)
+def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
+    graph, by_table = three(), solver(seconds)
+    composed = filterings(graph, by_table)
+    assert composed.keys() == {"first", "same", "wider"} and composed["first"] is composed["same"]
+    found = by_table.solutions(graph, composed)
+    assert [joined(formatted) for formatted, _ in found] == [chosen, set()][: 1 + bool(chosen)]
+    objectives = [certificate.objective for _, certificate in found]
+    assert objectives == sorted(objectives), "the first costs least"
+    for formatted, certificate in found:
+        verify(formatted, Stage.FORMATTED)
+        assert certificate.gap == 0
+        assert certificate.objective == pytest.approx(spent(formatted)), "what it says is what its nodes cost"
+
+
+def test_a_pinned_convolution_stays():
+    graph = three()
+    by_table = replace(solver({}), pins={"same.dst": MemoryDesc((1, 8, 12, 12), "f32", tag="acdb")})
+    (formatted, _), *_ = by_table.solutions(graph, filterings(graph, by_table))
+    assert joined(formatted) == {"first", "wider"}
+
+
+class Two(nn.Module):
+    """Two convolutions that can be filtered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()).relu()
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every convolution that can be filtered cost nothing so."""
+
+    def free(graph, by_cost):
+        return {name: replace(way, cost=0.0) for name, way in filterings(graph, by_cost).items()}
+
+    monkeypatch.setattr(planner, "filterings", free)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("size", [(1, 8, 20, 13), (1, 8, 17, 24), (2, 8, 12, 12)])
+def test_a_filtered_model_runs(size):
+    torch.manual_seed(0)
+    module, x = Two().eval(), torch.randn(size)
+    net = fp.compile(module, x, confirm=False, verify="full")
+    assert sum(step.node.name.endswith(".joined") for step in net.plan.steps) == 2
+    assert not any(step.node.choice.impl.startswith("ref") for step in net.plan.steps)
+    torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("always")
+def test_it_can_be_switched_off():
+    module, x = Two().eval(), torch.randn(1, 8, 20, 13)
+    net = fp.compile(module, x, confirm=False, winograd=False)
+    assert len([step for step in net.plan.steps if step.node.op == "convolution"]) == 2
+
+
+@pytest.mark.usefixtures("always")
+def test_what_is_not_finite_reaches_the_rows_of_its_tiles_and_no_others():
+    module, x = Two().first.eval(), torch.randn(1, 8, 24, 9)
+    x[0, 3, 7, 4] = torch.inf
+    net = fp.compile(module, x, confirm=False)
+    (got,), (want,) = net(x), module(x)
+    assert got[:, ~want.isfinite().all(0)].isnan().any(), "inf becomes NaN"
+    assert not got.isfinite()[~want.isfinite()].any(), "nothing is lost"
+    clean = [row for row in range(24) if not 0 <= row < 12]  # tiles of 6 rows, with a window of 8
+    assert got[:, clean].isfinite().all()
+    torch.testing.assert_close(got[:, clean], want[:, clean], rtol=1e-5, atol=1e-5)
