@@ -14,8 +14,8 @@ from fmtprop.runtime.plan import Plan
 
 __all__ = ["Contest", "contest"]
 
-#: rounds after which one plan may be declared the faster; more make it surer, up to the time allowed
-_FEWEST, _MOST = 3, 30
+#: rounds after which the choice by cost may stand, after which another plan may take its place, and at most
+_FEWEST, _SURE, _MOST = 3, 9, 30
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
     inputs : sequence of torch.Tensor
         What to run them on.
     budget : float
-        Seconds to spend; at least three rounds are run.
+        Seconds to spend; at least three rounds are run, and nine where the first plan does not win.
 
     Returns
     -------
@@ -60,7 +60,11 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
         times: list[list[float]] = [[] for _ in plans]
         end = perf_counter() + budget
         rounds = 0
-        while rounds < _FEWEST or (rounds < _MOST and perf_counter() < end):
+        while (
+            rounds < _FEWEST
+            or (rounds < _MOST and perf_counter() < end)
+            or (rounds < _SURE and _winner(times) != 0)  # a few rounds are no evidence against costs
+        ):
             # alternately forwards and backwards: who goes first finds other things in the caches
             order = list(enumerate(executors))
             for index, executor in order if rounds % 2 else reversed(order):
