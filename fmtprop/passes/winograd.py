@@ -6,7 +6,8 @@ come from rows ``x`` of the source and the kernel ``w`` as ``y = A^T ((G w) * (B
 channels and columns are summed within it, by ordinary convolutions of one row. In the graph that is, for each of the
 ``n`` rows of a tile, a depthwise convolution (a row of B^T; its stride is the tile's height, its padding the
 original's) and a convolution one row high; behind them all comes one matrix product with A^T, which also takes the
-post-ops. All tensors are channels-last, which makes every view between them free.
+post-ops. All tensors are channels-last, which makes every view between them free; only where tiles reach beyond the
+last row of several images, the result has to be copied once to be dense.
 """
 
 from __future__ import annotations
@@ -164,13 +165,10 @@ def _tile_of(graph: Graph, node: Node) -> Tile | None:
         or any(post_op.op != "eltwise" for post_op in node.post_ops)
     ):
         return None
-    batch, _, height, _ = node.results[0].dims
-    taps = weights.dims[2]
-    # a cut result of several images would not be dense
-    fitting = [rows for rows in _ROWS[taps] if batch == 1 or height % rows == 0]
+    height, taps = node.results[0].dims[2], weights.dims[2]
     # the fewest products, each of which costs as much to call as about one row of tiles more
-    best = min(fitting, key=lambda rows: (rows + taps - 1) * (-(-height // rows) + 1), default=None)
-    return Tile.make(best, taps) if best is not None else None
+    best = min(_ROWS[taps], key=lambda rows: (rows + taps - 1) * (-(-height // rows) + 1))
+    return Tile.make(best, taps)
 
 
 class _Expansion:

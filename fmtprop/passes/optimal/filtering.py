@@ -44,7 +44,8 @@ def filterings(graph: Graph, solver: OptimalFormats) -> dict[str, Candidate]:
     formatted, _ = replace(solver, boundary=boundary, pins={}).solve(rewritten)
     found = {}
     for number, nodes in enumerate(alike.values()):
-        candidate = Composition(formatted, operands[number], Value(_filtered(number))).candidate("winograd")
+        result = formatted.inputs(f"{_filtered(number)}.out")["src"]
+        candidate = Composition(formatted, operands[number], result).candidate("winograd")
         found.update({node.name: candidate for node in nodes})
     return found
 
