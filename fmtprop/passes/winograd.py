@@ -45,6 +45,9 @@ _ONE = _POINTS.index(1)
 #: rows of the kernel -> rows of the result in a tile; more points than there are would cost more accuracy
 _ROWS = {3: (6, 4, 2), 5: (4, 2), 7: (2,)}
 
+#: about how much longer everything takes when the result is copied
+_COPY = 1.08
+
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
@@ -165,10 +168,20 @@ def _tile_of(graph: Graph, node: Node) -> Tile | None:
         or any(post_op.op != "eltwise" for post_op in node.post_ops)
     ):
         return None
-    height, taps = node.results[0].dims[2], weights.dims[2]
-    # the fewest products, each of which costs as much to call as about one row of tiles more
-    best = min(_ROWS[taps], key=lambda rows: (rows + taps - 1) * (-(-height // rows) + 1))
-    return Tile.make(best, taps)
+    return _cheapest(node.results[0].dims, weights.dims[2])
+
+
+def _cheapest(dims: tuple[int, ...], taps: int) -> Tile:
+    """Return the tile for a result [N, C, H, W] that takes the fewest products, to a first approximation."""
+    batch, _, height, _ = dims
+
+    def rows_of_products(rows: int) -> float:
+        tall = -(-height // rows)
+        copied = batch > 1 and height % rows  # see the module's last sentence
+        # a call costs as much as about one row of tiles
+        return (rows + taps - 1) * (batch * tall + 1) * (_COPY if copied else 1.0)
+
+    return Tile.make(min(_ROWS[taps], key=rows_of_products), taps)
 
 
 class _Expansion:

@@ -17,6 +17,9 @@ __all__ = ["Contest", "contest"]
 #: rounds after which the choice by cost may stand, after which another plan may take its place, and at most
 _FEWEST, _SURE, _MOST = 3, 9, 30
 
+#: seconds that may go into being sure, beyond the time allowed
+_EXTRA = 3.0
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -47,7 +50,7 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
     inputs : sequence of torch.Tensor
         What to run them on.
     budget : float
-        Seconds to spend; at least three rounds are run, and nine where the first plan does not win.
+        Seconds to spend; at least three rounds are run, and more where the first plan does not win.
 
     Returns
     -------
@@ -63,7 +66,8 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
         while (
             rounds < _FEWEST
             or (rounds < _MOST and perf_counter() < end)
-            or (rounds < _SURE and _winner(times) != 0)  # a few rounds are no evidence against costs
+            # a few rounds are no evidence against costs
+            or (rounds < _SURE and _winner(times) != 0 and perf_counter() < end + _EXTRA)
         ):
             # alternately forwards and backwards: who goes first finds other things in the caches
             order = list(enumerate(executors))
