@@ -5,7 +5,6 @@ Ties the stages together in their order (import, normalise, assign, plan, run) a
 
 from __future__ import annotations
 
-import gc
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,10 +23,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
 from fmtprop.planner import make_plan
 from fmtprop.runtime.constants import release
-from fmtprop.stages import normalise, weights_nbytes
-
-#: bytes of weights from which memory is given back between the stages; it takes a tenth of a second
-_LARGE = 32 << 20
+from fmtprop.stages import make_room, normalise
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
 
@@ -178,11 +174,9 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
     normal, precision = normalise(graph, options.dtype, target=options.target)
     renewed: Callable[[], Graph] | None = None
     if again is not None and options.verify != "full":
-        # of weights that were folded, only what became of them is left; earlier graphs hold them in cycles
+        # of weights that were folded, only what became of them is left
         graph.constants.clear()
-        if weights_nbytes(normal) > _LARGE:
-            gc.collect()
-            dnnl.trim_heap()
+        make_room(normal)
         reload = again  # the name that is known to be callable
 
         def renewed() -> Graph:

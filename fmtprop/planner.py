@@ -26,7 +26,7 @@ from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
 from fmtprop.runtime.rehearsal import can_rehearse, rehearse
 from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
-from fmtprop.stages import weights_nbytes
+from fmtprop.stages import make_room, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import plan_tensors
 from fmtprop.tuning import MEASURING, TunedCosts, Tuning, TuningCache, costs_for
@@ -126,6 +126,8 @@ class _Planner:
             del contestants
             if self.again is not None:
                 self.normal.constants.clear()  # the formatted graph has them still
+            self.target.forget()
+            make_room(self.normal)
             plan = build_plan(kept.graph, self.target, consume=self.again is not None)
             self.lap("plan")
             wrong = check_steps(plan.steps, self.memory) if self.memory is not None else []

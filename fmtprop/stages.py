@@ -6,6 +6,7 @@ plan and its checks are :mod:`fmtprop.api`'s.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from dataclasses import dataclass
 
@@ -27,7 +28,10 @@ from fmtprop.targets.mkldnn import computes_in
 from fmtprop.tensor_planner import tensor_assigner
 from fmtprop.tuning import costs_for
 
-__all__ = ["STAGES", "Snapshot", "normalise", "snapshots", "weights_nbytes"]
+__all__ = ["STAGES", "Snapshot", "make_room", "normalise", "snapshots", "weights_nbytes"]
+
+#: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
+_LARGE = 16 << 20
 
 #: in the order in which a graph goes through them
 STAGES = ("imported", "normal", "formatted")
@@ -171,3 +175,10 @@ def _assigner(policy: str, normal: Graph) -> Pass:
 def weights_nbytes(graph: Graph) -> int:
     """Return the bytes of all constants of a graph: how far away its weights are when a layer needs them."""
     return sum(node.results[0].nbytes for node in graph.nodes() if node.op == "constant")
+
+
+def make_room(graph: Graph) -> None:
+    """Give back the memory of what earlier stages left, if the model is large: their graphs are held by cycles."""
+    if weights_nbytes(graph) > _LARGE:
+        gc.collect()
+        dnnl.trim_heap()

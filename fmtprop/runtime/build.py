@@ -22,6 +22,9 @@ from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
+#: bytes of weights after whose packing the memory of the originals is given back
+_MUCH = 16 << 20
+
 
 def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:
     """Freeze a formatted graph.
@@ -71,6 +74,8 @@ class _Builder:
         self.constants = constants
         self.steps: list[Step] = []
         self.packed: list[Node] = []
+        self.forgotten: set[Value] = set()
+        self.freed = 0
         self.primitives: dict[int, dnnl.Primitive] = {}
         self.computed = computed_nodes(graph)
         self.placement = place_parts(graph, self.computed)
@@ -148,14 +153,28 @@ class _Builder:
         return self.places[value]
 
     def _forget(self, value: Value) -> None:
-        """Let go of a constant once all that reads it has been computed."""
-        if self.graph.node(value.node).op != "constant":
+        """Let go of a constant, or of what was computed of constants, once all that reads it has been computed."""
+        while is_view(self.graph, value.node):
+            value = self.graph.inputs(value.node)["src"]
+        done = {node.name for node in self.packed}
+        if value in self.forgotten or not self._reading(value) <= done:
             return
-        readers = {reader for reader, _ in self.graph.readers(value)}
-        if readers <= {node.name for node in self.packed}:
-            self.constants.drop(self.roots[self.places[value].buffer].index)
-            if self.consume:
-                self.graph.constants.pop(value.node, None)
+        self.forgotten.add(value)
+        index = self.roots[self.places[value].buffer].index
+        self.freed += self.constants.nbytes(index)
+        self.constants.drop(index)
+        if self.consume:
+            self.graph.constants.pop(value.node, None)
+        if self.freed > _MUCH:
+            self.freed = 0
+            dnnl.trim_heap()
+
+    def _reading(self, value: Value) -> set[str]:
+        """Return the nodes that read a value or a view of it."""
+        found: set[str] = set()
+        for name, _ in self.graph.readers(value):
+            found |= self._reading(Value(name)) if is_view(self.graph, name) else {name}
+        return found
 
     def _join(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Place a concat whose sources lie within it; copy those that were not written there."""

@@ -31,6 +31,8 @@ class ConstantStore:
 
     def __init__(self) -> None:
         self._bytes: list[torch.Tensor] = []
+        #: how often each is in use
+        self._uses: list[int] = []
         #: size and some bytes -> the constants that have them
         self._alike: dict[tuple[int, bytes], list[int]] = {}
 
@@ -47,20 +49,24 @@ class ConstantStore:
         alike = self._alike.setdefault((flat.numel(), sample), [])
         for known in alike:
             if torch.equal(self._bytes[known], flat):
+                self._uses[known] += 1
                 return known
         alike.append(self._append(flat))
         return alike[-1]
 
     def drop(self, index: int) -> None:
-        """Let go of a constant that no step reads: one whose packed form has taken its place."""
-        flat = self._bytes[index]
+        """Let go of one use of a constant that no step reads: one whose packed form has taken its place."""
+        self._uses[index] -= 1
+        if self._uses[index]:
+            return  # others were found equal to it
         for alike in self._alike.values():
             if index in alike:
-                return  # others may have been found equal to it
-        self._bytes[index] = flat.new_empty(0)
+                alike.remove(index)
+        self._bytes[index] = self._bytes[index].new_empty(0)
 
     def _append(self, flat: torch.Tensor) -> int:
         self._bytes.append(flat)
+        self._uses.append(1)
         return len(self._bytes) - 1
 
     def add(self, data: torch.Tensor | Initialiser, type_: TensorType, desc: MemoryDesc, *, packed: bool) -> int:

@@ -54,7 +54,11 @@ class OneDnnTarget:
         """Never offer again the implementation that a formatted node chose: it gave a wrong answer."""
         if node.choice is not None:
             self._rejected.add(_identity(node, node.choice.impl, node.choice.operands, node.descs))
-            self._answers.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the answers given so far: most of their primitive descriptors will never be executed."""
+        self._answers.clear()
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield every implementation that oneDNN offers for a request, its own order of preference first."""
