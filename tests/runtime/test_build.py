@@ -268,6 +268,32 @@ def test_memory_of_the_user_stands_for_no_other_constant():
     assert torch.equal(store[first].view(torch.float32), torch.ones(64))
 
 
+def test_a_constant_stays_as_long_as_an_equal_one_is_in_use():
+    store = ConstantStore()
+    first, second = (store.keep(torch.full((64,), 7, dtype=torch.uint8)) for _ in range(2))
+    assert first == second
+    store.drop(first)
+    assert store.nbytes(second) == 64
+    store.drop(second)
+    assert store.nbytes(second) == 0
+    assert store.keep(torch.full((64,), 7, dtype=torch.uint8)) != second, "what is gone is no longer found"
+
+
+def test_what_was_computed_of_constants_goes_when_it_is_packed(monkeypatch):
+    kept = []
+    monkeypatch.setattr(ConstantStore, "__del__", lambda self: kept.append(sum(map(len, self._bytes))), raising=False)
+    g = Graph("computed")
+    weights = g.constant("w", TensorType((32, 16, 1, 1)), torch.randn(32, 16, 1, 1))
+    negative = emit(g, "eltwise", {"src": weights}, Eltwise("linear", -1.0), name="negative")
+    half = emit(g, "slice", {"src": negative}, Slice((0, 0, 0, 0), (16, 16, 1, 1), (1, 1, 1, 1)), name="half")
+    x = g.input("x", TensorType((1, 16, 8, 8)))
+    g.output(emit(g, "convolution", {"src": x, "weights": half}, Conv.make(2), name="conv"))
+    plan = planned(g)
+    gc.collect()
+    assert kept == [plan.constant_nbytes] == [16 * 16 * 4], "neither the original nor what was made of it"
+    runs_right(g, plan)
+
+
 def test_released_weights_are_freed_and_the_plan_keeps_its_own():
     array = np.random.default_rng(0).standard_normal((64, 48), dtype=np.float32)
     freed = weakref.ref(array)
