@@ -33,8 +33,8 @@ MEASURING = ("measure", "remeasure")
 #: a way that the model takes to be so many times slower than the node's best is not worth a measurement
 _FAR = 20.0
 
-#: share of a network's time that a reorder must save to be worth having. Costs are true to some percent, so that a plan
-#: with more reorders that is better by less is not better: DenseNet-121 had five for 0.5 % (measured) and ran no faster;
+#: share of a network's time that a reorder must save to be worth having. Costs are true to some percent, so a plan
+#: with more reorders that is better by less is not better: DenseNet-121 had five for 0.5 % (measured), ran no faster;
 #: for AVX-512 ViT had 37 for 2 % (modelled)
 _DOUBT = 1.5e-3
 
