@@ -83,8 +83,9 @@ def compile(
         Whether to run the plan that is optimal by cost against `propagate`'s and keep the faster one (the verdict is
         remembered). A plan with pins is kept in any case.
     winograd : bool
-        Whether policy ``"optimal"`` may compute a convolution by Winograd's minimal filtering where that costs less
-        (:mod:`fmtprop.passes.winograd`): same result but for rounding in the last places, larger packed weights.
+        Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
+        where that costs less (:mod:`fmtprop.passes.winograd`): the same result but for rounding in the last places,
+        larger packed weights.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool

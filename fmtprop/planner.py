@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fmtprop import dnnl
@@ -173,17 +173,19 @@ class _Planner:
         costs = self._costs()
         greedy = self._greedy("propagate")
         solver = OptimalFormats(self.target, self.fallback, costs, self.options.boundary)
-        found = self._solved(solver, self.normal, greedy)
+        solutions = self._solved(solver, self.normal, greedy)
+        found = [next(solutions)]
         self.tuning = costs.tuning
         if not self.options.confirm or self.options.pin:
-            return found[:1]
+            return found
+        found += solutions
         sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
         if sliced is not self.normal:
-            found += self._solved(solver, sliced, greedy)[:1]
+            found.append(next(self._solved(solver, sliced, greedy)))
         if self.options.tune in MEASURING:
             merged = MergeSiblings().run(self.normal)
             if merged is not self.normal:
-                found += self._solved(solver, merged, greedy)[:1]
+                found.append(next(self._solved(solver, merged, greedy)))
         found.append(_Contestant(greedy))
         distinct: dict[str, _Contestant] = {}
         for contestant in found:
@@ -195,17 +197,14 @@ class _Planner:
         verify(graph, Stage.FORMATTED)
         return graph
 
-    def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> list[_Contestant]:
-        """Return the best by cost, and the best without Winograd's filtering if that is another."""
+    def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> Iterator[_Contestant]:
+        """Yield the best by cost, and then the best without Winograd's filtering if that is another."""
         nested = NestConcats().run(normal)
         pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
-        found = []
-        for formatted, certificate in pinned.solutions(
-            nested, filterings(nested, solver) if self.options.winograd else {}
-        ):
+        composed = filterings(nested, solver) if self.options.winograd else {}
+        for formatted, certificate in pinned.solutions(nested, composed):
             verify(formatted, Stage.FORMATTED)
-            found.append(_Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs))))
-        return found
+            yield _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))
 
     def _costs(self) -> TunedCosts:
         options = self.options

@@ -120,8 +120,8 @@ class Winograd:
     -----
     Normal graph to normal graph; a graph without such convolutions comes back as it is. The last node of what takes a
     convolution's place has its name. Whether it pays depends on the machine: it is for a policy that compares.
-    Rounding differs from the direct convolution's by a few units in the last place; an infinity in the source makes NaN
-    of all rows of its tile.
+    Rounding differs from the direct convolution's by a few units in the last place; an infinity in the source spreads,
+    as infinity or NaN, over the rows of its tile.
     """
 
     name: ClassVar[str] = "winograd"
@@ -166,6 +166,7 @@ def _tile_of(graph: Graph, node: Node) -> Tile | None:
         or any(graph.node(value.node).op != "constant" for value in parameters)
         or graph.node(inputs["src"].node).op == "constant"
         or any(post_op.op != "eltwise" for post_op in node.post_ops)
+        or 0 in node.results[0].dims
     ):
         return None
     return _cheapest(node.results[0].dims, weights.dims[2])

@@ -133,6 +133,12 @@ def test_what_it_cannot_compute_stays():
         Winograd(["nobody"]).run(graph)
 
 
+def test_nothing_stays_nothing():
+    graph = convolution((0, 4, 9, 9))
+    assert Winograd().run(graph) is graph
+    assert filterings(convolution((1, 4, 3, 9)), solver({})) == {}, "too small to be asked about"
+
+
 def test_names_in_use_are_kept():
     graph = convolution()
     emit(graph, "eltwise", {"src": Value("x")}, Eltwise("relu"), name="conv.product_0")
@@ -146,10 +152,10 @@ def test_names_in_use_are_kept():
 def three() -> Graph:
     """Return two equal convolutions and a wider one."""
     b = Builder()
-    x = b.input(1, 8, 12, 12)
-    first = b.conv(x, 8, "first", kernel=3, pad_l=1)
-    same = b.conv(first, 8, "same", kernel=3, pad_l=1)
-    return b.output(b.conv(same, 16, "wider", kernel=3, pad_l=1))
+    x = b.input(1, 16, 12, 12)
+    first = b.conv(x, 16, "first", kernel=3, pad_l=1)
+    same = b.conv(first, 16, "same", kernel=3, pad_l=1)
+    return b.output(b.conv(same, 32, "wider", kernel=3, pad_l=1))
 
 
 def solver(seconds: dict[str, float]) -> OptimalFormats:
@@ -191,7 +197,7 @@ def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
     graph, by_table = three(), solver(seconds)
     composed = filterings(graph, by_table)
     assert composed.keys() == {"first", "same", "wider"} and composed["first"] is composed["same"]
-    found = by_table.solutions(graph, composed)
+    found = list(by_table.solutions(graph, composed))
     assert [joined(formatted) for formatted, _ in found] == [chosen, set()][: 1 + bool(chosen)]
     objectives = [certificate.objective for _, certificate in found]
     assert objectives == sorted(objectives), "the first costs least"
@@ -203,8 +209,8 @@ def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
 
 def test_a_pinned_convolution_stays():
     graph = three()
-    by_table = replace(solver({}), pins={"same.dst": MemoryDesc((1, 8, 12, 12), "f32", tag="acdb")})
-    (formatted, _), *_ = by_table.solutions(graph, filterings(graph, by_table))
+    by_table = replace(solver({}), pins={"same.dst": MemoryDesc((1, 16, 12, 12), "f32", tag="acdb")})
+    formatted, _ = next(by_table.solutions(graph, filterings(graph, by_table)))
     assert joined(formatted) == {"first", "wider"}
 
 
@@ -213,7 +219,7 @@ class Two(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+        self.first, self.second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 24, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x).relu()).relu()

@@ -6,7 +6,7 @@ graph, and the certificate that says how good the choice is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -110,10 +110,10 @@ class OptimalFormats:
 
     def solve(self, graph: Graph) -> tuple[Graph, Certificate]:
         """Return the formatted graph and how good it is."""
-        return self.solutions(graph, {})[0]
+        return next(self.solutions(graph, {}))
 
-    def solutions(self, graph: Graph, composed: Mapping[str, Candidate]) -> list[tuple[Graph, Certificate]]:
-        """Return the best formatted graph, and the best without compositions if that is another.
+    def solutions(self, graph: Graph, composed: Mapping[str, Candidate]) -> Iterator[tuple[Graph, Certificate]]:
+        """Yield the best formatted graph, and then the best without compositions if that is another.
 
         Parameters
         ----------
@@ -136,20 +136,18 @@ class OptimalFormats:
             in_place=self.in_place,
         )
         pinned = {pin.rpartition(".")[0] for pin in self.pins}
-        for name in composed.keys() - pinned:
-            found.offer(name, composed[name])
+        for name, candidate in composed.items():
+            if name not in pinned:
+                found.offer(name, candidate)
         self._prepare(found)
         problem = found.problem(self.costs)
-        indices = _indices(problem, known)
-        solutions = []
         while True:
-            solution = solve(problem, self.time_limit, indices)
+            solution = solve(problem, self.time_limit, _indices(problem, known))
             formatted = _with_reorder_costs(realise(graph, problem, solution, greedy, baseline), graph, self.costs)
-            solutions.append((formatted, self._certify(problem, solution, baseline)))
+            yield formatted, self._certify(problem, solution, baseline)
             if not any(_is_composed(problem.alternatives[index]) for index in solution.chosen):
-                return solutions
+                return
             problem = replace(problem, alternatives=tuple(a for a in problem.alternatives if not _is_composed(a)))
-            indices = _indices(problem, known)
 
     def _prepare(self, found: Enumeration) -> None:
         pairs = dict.fromkeys(

@@ -17,6 +17,9 @@ __all__ = ["filterings"]
 
 _CHANNELS_LAST = "acdb"
 
+#: channels and rows below which there is nothing to gain: such convolutions are not even asked about
+_CHANNELS, _HEIGHT = 16, 4
+
 
 def filterings(graph: Graph, solver: OptimalFormats) -> dict[str, Candidate]:
     """Return how convolutions of a graph run by Winograd's filtering, by node name.
@@ -29,7 +32,7 @@ def filterings(graph: Graph, solver: OptimalFormats) -> dict[str, Candidate]:
         Whom to ask. The direct convolutions are put to it too: where costs are measured, both are in the same rounds.
     """
     alike: dict[Hashable, list[Node]] = {}
-    for node in Winograd().eligible(graph):
+    for node in filter(_is_large, Winograd().eligible(graph)):
         types = tuple((name, graph.type_of(value)) for name, value in graph.inputs(node.name).items())
         tail = tuple(post_op.attrs for post_op in node.post_ops)
         alike.setdefault((node.attrs, tail, types, node.results), []).append(node)
@@ -48,6 +51,11 @@ def filterings(graph: Graph, solver: OptimalFormats) -> dict[str, Candidate]:
         candidate = Composition(formatted, operands[number], result).candidate("winograd")
         found.update({node.name: candidate for node in nodes})
     return found
+
+
+def _is_large(node: Node) -> bool:
+    _, channels, height, _ = node.results[0].dims
+    return channels >= _CHANNELS and height >= _HEIGHT
 
 
 def _add_twins(
