@@ -159,6 +159,7 @@ def _tile_of(graph: Graph, node: Node) -> Tile | None:
     parameters = [value for name, value in inputs.items() if name != "src"]
     if (
         weights.dims[2] not in _ROWS
+        or weights.dims[1] < 2  # a depthwise convolution of one channel is an ordinary one
         or (attrs.strides[0], attrs.dilates[0]) != (1, 0)
         or node.results[0].dtype is not DataType.F32
         or graph.type_of(inputs["src"]).dtype is not DataType.F32

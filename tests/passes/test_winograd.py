@@ -136,7 +136,14 @@ def test_what_it_cannot_compute_stays():
 def test_nothing_stays_nothing():
     graph = convolution((0, 4, 9, 9))
     assert Winograd().run(graph) is graph
-    assert filterings(convolution((1, 4, 3, 9)), solver({})) == {}, "too small to be asked about"
+    assert filterings(convolution((1, 4, 9, 9)), solver({})) == {}, "too small to be asked about"
+
+
+def test_one_channel_stays_direct():
+    graph = convolution((1, 1, 9, 9))
+    assert Winograd().run(graph) is graph
+    module, x = nn.Conv2d(1, 32, 3, padding=1).eval(), torch.randn(1, 1, 28, 28)
+    torch.testing.assert_close(fp.compile(module, x)(x), module(x), rtol=1e-5, atol=1e-5)
 
 
 def test_names_in_use_are_kept():
@@ -219,7 +226,7 @@ class Two(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 24, 3, padding=1)
+        self.first, self.second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 24, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x).relu()).relu()
@@ -239,7 +246,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("size", [(1, 8, 20, 13), (1, 8, 17, 24), (2, 8, 12, 12), (3, 8, 14, 9)])
+@pytest.mark.parametrize("size", [(1, 16, 20, 13), (1, 16, 17, 24), (2, 16, 12, 12), (3, 16, 14, 9)])
 def test_a_filtered_model_runs(size):
     torch.manual_seed(0)
     module, x = Two().eval(), torch.randn(size)
@@ -251,14 +258,14 @@ def test_a_filtered_model_runs(size):
 
 @pytest.mark.usefixtures("always")
 def test_it_can_be_switched_off():
-    module, x = Two().eval(), torch.randn(1, 8, 20, 13)
+    module, x = Two().eval(), torch.randn(1, 16, 20, 13)
     net = fp.compile(module, x, confirm=False, winograd=False)
     assert len([step for step in net.plan.steps if step.node.op == "convolution"]) == 2
 
 
 @pytest.mark.usefixtures("always")
 def test_what_is_not_finite_reaches_the_rows_of_its_tiles_and_no_others():
-    module, x = Two().first.eval(), torch.randn(1, 8, 24, 9)
+    module, x = Two().first.eval(), torch.randn(1, 16, 24, 9)
     x[0, 3, 7, 4] = torch.inf
     net = fp.compile(module, x, confirm=False)
     (got,), (want,) = net(x), module(x)

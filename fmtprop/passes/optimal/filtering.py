@@ -32,7 +32,9 @@ def filterings(graph: Graph, solver: OptimalFormats) -> dict[str, Candidate]:
         Whom to ask. The direct convolutions are put to it too: where costs are measured, both are in the same rounds.
     """
     alike: dict[Hashable, list[Node]] = {}
-    for node in filter(_is_large, Winograd().eligible(graph)):
+    for node in Winograd().eligible(graph):
+        if not _is_large(graph, node):
+            continue
         types = tuple((name, graph.type_of(value)) for name, value in graph.inputs(node.name).items())
         tail = tuple(post_op.attrs for post_op in node.post_ops)
         alike.setdefault((node.attrs, tail, types, node.results), []).append(node)
@@ -53,9 +55,9 @@ def filterings(graph: Graph, solver: OptimalFormats) -> dict[str, Candidate]:
     return found
 
 
-def _is_large(node: Node) -> bool:
-    _, channels, height, _ = node.results[0].dims
-    return channels >= _CHANNELS and height >= _HEIGHT
+def _is_large(graph: Graph, node: Node) -> bool:
+    outputs, inputs, *_ = graph.type_of(graph.inputs(node.name)["weights"]).dims
+    return min(outputs, inputs) >= _CHANNELS and node.results[0].dims[2] >= _HEIGHT
 
 
 def _add_twins(
