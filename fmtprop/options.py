@@ -62,6 +62,11 @@ class Options:
                 raise UnsupportedOpError(
                     f"The {name!r} parameter of compile must be one of {listed}. Got {value!r} instead."
                 )
+        for name in ("confirm", "winograd"):
+            if not isinstance(getattr(self, name), bool):
+                raise UnsupportedOpError(
+                    f"The {name!r} parameter of compile must be True or False. Got {getattr(self, name)!r} instead."
+                )
         for name, desc in self.boundary.items():
             if not isinstance(desc, MemoryDesc):
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")

@@ -9,6 +9,7 @@ import torch
 
 import fmtprop as fp
 from fmtprop import planner
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.runtime.contest import Contest, _winner
@@ -79,3 +80,9 @@ def test_siblings_that_share_a_source_become_one() -> None:
     for got, want in zip(evaluate(merged, x), evaluate(normal, x), strict=True):
         torch.testing.assert_close(got, want)
     assert MergeSiblings().run(merged) is merged, "nothing is left to be merged"
+
+
+@pytest.mark.parametrize("name", ["confirm", "winograd"])
+def test_a_switch_is_on_or_off(model: torch.nn.Module, name: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=f"The '{name}' parameter of compile must be True or False. Got 'no'"):
+        fp.compile(model, torch.randn(1, 3, 20, 20), **{name: "no"})
