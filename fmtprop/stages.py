@@ -31,7 +31,7 @@ from fmtprop.tuning import costs_for
 __all__ = ["STAGES", "Snapshot", "make_room", "normalise", "snapshots", "weights_nbytes"]
 
 #: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
-_LARGE = 16 << 20
+_LARGE = 12 << 20
 
 #: in the order in which a graph goes through them
 STAGES = ("imported", "normal", "formatted")
