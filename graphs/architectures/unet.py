@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -30,6 +32,14 @@ class Up(nn.Module):
 
 class UNet(nn.Module):
     """Binary segmentation: one channel out, through a sigmoid."""
+
+    #: Maximum pooling raises the energy, and nothing halves that of a transposed convolution. Uncorrected, activations
+    #: grow from level to level until the sigmoid saturates, where its steep middle magnifies every rounding.
+    init_scales: ClassVar = {
+        "encoders.[123].0.conv.weight": 0.8,
+        "bottom.0.conv.weight": 0.8,
+        "decoders.*.convs.0.conv.weight": 0.8,
+    }
 
     def __init__(self) -> None:
         super().__init__()

@@ -118,9 +118,11 @@ def test_activations_stay_in_range(name: str) -> None:
             assert 0.03 < (y == 0).float().mean() < 0.8, f"{layer} is dead or linear"
         elif y[0, 0].numel() > 1 or isinstance(layer, nn.Linear):  # the rest are squeeze-and-excitation's few means
             assert 0.1 < y.std() < 10, f"{layer} puts out a standard deviation of {y.std()}"
+        if isinstance(layer, nn.Sigmoid):  # its steep middle would magnify every rounding of larger numbers
+            assert ((y > 0.01) & (y < 0.99)).float().mean() > 0.95, "a sigmoid is saturated"
 
     for layer in module.modules():
-        if isinstance(layer, (*MATMULS, nn.ReLU)):
+        if isinstance(layer, (*MATMULS, nn.ReLU, nn.Sigmoid)):
             layer.register_forward_hook(check)
     with torch.no_grad():
         y = module(architecture.example_input())
