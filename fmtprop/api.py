@@ -23,6 +23,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
 from fmtprop.planner import make_plan
 from fmtprop.runtime.constants import release
+from fmtprop.runtime.threads import on_cpu
 from fmtprop.stages import make_room, normalise
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
@@ -131,7 +132,7 @@ def compile(
         winograd,
         progress,
     )
-    with torch.device("cpu"):  # whatever the caller's default device is
+    with on_cpu():
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
             return compile_graph(load(path), options, lambda: load(path))

@@ -56,8 +56,12 @@ class Handle(Generic[P]):
     handle_kind: ClassVar[str] = "handle"
 
     def __init__(self, pointer: P, destroy: Callable[[P], int]) -> None:
-        self._pointer = pointer
         self._destroy = destroy
+        self._own(pointer)
+
+    def _own(self, pointer: P) -> None:
+        """Become the owner of a handle; of a second one only after the first was closed."""
+        self._pointer = pointer
         self._key = next(_KEYS)
         _ALIVE[self._key] = self.handle_kind
 

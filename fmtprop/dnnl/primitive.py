@@ -5,7 +5,7 @@ Must not know the parameters of any particular primitive; those are in ``forward
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int
 from functools import cached_property
@@ -24,6 +24,12 @@ from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.repro import benchdnn_line
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
+
+# of descriptors that were put away and are made anew
+_lock = threading.Lock()
+
+# several times what any primitive has: where its primitive cache knows one, oneDNN goes back to the start
+_LONGEST_WALK = 200
 
 _LAST_IMPL = _abi.ENUMS["dnnl_status_t"]["last_impl_reached"]
 _EXEC_ARG_MD = QUERY["query_exec_arg_md"]
@@ -52,7 +58,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     """
 
     handle_kind = "primitive_desc"
-    __slots__ = ("__dict__", "_mds", "index", "recipe")
+    __slots__ = ("__dict__", "_away", "_mds", "index", "recipe")
 
     def __init__(
         self,
@@ -64,6 +70,58 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         self.recipe = recipe
         self.index = index
         self._mds: dict[tuple[int, int], NativeDesc | None] = {}
+        self._away = False
+
+    @property
+    def handle(self) -> _abi.dnnl_primitive_desc_t:
+        """The native pointer; a new one if the last was put away.
+
+        Raises
+        ------
+        HandleError
+            If this object was closed.
+        DnnlError
+            If oneDNN does not offer what was put away any more.
+        """
+        if self._away:
+            self._fetch()
+        return super().handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether the native object is gone for good."""
+        return super().closed and not self._away
+
+    def close(self) -> None:
+        """Destroy the native object now, if it is still alive."""
+        self._away = False
+        super().close()
+
+    def put_away(self) -> None:
+        """Free the native object until it is asked for again, and make it anew then.
+
+        It takes 15 kB. Planning asks for thousands, and uses few of them.
+        """
+        if not self._away and not self.closed:
+            _ = self.impl, self.kind  # by which it is known again
+            super().close()
+            self._away = True
+
+    def _fetch(self) -> None:
+        with _lock:
+            if not self._away:
+                return  # another thread has
+            # Not by its place alone: oneDNN names one again that its primitive cache knows, which moves the others.
+            with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
+                if not any(self._is_like(walker) for _ in walker._walk()):
+                    details = f"{self.impl} is not offered any more; was the number of threads changed meanwhile?"
+                    raise DnnlError("dnnl_primitive_desc_next_impl", "last_impl_reached", details, self.repro)
+                self._own(_clone(walker))
+                self.index = walker.index
+            self._away = False
+
+    def _is_like(self, other: PrimitiveDesc) -> bool:
+        return other.impl == self.impl and all(other._query(*key) == md for key, md in self._mds.items())
 
     @cached_property
     def impl(self) -> str:
@@ -150,9 +208,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     def clone(self) -> PrimitiveDesc:
         """Return another owner of the same implementation."""
-        out = _abi.dnnl_primitive_desc_t()
-        raise_status("dnnl_primitive_desc_clone", lib().primitive_desc_clone(byref(out), self.handle))
-        return PrimitiveDesc(out, self.recipe, self.index)
+        return PrimitiveDesc(_clone(self), self.recipe, self.index)
 
     def next_impl(self) -> PrimitiveDesc | None:
         """Return oneDNN's next choice, or None after the last; this object is unchanged.
@@ -183,14 +239,21 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         # dnnl_primitive_desc_next_impl changes its argument, and a clone has lost its place among the
         # implementations: so a fresh descriptor walks, and what it finds is cloned.
         with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
-            for index in itertools.count(1):
-                status = lib().primitive_desc_next_impl(walker.handle)
-                if status == _LAST_IMPL:
-                    return
-                raise_status("dnnl_primitive_desc_next_impl", status, f"after {self}")
-                walker.index = index
+            for index in walker._walk():
                 if index > self.index:
                     yield walker.clone()
+
+    def _walk(self) -> Iterator[int]:
+        """Become one implementation after the other, the present one first; yield which it is."""
+        while self.index < _LONGEST_WALK:
+            yield self.index
+            status = lib().primitive_desc_next_impl(self.handle)
+            if status == _LAST_IMPL:
+                return
+            raise_status("dnnl_primitive_desc_next_impl", status, f"after number {self.index} of {self.problem}")
+            self.index += 1
+            self._mds.clear()
+            self.__dict__.clear()  # what was known of the last one
 
     def _query(self, what: int, index: int) -> NativeDesc | None:
         key = (what, index)
@@ -200,6 +263,12 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     def __repr__(self) -> str:
         return "PrimitiveDesc(closed)" if self.closed else f"PrimitiveDesc({self.kind}, {self.impl})"
+
+
+def _clone(desc: PrimitiveDesc) -> _abi.dnnl_primitive_desc_t:
+    out = _abi.dnnl_primitive_desc_t()
+    raise_status("dnnl_primitive_desc_clone", lib().primitive_desc_clone(byref(out), desc.handle))
+    return out
 
 
 def create(

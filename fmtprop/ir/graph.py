@@ -47,7 +47,9 @@ class Graph:
         #: how flat outputs become the caller's structure: JSON of a pytree spec, or "" for a tuple / single tensor
         self.structure: str = ""
         self._order = 0
-        self._sorted: list[str] | None = None
+        # what was asked for last, until an edit: passes ask for the same order and operands again and again
+        self._ranks: dict[str, int] | None = None
+        self._inputs: dict[str, dict[str, Value]] = {}
         self._counters: dict[str, int] = {}
 
     # ------------------------------------------------------------------ reading
@@ -80,14 +82,20 @@ class Graph:
         GraphError
             The graph has a cycle; the message names it.
         """
-        if self._sorted is None:
+        data = self._graph.nodes
+        return [data[name]["node"] for name in self._ranked()]
+
+    def _ranked(self) -> dict[str, int]:
+        """Return the names in topological order, each with its rank."""
+        if self._ranks is None:
             data = self._graph.nodes
             try:
-                self._sorted = list(nx.lexicographical_topological_sort(self._graph, key=lambda n: data[n]["order"]))
+                order = list(nx.lexicographical_topological_sort(self._graph, key=lambda n: data[n]["order"]))
             except nx.NetworkXUnfeasible:
                 cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
                 raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None
-        return [self.node(name) for name in self._sorted]
+            self._ranks = {name: rank for rank, name in enumerate(order)}
+        return self._ranks
 
     def entries(self) -> Iterator[tuple[str, Node]]:
         """Yield (name, node) in the order of adding; works on a graph with a cycle too."""
@@ -95,16 +103,20 @@ class Graph:
 
     def inputs(self, name: str) -> dict[str, Value]:
         """Return the operands of a node: operand name to the value it reads, in the order they were connected."""
-        edges = self._graph.in_edges(name, keys=True, data=True)
-        ordered = sorted(edges, key=lambda edge: edge[3]["position"])
-        return {key: Value(producer, data["result"]) for producer, _, key, data in ordered}
+        known = self._inputs.get(name)
+        if known is None:
+            edges = self._graph.in_edges(name, keys=True, data=True)
+            ordered = sorted(edges, key=lambda edge: edge[3]["position"])
+            known = {key: Value(producer, data["result"]) for producer, _, key, data in ordered}
+            self._inputs[name] = known
+        return dict(known)
 
     def readers(self, value: Value) -> list[tuple[str, str]]:
         """Return who reads a value: (node name, operand name), in topological order of the readers."""
         found = self._reading(value)
         if len(found) > 1:
-            rank = {node.name: i for i, node in enumerate(self.nodes())}
-            found.sort(key=lambda pair: (rank[pair[0]], pair[1]))
+            ranks = self._ranked()
+            found.sort(key=lambda pair: (ranks[pair[0]], pair[1]))
         return found
 
     def reader_count(self, value: Value) -> int:
@@ -182,7 +194,7 @@ class Graph:
             self._check_value(node, operand, value)
         self._graph.add_node(node.name, node=node, order=self._order)
         self._order += 1
-        self._sorted = None
+        self._ranks = None
         self._connect(node.name, inputs)
         return tuple(Value(node.name, i) for i in range(len(node.results)))
 
@@ -206,6 +218,7 @@ class Graph:
         self.type_of(value)
 
     def _connect(self, name: str, inputs: Mapping[str, Value]) -> None:
+        self._inputs.pop(name, None)
         for position, (operand, value) in enumerate(inputs.items()):
             self._graph.add_edge(value.node, name, key=operand, result=value.index, position=position)
 
@@ -222,7 +235,7 @@ class Graph:
         for operand, value in inputs.items():
             self._check_value(node, operand, value)
         self._graph.remove_edges_from(list(self._graph.in_edges(name, keys=True)))
-        self._sorted = None
+        self._ranks = None
         self._connect(name, inputs)
 
     def set_input(self, name: str, operand: str, value: Value) -> None:
@@ -257,7 +270,8 @@ class Graph:
             raise GraphError(f"{node.label} cannot be removed: {readers[0]} reads it")
         self._graph.remove_node(name)
         self.constants.pop(name, None)
-        self._sorted = None
+        self._inputs.pop(name, None)
+        self._ranks = None
 
     def remove_dead(self) -> int:
         """Remove every node that no output depends on, inputs excepted; return how many."""
@@ -276,6 +290,7 @@ class Graph:
         other.constants = dict(self.constants)
         other.structure = self.structure
         other._order = self._order
+        other._ranks, other._inputs = self._ranks, dict(self._inputs)
         other._counters = dict(self._counters)
         return other
 

@@ -60,6 +60,8 @@ class Geometry(NamedTuple):
 
     def outer_counts(self) -> tuple[int, ...]:
         """Return the number of outer blocks along every axis (an incomplete last block counts)."""
+        if not self.inner_blocks:
+            return self.padded_dims
         return tuple(-(-p // b) for p, b in zip(self.padded_dims, self.blocks(), strict=True))
 
     def block_elements(self) -> int:

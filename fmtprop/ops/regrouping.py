@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ Grouping = tuple[tuple[int, ...], ...]
 Make = Callable[["Mapping[str, NativeDesc]", "PrimitiveAttr | None"], "PrimitiveDesc"]
 
 
+@lru_cache(maxsize=4096)  # implementations agree on formats: most are asked about many times
 def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
     """Return the descriptor of the same memory with axes as grouped.
 
@@ -44,6 +46,7 @@ def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
     return desc.transpose(axes).reshape(prod(desc.dims[axis] for axis in group) for group in grouping)
 
 
+@lru_cache(maxsize=4096)
 def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> MemoryDesc:
     """Undo :func:`regrouped` for a tensor of these dims.
 

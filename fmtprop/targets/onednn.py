@@ -99,6 +99,7 @@ class OneDnnTarget:
                     continue
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
                 identity = (candidate.impl, tuple(candidate.operands.values()), candidate.results)
+                pd.put_away()
                 if identity not in seen:
                     seen.add(identity)
                     yield candidate

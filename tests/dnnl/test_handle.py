@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from fmtprop import dnnl
-from fmtprop.errors import HandleError
+from fmtprop.errors import DnnlError, HandleError
 from tests.dnnl.support import any_of, plain
 
 
@@ -60,6 +60,55 @@ def test_no_reference_cycles_keep_handles_alive() -> None:
         assert dnnl.live_handles().get("primitive_desc", 0) == before
     finally:
         gc.enable()
+
+
+def test_what_is_put_away_is_made_anew_when_it_is_needed() -> None:
+    every = list(convolution().implementations())
+    told = [(pd.impl, pd.query_md("weights"), pd.scratchpad_nbytes) for pd in every]
+    before = dnnl.live_handles()["primitive_desc"]
+    for pd in every:
+        pd.put_away()
+        pd.put_away()
+        assert not pd.closed
+    assert dnnl.live_handles().get("primitive_desc", 0) == before - len(every)
+    # in another order, and with some of them in oneDNN's primitive cache
+    for pd, known in reversed(list(zip(every, told, strict=True))):
+        dnnl.Primitive(pd)
+        fresh = pd.clone()
+        assert (fresh.impl, fresh.query_md("weights"), fresh.scratchpad_nbytes) == known
+        fresh.close()
+    assert dnnl.live_handles()["primitive_desc"] == before
+
+
+def test_many_threads_make_anew_once() -> None:
+    pd = convolution()
+    for _ in range(20):
+        pd.put_away()
+        before = dnnl.live_handles().get("primitive_desc", 0)
+        threads = [threading.Thread(target=lambda: pd.handle) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert dnnl.live_handles()["primitive_desc"] == before + 1
+
+
+def test_what_is_put_away_can_be_closed() -> None:
+    pd = convolution()
+    pd.put_away()
+    pd.close()
+    assert pd.closed
+    pd.put_away()
+    with pytest.raises(HandleError, match=r"primitive_desc handle used after close"):
+        pd.clone()
+
+
+def test_an_implementation_that_is_not_offered_any_more_is_named() -> None:
+    pd = convolution()
+    pd.put_away()
+    pd.__dict__["impl"] = "jit:of_yesterday"
+    with pytest.raises(DnnlError, match=r"jit:of_yesterday is not offered any more; was the number of threads changed"):
+        dnnl.Primitive(pd)
 
 
 def test_one_of_many_threads_destroys() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,16 @@ def test_implementations_are_asked_for_one_by_one(target, monkeypatch):
     rest = list(answers)
     assert rest[0] is first
     assert len(asked) >= len(rest) > 1
+
+
+def test_offers_hold_no_native_objects_until_they_are_used(target):
+    node, formats = convolution()
+    gc.collect()
+    before = dnnl.live_handles().get("primitive_desc", 0)
+    offers = list(target.candidates(node, request(node, formats)))
+    assert dnnl.live_handles().get("primitive_desc", 0) == before
+    dnnl.Primitive(offers[0].handle)
+    assert dnnl.live_handles()["primitive_desc"] == before + 1
 
 
 def test_equal_questions_share_one_answer(target):
