@@ -120,17 +120,17 @@ def compile(
     if not isinstance(pin, Mapping | None):
         raise UnsupportedOpError(f'pin must map "node.operand" to a MemoryDesc or a tag, got {type(pin).__name__}')
     options = Options(
-        dtype,
-        policy,
-        target,
-        tune,
-        verify,
-        dict(boundary or {}),
-        dict(pin or {}),
-        tune_budget,
-        confirm,
-        winograd,
-        progress,
+        dtype=dtype,
+        policy=policy,
+        target=target,
+        tune=tune,
+        verify=verify,
+        boundary=dict(boundary or {}),
+        pin=dict(pin or {}),
+        tune_budget=tune_budget,
+        confirm=confirm,
+        winograd=winograd,
+        progress=progress,
     )
     with on_cpu():
         if isinstance(model, str | os.PathLike):

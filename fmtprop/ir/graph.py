@@ -9,7 +9,7 @@ from producer to reader, its key is the reader's operand name and ``result`` the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import networkx as nx
@@ -131,6 +131,20 @@ class Graph:
         """Return the names of all nodes that a node depends on, itself not among them."""
         self.node(name)
         return set(nx.ancestors(self._graph, name))
+
+    def dependents(self, names: Iterable[str] | None = None) -> set[str]:
+        """Return the names of all nodes that depend on some, these among them.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            By default the graph's inputs: what is not returned then depends on constants alone.
+        """
+        found = {node.name for node in self.input_nodes} if names is None else set(names)
+        for node in self.nodes():
+            if any(value.node in found for value in self.inputs(node.name).values()):
+                found.add(node.name)
+        return found
 
     def type_of(self, value: Value) -> TensorType:
         """Return the logical type of a value."""

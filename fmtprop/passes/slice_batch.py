@@ -58,13 +58,12 @@ class SliceBatch:
         """Return the nodes to run in slices: a closed beginning of the graph."""
         order: list[str] = []
         inside: set[str] = set()
-        computed = {node.name for node in graph.input_nodes}
+        computed = graph.dependents()
         last = 0
         for node in graph.nodes():
             sources = [v for v in graph.inputs(node.name).values() if v.node in computed]
             if not sources:
                 continue
-            computed.add(node.name)
             entered = all(v.node in inside or graph.node(v.node).op == "input" for v in sources)
             if not (entered and _divisible(graph, node, sources, batch)):
                 continue

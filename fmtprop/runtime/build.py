@@ -336,12 +336,7 @@ class _Builder:
 
 def computed_nodes(graph: Graph) -> set[str]:
     """Return the nodes that depend on an input; all else is constant, but for what joins constants in place."""
-    found: set[str] = set()
-    for node in graph.nodes():
-        depends = any(value.node in found for value in graph.inputs(node.name).values())
-        if node.op == "input" or depends or is_in_place(node):
-            found.add(node.name)
-    return found
+    return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
 
 
 def opdef_operand(name: str) -> str:

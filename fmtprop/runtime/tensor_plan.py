@@ -47,7 +47,7 @@ class _Builder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes = graph.nodes()
-        self.computed = _computed(graph)
+        self.computed = graph.dependents()
         self.buffers: list[Buffer] = []
         self.places: dict[Value, Access] = {}
         self.constants: list[torch.Tensor] = []
@@ -198,15 +198,6 @@ class _Builder:
                 buffer = Buffer(buffer.home, buffer.nbytes if index >= 0 else 0, buffer.first, buffer.last, 0, index)
             buffers.append(buffer)
         return tuple(buffers), tuple(self.constants[index] for index in kept)
-
-
-def _computed(graph: Graph) -> set[str]:
-    """Return the nodes that depend on an input; all else is constant."""
-    found: set[str] = set()
-    for node in graph.nodes():
-        if node.op == "input" or any(value.node in found for value in graph.inputs(node.name).values()):
-            found.add(node.name)
-    return found
 
 
 def _peak(buffers: tuple[Buffer, ...], steps: int) -> int:

@@ -49,6 +49,35 @@ def test_replace_uses_moves_every_reader_and_nothing_else():
     assert graph.readers(b) == [("c", "src"), ("d", "src"), ("output_1", "src")]
 
 
+def test_dependents_are_those_of_inputs_or_of_any_nodes():
+    graph = Graph()
+    x, c = graph.input("x", TYPE), graph.constant("c", TYPE, None)
+    made, used = relu(graph, c, "made"), relu(graph, x, "used")
+    both = graph.add(Node("both", "any", Attrs(), (TYPE,)), {"src_0": used, "src_1": made})[0]
+    graph.output(both, "y")
+    graph.output(made, "z")
+    assert graph.dependents() == {"x", "used", "both", "y"}
+    assert graph.dependents(["c"]) == {"c", "made", "both", "y", "z"}
+    assert graph.dependents([]) == set()
+
+
+def test_an_edit_is_seen_by_all_that_was_asked_before():
+    graph = chain()
+    copy = graph.copy()
+    before = {name: graph.inputs(name) for name in names(graph)}
+    assert graph.inputs("b") == {"src": Value("a")}
+    graph.inputs("b")["src"] = Value("x")  # the caller's own
+    assert graph.inputs("b") == {"src": Value("a")}
+    graph.set_input("b", "src", Value("x"))
+    assert graph.inputs("b") == {"src": Value("x")}
+    assert graph.readers(Value("x")) == [("a", "src"), ("b", "src")]
+    assert {name: copy.inputs(name) for name in names(copy)} == before
+    assert copy.readers(Value("x")) == [("a", "src")]
+    graph.insert(node("c"), {"src": Value("x")}, before="b")
+    graph.set_input("b", "src", Value("c"))
+    assert names(graph).index("c") < names(graph).index("b")
+
+
 def test_set_input_keeps_the_order_of_operands():
     graph = Graph()
     x, y = graph.input("x", TYPE), graph.input("y", TYPE)

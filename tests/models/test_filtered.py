@@ -11,7 +11,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.passes.optimal import filtering
-from fmtprop.passes.optimal.ways import Enumeration
+from tests.passes.only_filtered import only_filtered
 
 #: what may follow a convolution: fused, beside it, or in the way of its format
 TAILS = {
@@ -58,15 +58,8 @@ class Network(nn.Module):
 def test_a_network_of_filtered_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    share, offer = draw.choice([1.0, 0.5]), Enumeration.offer
-
-    def alone(self: Enumeration, name: str, candidate: object) -> None:
-        if draw.random() < share:
-            self.ways[name].clear()
-            offer(self, name, candidate)
-
-    monkeypatch.setattr(Enumeration, "offer", alone)
-    monkeypatch.setattr("fmtprop.passes.optimal.assign._is_composed", lambda alternative: False)
+    share = draw.choice([1.0, 0.5])
+    only_filtered(monkeypatch, lambda: draw.random() < share)
     monkeypatch.setattr(filtering, "_CHANNELS", 1)
     monkeypatch.setattr(filtering, "_HEIGHT", 1)
     module = Network(draw).eval()

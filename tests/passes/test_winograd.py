@@ -19,10 +19,10 @@ from fmtprop.ops import Eltwise, emit
 from fmtprop.ops.convolution import Conv
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.optimal import OptimalFormats, filterings
-from fmtprop.passes.optimal.ways import Enumeration
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.winograd import Tile, Winograd
 from fmtprop.targets.reference import ReferenceTarget
+from tests.passes.only_filtered import only_filtered
 from tests.passes.rewriting import Builder, rewrite
 from tests.passes.table_target import TableTarget
 from tests.passes.test_assign import BLOCKED
@@ -235,14 +235,7 @@ class Two(nn.Module):
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave no other way to run a convolution that can be filtered."""
-    offer = Enumeration.offer
-
-    def alone(self, name, candidate):
-        self.ways[name].clear()
-        offer(self, name, candidate)
-
-    monkeypatch.setattr(Enumeration, "offer", alone)
-    monkeypatch.setattr("fmtprop.passes.optimal.assign._is_composed", lambda alternative: False)
+    only_filtered(monkeypatch)
 
 
 @pytest.mark.usefixtures("always")

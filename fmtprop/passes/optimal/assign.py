@@ -182,17 +182,9 @@ def price(formatted: Graph, costs: Costs) -> float:
     costs : Costs
         Where the seconds come from.
     """
-    computed: set[str] = set()
-    total = 0.0
-    for node in formatted.nodes():
-        inputs = formatted.inputs(node.name)
-        if node.op != "input" and not any(value.node in computed for value in inputs.values()):
-            continue
-        computed.add(node.name)
-        if node.is_boundary or node.choice is None or node.choice.target == "view":
-            continue
-        total += _price(node, costs)
-    return total
+    computed = formatted.dependents()
+    timed = [node for node in formatted.nodes() if node.name in computed and not node.is_boundary]
+    return sum(_price(node, costs) for node in timed if node.choice is not None and node.choice.target != "view")
 
 
 def _price(node: Node, costs: Costs) -> float:

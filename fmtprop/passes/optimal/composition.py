@@ -47,10 +47,7 @@ class Composition:
     def candidate(self, impl: str) -> Candidate:
         """Return the way to run the one node by these, at the cost of those that no constants alone decide."""
         operands = {name: self.graph.desc_of(value) for name, value in self.operands.items()}
-        computed = {value.node for value in self.operands.values() if self.graph.node(value.node).op != "constant"}
-        cost = 0.0
-        for node in self.nodes:
-            if node.choice is not None and any(v.node in computed for v in self.graph.inputs(node.name).values()):
-                computed.add(node.name)
-                cost += node.choice.cost
+        sources = [value.node for value in self.operands.values() if self.graph.node(value.node).op != "constant"]
+        computed = self.graph.dependents(sources)
+        cost = sum(node.choice.cost for node in self.nodes if node.choice is not None and node.name in computed)
         return Candidate(COMPOSED, impl, operands, (self.graph.desc_of(self.result),), cost, handle=self)
