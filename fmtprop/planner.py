@@ -20,7 +20,7 @@ from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
-from fmtprop.passes.optimal import Certificate, OptimalFormats, filterings, price, resolve_pins
+from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
@@ -198,10 +198,10 @@ class _Planner:
         return graph
 
     def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> Iterator[_Contestant]:
-        """Yield the best by cost, and then the best without Winograd's filtering if that is another."""
+        """Yield the best by cost, and then the best in which no node runs as several if that is another."""
         nested = NestConcats().run(normal)
         pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
-        composed = filterings(nested, solver) if self.options.winograd else {}
+        composed = expansions(nested, solver, winograd=self.options.winograd)
         for formatted, certificate in pinned.solutions(nested, composed):
             verify(formatted, Stage.FORMATTED)
             yield _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))

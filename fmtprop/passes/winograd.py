@@ -12,7 +12,7 @@ last row of several images, the result has to be copied once to be dense.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -24,15 +24,12 @@ import torch
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.tensors import tensor_type
-from fmtprop.layout import DataType
-from fmtprop.ops.building import emit
+from fmtprop.ir.node import Node, Value
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
-from fmtprop.passes.editing import unused_name
+from fmtprop.passes.expand import Expansion, expand, is_plain_arithmetic
 
 __all__ = ["Winograd"]
 
@@ -130,19 +127,7 @@ class Winograd:
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the same object where nothing is to be rewritten."""
-        rewritten = {node.name for node in self.eligible(graph)}
-        if not rewritten:
-            return graph
-        out = Graph(graph.name)
-        out.structure = graph.structure
-        for node in graph.nodes():
-            if node.name in rewritten:
-                _Expansion(graph, out, node).emit()
-                continue
-            out.add(node, graph.inputs(node.name))
-            if node.op == "constant":
-                out.constants[node.name] = graph.constants[node.name]
-        return out
+        return expand(graph, {node.name for node in self.eligible(graph)}, _replace)
 
     def eligible(self, graph: Graph) -> list[Node]:
         """Return the convolutions that are rewritten, in order."""
@@ -156,18 +141,11 @@ def _tile_of(graph: Graph, node: Node) -> Tile | None:
     if node.op != "convolution" or not isinstance(attrs, Conv) or len(attrs.strides) != 2 or attrs.groups != 1:
         return None
     weights = graph.type_of(inputs["weights"])
-    parameters = [value for name, value in inputs.items() if name != "src"]
     if (
         weights.dims[2] not in _ROWS
         or weights.dims[1] < 2  # a depthwise convolution of one channel is an ordinary one
         or (attrs.strides[0], attrs.dilates[0]) != (1, 0)
-        or node.results[0].dtype is not DataType.F32
-        or graph.type_of(inputs["src"]).dtype is not DataType.F32
-        or weights.dtype is not DataType.F32
-        or any(graph.node(value.node).op != "constant" for value in parameters)
-        or graph.node(inputs["src"].node).op == "constant"
-        or any(post_op.op != "eltwise" for post_op in node.post_ops)
-        or 0 in node.results[0].dims
+        or not is_plain_arithmetic(graph, node)
     ):
         return None
     return _cheapest(node.results[0].dims, weights.dims[2])
@@ -186,48 +164,52 @@ def _cheapest(dims: tuple[int, ...], taps: int) -> Tile:
     return Tile.make(min(_ROWS[taps], key=rows_of_products), taps)
 
 
-class _Expansion:
+def _replace(graph: Graph, out: Graph, node: Node) -> None:
+    _Filtering(graph, out, node).run()
+
+
+class _Filtering(Expansion):
     """What takes the place of one convolution."""
 
     def __init__(self, graph: Graph, out: Graph, node: Node) -> None:
+        super().__init__(graph, out, node)
         tile, attrs = _tile_of(graph, node), node.attrs
         if tile is None or not isinstance(attrs, Conv):
             raise GraphError(
                 f"{node.label} is no convolution that Winograd's filtering computes; see Winograd.eligible"
             )
-        self.graph, self.out, self.node, self.tile, self.attrs = graph, out, node, tile, attrs
-        self.inputs = graph.inputs(node.name)
+        self.tile, self.attrs = tile, attrs
 
-    def emit(self) -> None:
+    def run(self) -> None:
         """Add everything; the last node has the convolution's name."""
         batch, channels, height, width = self.node.results[0].dims
         tall, size = -(-height // self.tile.rows), len(self.tile.source)
         kernel = self._kernel()
         products = {f"src_{k}": self._product(k, tall, kernel) for k in range(size)}
-        whole = self._emit("concat", "products", products, Concat(0))
-        split = self._view("tiles", whole, Reshape((size, batch, channels, tall, width)))
-        turned = self._view("by_row", split, Permute((1, 3, 0, 4, 2)))
-        rows = self._view("rows", turned, Reshape((batch * tall, size, width * channels)))
-        factors = self._constant("output", _numbers(self.tile.output)[None])
-        joined = self._emit("matmul", "joined", {"src": factors, "weights": rows}, MatMul())
-        self.out.replace(self.out.node(joined.node).with_(post_ops=self.node.post_ops))
-        image = self._view("image", joined, Reshape((batch, tall * self.tile.rows, width, channels)))
+        whole = self.emit("concat", "products", products, Concat(0))
+        split = self.view("tiles", whole, Reshape((size, batch, channels, tall, width)))
+        turned = self.view("by_row", split, Permute((1, 3, 0, 4, 2)))
+        rows = self.view("rows", turned, Reshape((batch * tall, size, width * channels)))
+        factors = self.constant("output", _numbers(self.tile.output)[None])
+        joined = self.emit("matmul", "joined", {"src": factors, "weights": rows}, MatMul())
+        self.carry_post_ops(joined.node)
+        image = self.view("image", joined, Reshape((batch, tall * self.tile.rows, width, channels)))
         if tall * self.tile.rows == height:
-            self._view("", image, Permute((0, 3, 1, 2)))
+            self.view("", image, Permute((0, 3, 1, 2)))
         else:
-            padded = self._view("padded", image, Permute((0, 3, 1, 2)))
-            self._view("", padded, Slice((0, 0, 0, 0), (batch, channels, height, width), (1, 1, 1, 1)))
+            padded = self.view("padded", image, Permute((0, 3, 1, 2)))
+            self.view("", padded, Slice((0, 0, 0, 0), (batch, channels, height, width), (1, 1, 1, 1)))
 
     def _product(self, k: int, tall: int, kernel: Value) -> Value:
         """Add what the ``k``-th row of every tile contributes; return it."""
         outputs, *rest = self.graph.type_of(self.inputs["weights"]).dims
         cut = Slice((k * outputs, 0, 0, 0), (outputs, rest[0], 1, rest[2]), (1, 1, 1, 1))
-        inputs = {"src": self._source(k, tall), "weights": self._view(f"kernel_{k}", kernel, cut)}
+        inputs = {"src": self._source(k, tall), "weights": self.view(f"kernel_{k}", kernel, cut)}
         if k == _ONE and "bias" in self.inputs:
             inputs["bias"] = self.inputs["bias"]
         strides, dilates = (1, self.attrs.strides[1]), (0, self.attrs.dilates[1])
         attrs = Conv(strides, dilates, (0, self.attrs.pad_l[1]), (0, self.attrs.pad_r[1]))
-        return self._emit("convolution", f"product_{k}", inputs, attrs)
+        return self.emit("convolution", f"product_{k}", inputs, attrs)
 
     def _source(self, k: int, tall: int) -> Value:
         """Add the depthwise convolution that makes the ``k``-th row of every tile of the source."""
@@ -238,37 +220,18 @@ class _Expansion:
         _, channels, height, _ = self.graph.type_of(self.inputs["src"]).dims
         after = max((tall - 1) * self.tile.rows + last + 1 - padding - height, 0)
         factors = _numbers([row[first : last + 1 : step]]).reshape(1, 1, 1, -1, 1)
-        weights = self._constant(f"source_{k}", factors.repeat(channels, 1, 1, 1, 1))
+        weights = self.constant(f"source_{k}", factors.repeat(channels, 1, 1, 1, 1))
         attrs = Conv((self.tile.rows, 1), (step - 1, 0), (padding - first, 0), (after, 0), channels)
-        return self._emit("convolution", f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
+        return self.emit("convolution", f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
 
     def _kernel(self) -> Value:
         """Return the transformed kernel, all its rows along axis 0; only made of constants, so it is computed once."""
         outputs, inputs, taps, columns = self.graph.type_of(self.inputs["weights"]).dims
-        turned = self._view("kernel_by_row", self.inputs["weights"], Permute((2, 0, 1, 3)))
-        rows = self._view("kernel_rows", turned, Reshape((taps, outputs * inputs * columns)))
-        factors = self._constant("kernel", _numbers(self.tile.kernel))
-        product = self._emit("matmul", "kernel_product", {"src": factors, "weights": rows}, MatMul())
-        return self._view("kernel", product, Reshape((len(self.tile.kernel) * outputs, inputs, 1, columns)))
-
-    def _constant(self, part: str, tensor: torch.Tensor) -> Value:
-        node = Node(self._name(f"{part}_factors"), "constant", Attrs(), (tensor_type(tensor),), origin=self.node.origin)
-        (value,) = self.out.add(node, {})
-        self.out.constants[node.name] = tensor
-        return value
-
-    def _view(self, part: str, source: Value, attrs: Reshape | Permute | Slice) -> Value:
-        op = {Reshape: "reshape", Permute: "permute", Slice: "slice"}[type(attrs)]
-        return self._emit(op, part, {"src": source}, attrs)
-
-    def _emit(self, op: str, part: str, inputs: Mapping[str, Value], attrs: Attrs) -> Value:
-        return emit(self.out, op, inputs, attrs, name=self._name(part), origin=self.node.origin)
-
-    def _name(self, part: str) -> str:
-        """Return the name of a part; the last one has the convolution's own, so that its readers find it."""
-        name = f"{self.node.name}.{part}" if part else self.node.name
-        taken = part and (name in self.out or name in self.graph)
-        return unused_name(name, self.out, self.graph) if taken else name
+        turned = self.view("kernel_by_row", self.inputs["weights"], Permute((2, 0, 1, 3)))
+        rows = self.view("kernel_rows", turned, Reshape((taps, outputs * inputs * columns)))
+        factors = self.constant("kernel", _numbers(self.tile.kernel))
+        product = self.emit("matmul", "kernel_product", {"src": factors, "weights": rows}, MatMul())
+        return self.view("kernel", product, Reshape((len(self.tile.kernel) * outputs, inputs, 1, columns)))
 
 
 def _numbers(matrix: Sequence[Sequence[Fraction]]) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.passes.optimal import filtering
+from fmtprop.passes.optimal import trial
 from tests.passes.only_filtered import only_filtered
 
 #: what may follow a convolution: fused, beside it, or in the way of its format
@@ -60,8 +60,8 @@ def test_a_network_of_filtered_convolutions(seed: int, monkeypatch: pytest.Monke
     torch.manual_seed(seed)
     share = draw.choice([1.0, 0.5])
     only_filtered(monkeypatch, lambda: draw.random() < share)
-    monkeypatch.setattr(filtering, "_CHANNELS", 1)
-    monkeypatch.setattr(filtering, "_HEIGHT", 1)
+    monkeypatch.setattr(trial, "_CHANNELS", 1)
+    monkeypatch.setattr(trial, "_HEIGHT", 1)
     module = Network(draw).eval()
     x = torch.randn(draw.choice([1, 1, 2, 3]), module.channels, draw.randint(14, 24), draw.randint(14, 20))
     with torch.no_grad():

@@ -18,7 +18,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Eltwise, emit
 from fmtprop.ops.convolution import Conv
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.optimal import OptimalFormats, filterings
+from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.winograd import Tile, Winograd
 from fmtprop.targets.reference import ReferenceTarget
@@ -136,7 +136,7 @@ def test_what_it_cannot_compute_stays():
 def test_nothing_stays_nothing():
     graph = convolution((0, 4, 9, 9))
     assert Winograd().run(graph) is graph
-    assert filterings(convolution((1, 4, 9, 9)), solver({})) == {}, "too small to be asked about"
+    assert expansions(convolution((1, 4, 9, 9)), solver({})) == {}, "too small to be asked about"
 
 
 def test_one_channel_stays_direct():
@@ -171,7 +171,7 @@ def solver(seconds: dict[str, float]) -> OptimalFormats:
     costs = {**direct, "convolution": 1.0, "matmul": 1.0, **seconds}
     tags = ("abcd", "acdb", BLOCKED, "abc")
     table = TableCosts({(name, tag): cost * US for name, cost in costs.items() for tag in tags})
-    kernels = {f"filtered_{number}.kernel_product": "ab" for number in range(2)}
+    kernels = {f"expanded_{number}.kernel_product": "ab" for number in range(2)}
     target = TableTarget({"convolution": "acdb", "matmul": "abc", **kernels})
     return OptimalFormats(target, ReferenceTarget(), table)
 
@@ -196,13 +196,13 @@ def spent(formatted: Graph) -> float:
     [
         ({}, {"first", "same", "wider"}),
         ({"first": 10.0}, {"same", "wider"}),
-        ({"filtered_1.product_3": 30.0}, {"first", "same"}),
+        ({"expanded_1.product_3": 30.0}, {"first", "same"}),
         ({"convolution": 5.0}, set()),
     ],
 )
 def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
     graph, by_table = three(), solver(seconds)
-    composed = filterings(graph, by_table)
+    composed = expansions(graph, by_table)
     assert composed.keys() == {"first", "same", "wider"} and composed["first"] is composed["same"]
     found = list(by_table.solutions(graph, composed))
     assert [joined(formatted) for formatted, _ in found] == [chosen, set()][: 1 + bool(chosen)]
@@ -217,7 +217,7 @@ def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
 def test_a_pinned_convolution_stays():
     graph = three()
     by_table = replace(solver({}), pins={"same.dst": MemoryDesc((1, 16, 12, 12), "f32", tag="acdb")})
-    formatted, _ = next(by_table.solutions(graph, filterings(graph, by_table)))
+    formatted, _ = next(by_table.solutions(graph, expansions(graph, by_table)))
     assert joined(formatted) == {"first", "wider"}
 
 

@@ -8,10 +8,10 @@ it, :mod:`~fmtprop.passes.optimal.realise` makes the formatted graph of it, and
 
 from fmtprop.passes.optimal.assign import Certificate, OptimalFormats, price
 from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
-from fmtprop.passes.optimal.filtering import filterings
 from fmtprop.passes.optimal.pins import resolve_pins
 from fmtprop.passes.optimal.problem import Alternative, Problem, Solution, evaluate
 from fmtprop.passes.optimal.solve import solve
+from fmtprop.passes.optimal.trial import expansions
 
 __all__ = [
     "Alternative",
@@ -22,7 +22,7 @@ __all__ = [
     "Solution",
     "cheapest_conversions",
     "evaluate",
-    "filterings",
+    "expansions",
     "price",
     "resolve_pins",
     "solve",

@@ -1,0 +1,98 @@
+"""One node replaced by several that compute the same: what such rewrites share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.tensors import tensor_type
+from fmtprop.layout import DataType
+from fmtprop.ops.building import emit
+from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.passes.editing import unused_name
+
+__all__ = ["Expansion", "expand", "is_plain_arithmetic"]
+
+
+class Expansion:
+    """What takes the place of one node; the last of its nodes has that node's name.
+
+    Parameters
+    ----------
+    graph, out : Graph
+        Where the node is, and where to add what takes its place.
+    node : Node
+        The node.
+    """
+
+    def __init__(self, graph: Graph, out: Graph, node: Node) -> None:
+        self.graph, self.out, self.node = graph, out, node
+        self.inputs = graph.inputs(node.name)
+
+    def emit(self, op: str, part: str, inputs: Mapping[str, Value], attrs: Attrs) -> Value:
+        """Add a node."""
+        return emit(self.out, op, inputs, attrs, name=self.name(part), origin=self.node.origin)
+
+    def view(self, part: str, source: Value, attrs: Reshape | Permute | Slice) -> Value:
+        """Add a view."""
+        op = {Reshape: "reshape", Permute: "permute", Slice: "slice"}[type(attrs)]
+        return self.emit(op, part, {"src": source}, attrs)
+
+    def constant(self, part: str, tensor: torch.Tensor) -> Value:
+        """Add a constant."""
+        node = Node(self.name(f"{part}_factors"), "constant", Attrs(), (tensor_type(tensor),), origin=self.node.origin)
+        (value,) = self.out.add(node, {})
+        self.out.constants[node.name] = tensor
+        return value
+
+    def carry_post_ops(self, name: str) -> None:
+        """Give one of the nodes what follows the node within its primitive."""
+        self.out.replace(self.out.node(name).with_(post_ops=self.node.post_ops))
+
+    def name(self, part: str) -> str:
+        """Return the name of a part; the last one, without any, has the node's own, so that its readers find it."""
+        name = f"{self.node.name}.{part}" if part else self.node.name
+        taken = part and (name in self.out or name in self.graph)
+        return unused_name(name, self.out, self.graph) if taken else name
+
+
+def expand(graph: Graph, names: Collection[str], replace: Callable[[Graph, Graph, Node], None]) -> Graph:
+    """Return a graph in which nodes are replaced; the same object where there are none.
+
+    Parameters
+    ----------
+    graph : Graph
+        Normal.
+    names : collection of str
+        The nodes.
+    replace : callable
+        Given the graph, the new graph and a node, adds what takes the node's place.
+    """
+    if not names:
+        return graph
+    out = Graph(graph.name)
+    out.structure = graph.structure
+    for node in graph.nodes():
+        if node.name in names:
+            replace(graph, out, node)
+            continue
+        out.add(node, graph.inputs(node.name))
+        if node.op == "constant":
+            out.constants[node.name] = graph.constants[node.name]
+    return out
+
+
+def is_plain_arithmetic(graph: Graph, node: Node) -> bool:
+    """Whether a node computes in f32 on a source that varies, by constant parameters, and has eltwise post-ops only."""
+    inputs = graph.inputs(node.name)
+    parameters = [value for name, value in inputs.items() if name != "src"]
+    return (
+        all(graph.type_of(value).dtype is DataType.F32 for value in (*inputs.values(), Value(node.name)))
+        and all(graph.node(value.node).op == "constant" for value in parameters)
+        and graph.node(inputs["src"].node).op != "constant"
+        and all(post_op.op == "eltwise" for post_op in node.post_ops)
+        and 0 not in node.results[0].dims
+    )
