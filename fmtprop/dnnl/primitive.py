@@ -25,8 +25,8 @@ from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.repro import benchdnn_line
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
 
-# of descriptors that were put away and are made anew
-_lock = threading.Lock()
+# of descriptors that were put away and are made anew; a hint among their arguments may have been put away too
+_lock = threading.RLock()
 
 # several times what any primitive has: where its primitive cache knows one, oneDNN goes back to the start
 _LONGEST_WALK = 200

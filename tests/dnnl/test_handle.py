@@ -12,10 +12,10 @@ from fmtprop.errors import DnnlError, HandleError
 from tests.dnnl.support import any_of, plain
 
 
-def convolution() -> dnnl.PrimitiveDesc:
+def convolution(prop: str = "forward_inference") -> dnnl.PrimitiveDesc:
     src, weights, dst = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3)), any_of((1, 8, 6, 6))
     window = (1, 1), (0, 0), (1, 1), (1, 1)
-    return dnnl.convolution_forward("forward_inference", "convolution_direct", src, weights, None, dst, *window)
+    return dnnl.convolution_forward(prop, "convolution_direct", src, weights, None, dst, *window)
 
 
 def test_close_is_idempotent_and_use_afterwards_is_an_error() -> None:
@@ -101,6 +101,16 @@ def test_what_is_put_away_can_be_closed() -> None:
     pd.put_away()
     with pytest.raises(HandleError, match=r"primitive_desc handle used after close"):
         pd.clone()
+
+
+def test_a_hint_may_have_been_put_away_too() -> None:
+    hint = convolution("forward_training")
+    dims = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3)), any_of((1, 8, 6, 6))
+    backward = dnnl.convolution_backward_data("convolution_direct", *dims, (1, 1), (0, 0), (1, 1), (1, 1), hint)
+    impl = backward.impl
+    for pd in (hint, backward):
+        pd.put_away()
+    assert backward.clone().impl == impl
 
 
 def test_an_implementation_that_is_not_offered_any_more_is_named() -> None:
