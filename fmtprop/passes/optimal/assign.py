@@ -183,14 +183,15 @@ def price(formatted: Graph, costs: Costs) -> float:
         Where the seconds come from.
     """
     computed = formatted.dependents()
-    timed = [node for node in formatted.nodes() if node.name in computed and not node.is_boundary]
-    return sum(_price(node, costs) for node in timed if node.choice is not None and node.choice.target != "view")
+    return sum(_price(node, costs) for node in formatted.nodes() if node.name in computed and not node.is_boundary)
 
 
 def _price(node: Node, costs: Costs) -> float:
     choice = node.choice
     if choice is None:
         return 0.0
+    if choice.target == "view":
+        return choice.cost  # of a concat in place, copies of what cannot be made there
     if node.op == "reorder" and node.descs[0].dtype is choice.operands["src"].dtype:
         return costs.reorder(choice.operands["src"], node.descs[0]) or 0.0
     return costs.node(node, _candidate(node))
