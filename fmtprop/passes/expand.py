@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,7 +16,7 @@ from fmtprop.ops.building import emit
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.editing import unused_name
 
-__all__ = ["Expansion", "expand", "is_plain_arithmetic"]
+__all__ = ["ExpandingPass", "Expansion", "is_plain_arithmetic"]
 
 
 class Expansion:
@@ -59,30 +61,53 @@ class Expansion:
         return unused_name(name, self.out, self.graph) if taken else name
 
 
-def expand(graph: Graph, names: Collection[str], replace: Callable[[Graph, Graph, Node], None]) -> Graph:
-    """Return a graph in which nodes are replaced; the same object where there are none.
+@dataclass(frozen=True)
+class ExpandingPass:
+    """Rewrite nodes, those given by name, to several that compute the same; what a subclass is for says which and how.
 
     Parameters
     ----------
-    graph : Graph
-        Normal.
-    names : collection of str
-        The nodes.
-    replace : callable
-        Given the graph, the new graph and a node, adds what takes the node's place.
+    names : collection of str, optional
+        Nodes to rewrite; by default all that can be.
+
+    Notes
+    -----
+    Normal graph to normal graph; a graph without such nodes comes back as it is. The last node of what takes a node's
+    place has its name. Whether it pays depends on the machine: it is for a policy that compares.
     """
-    if not names:
-        return graph
-    out = Graph(graph.name)
-    out.structure = graph.structure
-    for node in graph.nodes():
-        if node.name in names:
-            replace(graph, out, node)
-            continue
-        out.add(node, graph.inputs(node.name))
-        if node.op == "constant":
-            out.constants[node.name] = graph.constants[node.name]
-    return out
+
+    name: ClassVar[str]
+
+    names: Collection[str] | None = None
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the same object where nothing is to be rewritten."""
+        rewritten = {node.name for node in self.eligible(graph)}
+        if not rewritten:
+            return graph
+        out = Graph(graph.name)
+        out.structure = graph.structure
+        for node in graph.nodes():
+            if node.name in rewritten:
+                self.replace(graph, out, node)
+                continue
+            out.add(node, graph.inputs(node.name))
+            if node.op == "constant":
+                out.constants[node.name] = graph.constants[node.name]
+        return out
+
+    def eligible(self, graph: Graph) -> list[Node]:
+        """Return the nodes that are rewritten, in order."""
+        nodes = graph.nodes() if self.names is None else [graph.node(name) for name in self.names]
+        return [node for node in nodes if self.applies(graph, node)]
+
+    def applies(self, graph: Graph, node: Node) -> bool:
+        """Whether a node can be rewritten."""
+        raise NotImplementedError
+
+    def replace(self, graph: Graph, out: Graph, node: Node) -> None:
+        """Add to a new graph what takes a node's place."""
+        raise NotImplementedError
 
 
 def is_plain_arithmetic(graph: Graph, node: Node) -> bool:

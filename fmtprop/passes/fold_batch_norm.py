@@ -45,7 +45,7 @@ class FoldBatchNorm:
         return graph
 
 
-class _Affine(NamedTuple):
+class Affine(NamedTuple):
     """Per-channel factor and summand in f64; one element where all channels share it."""
 
     scale: torch.Tensor
@@ -75,21 +75,22 @@ def _channel_axis(producer: Node) -> int:
     return producer.results[0].ndim - 1 if producer.op == "matmul" else 1
 
 
-def _affine(graph: Graph, node: Node, src: Value, axis: int) -> _Affine | None:
+def _affine(graph: Graph, node: Node, src: Value, axis: int) -> Affine | None:
     """Return what a node does to ``src`` along an axis, None where it is not an affine function with constants."""
     inputs = graph.inputs(node.name)
     if isinstance(node.attrs, Eltwise):
         if node.attrs.alg != "linear":
             return None
-        return _Affine(torch.tensor([node.attrs.alpha]).double(), torch.tensor([node.attrs.beta]).double())
+        return Affine(torch.tensor([node.attrs.alpha]).double(), torch.tensor([node.attrs.beta]).double())
     if isinstance(node.attrs, BatchNorm):
-        return _batch_norm(graph, node.attrs, inputs) if inputs["src"] == src and axis == 1 else None
+        return batch_norm_affine(graph, node.attrs, inputs) if inputs["src"] == src and axis == 1 else None
     if isinstance(node.attrs, Binary):
         return _binary(graph, node, inputs, src, axis)
     return None
 
 
-def _batch_norm(graph: Graph, attrs: BatchNorm, inputs: dict[str, Value]) -> _Affine | None:
+def batch_norm_affine(graph: Graph, attrs: BatchNorm, inputs: dict[str, Value]) -> Affine | None:
+    """Return what a batch normalization does to each channel, None where its parameters are not constant."""
     vectors = {name: constant(graph, value) for name, value in inputs.items() if name != "src"}
     known = {name: tensor.double() for name, tensor in vectors.items() if tensor is not None}
     if len(known) != len(vectors):
@@ -98,10 +99,10 @@ def _batch_norm(graph: Graph, attrs: BatchNorm, inputs: dict[str, Value]) -> _Af
     if "scale" in known:
         scale = scale * known["scale"]
     shift = -known["mean"] * scale
-    return _Affine(scale, shift + known["shift"] if "shift" in known else shift)
+    return Affine(scale, shift + known["shift"] if "shift" in known else shift)
 
 
-def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis: int) -> _Affine | None:
+def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis: int) -> Affine | None:
     first = inputs["src_0"] == src
     tensor = constant(graph, inputs["src_1" if first else "src_0"])
     dst = node.results[0]
@@ -111,11 +112,11 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
         return None
     vector = tensor.double().reshape(-1)
     one, zero = torch.ones_like(vector), torch.zeros_like(vector)
-    functions = {"add": _Affine(one, vector), "mul": _Affine(vector, zero)}
+    functions = {"add": Affine(one, vector), "mul": Affine(vector, zero)}
     if first:
-        functions |= {"sub": _Affine(one, -vector), "div": _Affine(1 / vector, zero)}
+        functions |= {"sub": Affine(one, -vector), "div": Affine(1 / vector, zero)}
     else:
-        functions |= {"sub": _Affine(-one, vector)}
+        functions |= {"sub": Affine(-one, vector)}
     attrs = node.attrs
     return functions.get(attrs.alg) if isinstance(attrs, Binary) else None
 
@@ -123,7 +124,7 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
 # ---------------------------------------------------------------- where it goes
 
 
-def _scale_weights(graph: Graph, producer: Node, affine: _Affine) -> bool:
+def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     """Give a producer new weights and a new bias; return False, nothing changed, where that is not possible."""
     inputs = graph.inputs(producer.name)
     weights = constant(graph, inputs["weights"])

@@ -12,7 +12,7 @@ last row of several images, the result has to be copied once to be dense.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -29,7 +29,7 @@ from fmtprop.ops.concat import Concat
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
-from fmtprop.passes.expand import Expansion, expand, is_plain_arithmetic
+from fmtprop.passes.expand import ExpandingPass, Expansion, is_plain_arithmetic
 
 __all__ = ["Winograd"]
 
@@ -104,35 +104,24 @@ def _monic(roots: Iterable[Fraction]) -> list[Fraction]:
     return found
 
 
-@dataclass(frozen=True)
-class Winograd:
-    """Rewrite convolutions, those given by name.
-
-    Parameters
-    ----------
-    names : collection of str, optional
-        Nodes to rewrite; by default all that can be.
+class Winograd(ExpandingPass):
+    """Rewrite convolutions.
 
     Notes
     -----
-    Normal graph to normal graph; a graph without such convolutions comes back as it is. The last node of what takes a
-    convolution's place has its name. Whether it pays depends on the machine: it is for a policy that compares.
     Rounding differs from the direct convolution's by a few units in the last place; an infinity in the source spreads,
     as infinity or NaN, over the rows of its tile.
     """
 
     name: ClassVar[str] = "winograd"
 
-    names: Collection[str] | None = None
+    def applies(self, graph: Graph, node: Node) -> bool:
+        """Whether a node is a convolution that can be filtered."""
+        return _tile_of(graph, node) is not None
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph; the same object where nothing is to be rewritten."""
-        return expand(graph, {node.name for node in self.eligible(graph)}, _replace)
-
-    def eligible(self, graph: Graph) -> list[Node]:
-        """Return the convolutions that are rewritten, in order."""
-        nodes = graph.nodes() if self.names is None else [graph.node(name) for name in self.names]
-        return [node for node in nodes if _tile_of(graph, node) is not None]
+    def replace(self, graph: Graph, out: Graph, node: Node) -> None:
+        """Add the steps of a filtered convolution."""
+        _Filtering(graph, out, node).run()
 
 
 def _tile_of(graph: Graph, node: Node) -> Tile | None:
@@ -162,10 +151,6 @@ def _cheapest(dims: tuple[int, ...], taps: int) -> Tile:
         return (rows + taps - 1) * (batch * tall + 1) * (_COPY if copied else 1.0)
 
     return Tile.make(min(_ROWS[taps], key=rows_of_products), taps)
-
-
-def _replace(graph: Graph, out: Graph, node: Node) -> None:
-    _Filtering(graph, out, node).run()
 
 
 class _Filtering(Expansion):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.norm_as_convolution import NormAsConvolution
 from fmtprop.passes.optimal.assign import OptimalFormats
@@ -18,15 +18,14 @@ from fmtprop.passes.winograd import Winograd
 
 __all__ = ["expansions"]
 
+#: op -> how its nodes become several
+_REWRITES: Mapping[str, type[ExpandingPass]] = {
+    "convolution": Winograd,
+    "batch_normalization": NormAsConvolution,
+}
+
 #: channels and rows below which filtering has nothing to gain: such convolutions are not even asked about
 _CHANNELS, _HEIGHT = 16, 4
-
-
-class _Rewrite(Protocol):
-    """A pass that replaces nodes by several, the last of which has the node's name."""
-
-    def run(self, graph: Graph) -> Graph: ...
-    def eligible(self, graph: Graph) -> list[Node]: ...
 
 
 def expansions(graph: Graph, solver: OptimalFormats, *, winograd: bool = True) -> dict[str, Candidate]:
@@ -42,40 +41,32 @@ def expansions(graph: Graph, solver: OptimalFormats, *, winograd: bool = True) -
         Whether convolutions may be filtered.
     """
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
-    numbered: list[tuple[str, dict[str, Value], list[Node]]] = []
-    expanded: dict[Callable[[Collection[str]], _Rewrite], list[str]] = {}
-    for impl, rewrite, nodes in _distinct(graph, winograd):
-        expanded.setdefault(rewrite, []).append(_expanded(len(numbered)))
-        operands = _add_twins(trial, boundary, graph, nodes[0], len(numbered))
-        numbered.append((impl, operands, nodes))
-    if not numbered:
+    alike = _alike(graph, winograd)
+    operands = [_add_twins(trial, boundary, graph, node, number) for number, (node, *_) in enumerate(alike)]
+    if not alike:
         return {}
     rewritten = trial
-    for rewrite, names in expanded.items():
+    for op, rewrite in _REWRITES.items():
+        names = [_expanded(number) for number, (node, *_) in enumerate(alike) if node.op == op]
         rewritten = rewrite(names).run(rewritten)
     formatted, _ = replace(solver, boundary=boundary, pins={}).solve(rewritten)
     found = {}
-    for number, (impl, operands, nodes) in enumerate(numbered):
+    for number, nodes in enumerate(alike):
         result = formatted.inputs(f"{_expanded(number)}.out")["src"]
-        candidate = Composition(formatted, operands, result).candidate(impl)
+        candidate = Composition(formatted, operands[number], result).candidate(_REWRITES[nodes[0].op].name)
         found.update({node.name: candidate for node in nodes})
     return found
 
 
-def _distinct(graph: Graph, winograd: bool) -> Iterator[tuple[str, Callable[[Collection[str]], _Rewrite], list[Node]]]:
-    """Yield what each distinct node can be replaced by, and all nodes that are like it."""
-    alike: dict[Hashable, list[Node]] = {}
+def _alike(graph: Graph, winograd: bool) -> list[list[Node]]:
+    """Return the nodes that can run as several, those together that cost the same."""
     convolutions = [node for node in Winograd().eligible(graph) if _is_large(graph, node)] if winograd else []
-    norms = NormAsConvolution().eligible(graph)
-    for node in (*convolutions, *norms):
+    alike: dict[Hashable, list[Node]] = {}
+    for node in (*convolutions, *NormAsConvolution().eligible(graph)):
         types = tuple((name, graph.type_of(value)) for name, value in graph.inputs(node.name).items())
         tail = tuple(post_op.attrs for post_op in node.post_ops)
         alike.setdefault((node.op, node.attrs, tail, types, node.results), []).append(node)
-    for nodes in alike.values():
-        if nodes[0].op == "convolution":
-            yield "winograd", Winograd, nodes
-        else:
-            yield "depthwise", NormAsConvolution, nodes
+    return list(alike.values())
 
 
 def _is_large(graph: Graph, node: Node) -> bool:
