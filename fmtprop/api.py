@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fmtprop import dnnl
+from fmtprop import collector, dnnl
 from fmtprop.compiled import CompiledModel, random_inputs
 from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
@@ -161,7 +161,8 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
         As :func:`compile`.
     """
     options = _executable(options)
-    with torch.autocast("cpu", enabled=False):  # the caller's is no part of what is computed here
+    # the caller's autocast is no part of what is computed here
+    with torch.autocast("cpu", enabled=False), collector.paused():
         if dnnl.fork_guard():
             net = dnnl.after_fork(lambda: _compile_graph(graph, options, again))
         else:

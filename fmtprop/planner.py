@@ -38,6 +38,9 @@ __all__ = ["Planned", "make_plan"]
 #: how often a plan whose own check failed is planned again around the failure
 _ATTEMPTS = 5
 
+#: seconds for running plans against each other, where compiling is to be quick and where the plan is to be good
+_QUICK, _PATIENT = 0.25, 1.0
+
 #: called with the name of the stage that ended
 Lap = Callable[[str], None]
 
@@ -148,7 +151,7 @@ class _Planner:
             plans = rehearse(graphs, self.target)
         else:
             plans = [build_plan(graph, self.target) for graph in graphs]
-        result = contest(plans, random_inputs(self.normal))
+        result = contest(plans, random_inputs(self.normal), _PATIENT if self.options.tune in MEASURING else _QUICK)
         self.lap("confirm")
         return result
 

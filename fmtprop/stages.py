@@ -6,13 +6,13 @@ plan and its checks are :mod:`fmtprop.api`'s.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from dataclasses import dataclass
 
 import torch
 
 from fmtprop import dnnl
+from fmtprop.collector import collect_young
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
@@ -180,5 +180,5 @@ def weights_nbytes(graph: Graph) -> int:
 def make_room(graph: Graph) -> None:
     """Give back the memory of what earlier stages left, if the model is large: their graphs are held by cycles."""
     if weights_nbytes(graph) > _LARGE:
-        gc.collect()
+        collect_young()
         dnnl.trim_heap()

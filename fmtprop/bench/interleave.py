@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fmtprop import collector
 from fmtprop.bench.compare import Agreement, compare_outputs, tensors_of
 from fmtprop.bench.environment import Environment
 from fmtprop.errors import FmtpropError
@@ -295,14 +296,9 @@ def take_turns(
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Keep the garbage collector away: a collection in a timed run would be charged to whoever allocates next."""
-    collecting = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with collector.paused():
         yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: float = 0.0) -> float:

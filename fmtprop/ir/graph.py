@@ -285,7 +285,8 @@ class Graph:
         self._graph.remove_node(name)
         self.constants.pop(name, None)
         self._inputs.pop(name, None)
-        self._ranks = None
+        if self._ranks is not None:  # nobody read it: the others keep their order
+            del self._ranks[name]
 
     def remove_dead(self) -> int:
         """Remove every node that no output depends on, inputs excepted; return how many."""

@@ -153,7 +153,8 @@ class Initialiser:
             values = np.asarray(generator.random(dims, dtype=np.float32))
             scale, shift = np.float32(second) - np.float32(first), np.float32(first)
         values *= scale
-        values += shift
+        if shift:
+            values += shift
         return values
 
     def _fill(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

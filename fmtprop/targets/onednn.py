@@ -49,6 +49,8 @@ class OneDnnTarget:
         #: (node label, what the library said) for each request that it declined: read by reports and tests
         self.declined: list[tuple[str, str]] = []
         self._rejected: set[object] = set()
+        #: attributes without operands, which many nodes share
+        self._attrs: dict[object, dnnl.PrimitiveAttr] = {}
 
     def reject(self, node: Node) -> None:
         """Never offer again the implementation that a formatted node chose: it gave a wrong answer."""
@@ -120,6 +122,9 @@ class OneDnnTarget:
         return None
 
     def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
+        key = None if any(post_op.operands for post_op in node.post_ops) else _tail(node)
+        if key is not None and key in self._attrs:
+            return self._attrs[key]
         tail = dnnl.PostOps()
         for post_op in node.post_ops:
             attrs = post_op.attrs.to_json()
@@ -133,7 +138,10 @@ class OneDnnTarget:
                 _append_depthwise(tail, node, post_op, natives)
             else:
                 raise GraphError(f"{node.label}: oneDNN has no post-op {post_op.op!r}")
-        return dnnl.PrimitiveAttr(tail)
+        attr = dnnl.PrimitiveAttr(tail)
+        if key is not None:
+            self._attrs[key] = attr
+        return attr
 
     def _candidate(
         self, node: Node, declaration: OpDef, request: Request, lowering: Lowering, pd: dnnl.PrimitiveDesc

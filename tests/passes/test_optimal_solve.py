@@ -7,15 +7,24 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
 from fmtprop.errors import GraphError, PassError
 from fmtprop.passes.optimal import Alternative, Problem, ReorderTable, Solution, cheapest_conversions, evaluate, solve
+from fmtprop.passes.optimal.elimination import eliminate
 from fmtprop.passes.optimal.problem import find_cycle
 from fmtprop.passes.optimal.prune import prune
 
 FORMATS = ("abcd", "acdb", "aBcd8b", "aBcd16b")
+
+
+@pytest.fixture(params=["elimination first", "program alone"], autouse=True)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve every problem of this file in both ways."""
+    if request.param == "program alone":
+        monkeypatch.setattr(import_module("fmtprop.passes.optimal.solve"), "eliminate", lambda *_: None)
 
 
 def brute_force(problem: Problem) -> float:
@@ -275,6 +284,71 @@ def network(rng: random.Random, count: int) -> Problem:
     alternatives.append(Alternative(("output",), {f"t_{count - 1}": (plain,)}, {}, 0.0))
     reorders[f"t_{count - 1}"] = {pair: size for pair in itertools.permutations(formats, 2)}
     return Problem((*ops, "output"), tuple(alternatives), reorders)
+
+
+def branches(rng: random.Random, count: int) -> Problem:
+    """Blocks of a network: two convolutions and the sum with what went into them, or with a third beside them."""
+    formats = FORMATS_OF_A_NETWORK
+    ops, alternatives = ["input"], [Alternative(("input",), {}, {"t": formats[0]}, 0.0)]
+
+    def op(*sources: str) -> str:
+        name = f"op_{len(ops)}"
+        ops.append(name)
+        for fmt in formats:
+            reads = {tensor: (fmt,) for tensor in sources}
+            alternatives.append(
+                Alternative((name,), reads, {f"{name}.dst": rng.choice(formats)}, rng.uniform(2e-6, 4e-6))
+            )
+        return f"{name}.dst"
+
+    tensor = "t"
+    while len(ops) < count:
+        tensor = op(op(op(tensor)), op(tensor) if rng.random() < 0.3 else tensor)
+    ops.append("output")
+    alternatives.append(Alternative(("output",), {tensor: (formats[0],)}, {}, 0.0))
+    costs = {pair: rng.uniform(0.5e-6, 1e-6) for pair in itertools.permutations(formats, 2)}
+    tensors = dict.fromkeys(tensor for alternative in alternatives for tensor in alternative.writes)
+    return Problem(tuple(ops), tuple(alternatives), dict.fromkeys(tensors, costs))
+
+
+def everything_meets(count: int) -> Problem:
+    """Tensors in any format, each two of which are read in one."""
+    makers = [f"make_{number}" for number in range(count)]
+    meetings = list(itertools.combinations(makers, 2))
+    alternatives = [Alternative((maker,), {}, {maker: fmt}, 0.0) for maker in makers for fmt in FORMATS]
+    alternatives += [
+        Alternative((f"{one}+{two}",), {one: (fmt,), two: (fmt,)}, {}, 1e-6 * (FORMATS.index(fmt) + 1))
+        for one, two in meetings
+        for fmt in FORMATS
+    ]
+    costs = {pair: 1e-6 for pair in itertools.permutations(FORMATS, 2)}
+    ops = (*makers, *(f"{one}+{two}" for one, two in meetings))
+    return Problem(ops, tuple(alternatives), dict.fromkeys(makers, costs))
+
+
+def test_elimination_solves_what_is_narrow_and_leaves_what_is_wide() -> None:
+    for seed in range(8):
+        problem = branches(random.Random(seed), 60)
+        table = ReorderTable(problem.reorders)
+        found = eliminate(problem, table)
+        assert found is not None
+        chosen, seconds = found
+        assert seconds == pytest.approx(evaluate(problem, chosen, cheapest_conversions(problem, chosen, table)))
+        assert solve(problem, time_limit=math.inf).objective == pytest.approx(seconds, rel=1e-6)
+    wide = everything_meets(12)
+    assert eliminate(wide, ReorderTable(wide.reorders)) is None
+    assert solve(wide, time_limit=math.inf).optimal
+
+
+def test_elimination_of_random_problems() -> None:
+    narrow = 0
+    for seed in range(3000, 3050):
+        problem = random_problem(random.Random(seed))
+        found = eliminate(problem, ReorderTable(problem.reorders))
+        if found is not None:
+            assert found[1] == pytest.approx(brute_force(problem), rel=1e-9, abs=1e-15), seed
+            narrow += 1
+    assert narrow > 25
 
 
 def assert_honest(problem: Problem, solution: Solution) -> None:

@@ -1,7 +1,8 @@
 """The exact solver: the best choice of alternatives and reorders, and the proof.
 
-Owns the order of events: leave out what cannot matter, find a good choice quickly, let the linear program improve on it
-and prove it, and report what is known when the time ends. Knows nothing of graphs, targets and formats.
+Owns the order of events: leave out what cannot matter, eliminate op by op where the problem is narrow; where it is not,
+find a good choice quickly, let the linear program improve on it and prove it, and report what is known when the time
+ends. Knows nothing of graphs, targets and formats.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import time
 from collections.abc import Collection, Sequence
 
 from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
-from fmtprop.passes.optimal.feasible import find_feasible
+from fmtprop.passes.optimal.elimination import eliminate
 from fmtprop.passes.optimal.problem import Problem, Solution, evaluate, find_cycle
-from fmtprop.passes.optimal.program import AssignmentProgram
 from fmtprop.passes.optimal.prune import prune
 from fmtprop.passes.optimal.search import descend, greedy
 
@@ -69,8 +69,9 @@ def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | 
     search = _Search(problem, start + time_limit)
     if baseline is not None:
         search.offer(baseline)
-    search.start()
-    search.prove()
+    if not search.eliminate():
+        search.start()
+        search.prove()
     return search.solution(time.monotonic() - start)
 
 
@@ -92,16 +93,29 @@ class _Search:
         if objective < self._objective:
             self._chosen, self._objective = tuple(sorted(chosen)), objective
 
+    def eliminate(self) -> bool:
+        """Find the best choice of a narrow problem; say whether that could be done."""
+        found = eliminate(self._reduced, self._table) if self._remaining() > 0.0 else None
+        if found is None:
+            return False
+        chosen, self._bound = found
+        self.offer(self._original(chosen))
+        return True
+
     def start(self) -> None:
         """Find a choice quickly: the answer if the program finds none in time, and its measure of what is a lot."""
         chosen = greedy(self._reduced, self._table)
         if chosen is None:
+            from fmtprop.passes.optimal.feasible import find_feasible  # SciPy is imported where it is needed
+
             chosen = find_feasible(self._reduced, self._table)
         until = time.monotonic() + _START * self._remaining()
         self.offer(self._original(descend(self._reduced, self._table, chosen, until)))
 
     def prove(self) -> None:
         """Let the program find the best choice and a bound."""
+        from fmtprop.passes.optimal.program import AssignmentProgram  # SciPy takes as long as a small compilation
+
         program = AssignmentProgram(self._reduced)
         while self._remaining() > 0.0 and self._bound < self._objective:
             outcome = program.minimise(self._objective, self._remaining())

@@ -1,0 +1,234 @@
+"""The exact assignment of narrow problems, by eliminating one variable after the other.
+
+Owns variables, the tables over them, and their order. What is chosen for an op matters to its neighbours alone: it can
+be left out once its best alternative is known for whatever they choose, which is a table over them. Networks are mostly
+chains with a few branches side by side and never need a large one. Where one would be, this gives up, and
+:mod:`fmtprop.passes.optimal.program` takes over.
+
+References
+----------
+R. Dechter, "Bucket elimination: a unifying framework for reasoning", Artificial Intelligence 113 (1999).
+A. Anderson and D. Gregg, "Optimal DNN primitive selection with partitioned boolean quadratic programming", CGO 2018:
+the same reductions, of up to two neighbours.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from fmtprop.passes.optimal.conversions import ReorderTable, TensorReorders
+from fmtprop.passes.optimal.problem import Format, Problem, Tensor, find_cycle
+
+#: an op, whose values are the alternatives that cover it, or a tensor, whose values are the sets of formats it is
+#: made in
+Variable: TypeAlias = Hashable
+Formats: TypeAlias = frozenset[Format]
+
+#: entries of all tables together, and sets of formats that a tensor may be needed in, above which a problem is not
+#: narrow: some tenths of a second
+_MANY_ENTRIES, _MANY_SETS = 1 << 24, 128
+
+
+class _TooWideError(Exception):
+    """A table would be too large, or no table says what the problem says."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Seconds for each combination of values: a part of the objective, with an axis per variable."""
+
+    scope: tuple[Variable, ...]
+    seconds: np.ndarray
+
+
+def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...], float] | None:
+    """Find the cheapest choice of alternatives of a narrow problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        As it was checked.
+    reorders : ReorderTable
+        Of this problem.
+
+    Returns
+    -------
+    tuple of tuple of int and float, or None
+        The best choice, ascending, and what no choice can fall below: its seconds as they were found, but for rounding
+        those of :func:`evaluate`. None where the problem is too wide or has no solution, or where alternatives of the
+        choice wait for each other.
+
+    Examples
+    --------
+    >>> problem = Problem(
+    ...     ops=("x", "conv"),
+    ...     alternatives=(
+    ...         Alternative(("x",), {}, {"x.dst": "abcd"}, 0.0),
+    ...         Alternative(("conv",), {"x.dst": ("abcd",)}, {}, 9e-6),
+    ...         Alternative(("conv",), {"x.dst": ("aBcd8b",)}, {}, 4e-6),
+    ...     ),
+    ...     reorders={"x.dst": {("abcd", "aBcd8b"): 1e-6}},
+    ... )
+    >>> eliminate(problem, ReorderTable(problem.reorders))
+    ((0, 2), 5e-06)
+    """
+    covering = problem.covering()
+    try:
+        best = _minimum([*_of_ops(problem, covering), *_of_tensors(problem, covering, reorders)])
+    except _TooWideError:
+        return None
+    if best is None:
+        return None
+    values, bound = best
+    chosen = tuple(sorted({indices[values[op]] for op, indices in covering.items()}))
+    return None if find_cycle(problem, chosen) else (chosen, bound)
+
+
+def _of_ops(problem: Problem, covering: Mapping[str, Sequence[int]]) -> Iterator[_Table]:
+    """Yield what alternatives cost, and that one for several ops is chosen for all of them or for none."""
+    covers = [alternative.covers for alternative in problem.alternatives]
+    for op, indices in covering.items():
+        own = [problem.alternatives[index].cost if covers[index][0] == op else 0.0 for index in indices]
+        yield _Table((op,), np.array(own))
+        for first in dict.fromkeys(covers[index][0] for index in indices):
+            if first != op:
+                apart = [
+                    [math.inf if one != two and (op in covers[one] or first in covers[two]) else 0.0 for two in indices]
+                    for one in covering[first]
+                ]
+                yield _Table((first, op), np.array(apart))
+
+
+def _of_tensors(problem: Problem, covering: Mapping[str, Sequence[int]], reorders: ReorderTable) -> Iterator[_Table]:
+    """Yield what the reorders of each tensor cost."""
+    writers: dict[Tensor, set[str]] = {}
+    readers: dict[Tensor, dict[str, None]] = {}
+    for alternative in problem.alternatives:
+        for tensor in alternative.writes:
+            writers[tensor] = writers.get(tensor, set(alternative.covers)) & set(alternative.covers)
+        for tensor, formats in alternative.reads.items():
+            if formats:
+                readers.setdefault(tensor, {})[alternative.covers[0]] = None
+    for tensor, ops in readers.items():
+        common = writers.get(tensor, set()) - set(ops)
+        if not common:  # written by one of several ops, or read where it is written
+            raise _TooWideError
+        writer = min(common)
+        written = [problem.alternatives[index].writes.get(tensor) for index in covering[writer]]
+        needs = {
+            op: [
+                frozenset(problem.alternatives[index].reads.get(tensor, ()))
+                if problem.alternatives[index].covers[0] == op
+                else frozenset()
+                for index in covering[op]
+            ]
+            for op in ops
+        }
+        yield from _of_tensor(tensor, writer, written, needs, reorders[tensor])
+
+
+def _of_tensor(
+    tensor: Tensor,
+    writer: str,
+    written: Sequence[Format | None],
+    needs: Mapping[str, Sequence[Formats]],
+    reorders: TensorReorders,
+) -> Iterator[_Table]:
+    """Yield what the reorders cost that lead from what is written to what is needed; None is written nowhere.
+
+    Between a writer and several readers stands the set of formats that the tensor is made in, which serves all of them.
+    """
+
+    def seconds(sets: Sequence[Formats]) -> np.ndarray:
+        rows = {fmt: [_seconds(reorders, fmt, wanted) for wanted in sets] for fmt in dict.fromkeys(written)}
+        return np.array([rows[fmt] for fmt in written])
+
+    if len(needs) == 1:
+        ((reader, wanted),) = needs.items()
+        yield _Table((writer, reader), seconds(wanted))
+        return
+    sets = list(_unions(needs.values()))
+    made = ("made", tensor)
+    yield _Table((writer, made), seconds(sets))
+    for reader, wanted in needs.items():
+        serves = [[0.0 if one <= some else math.inf for one in wanted] for some in sets]
+        yield _Table((made, reader), np.array(serves))
+
+
+def _seconds(reorders: TensorReorders, written: Format | None, wanted: Formats) -> float:
+    if not wanted:
+        return 0.0
+    return math.inf if written is None else reorders.tree(written, wanted)[0]
+
+
+def _unions(needs: Iterable[Sequence[Formats]]) -> dict[Formats, None]:
+    """Return the sets of formats that readers need together."""
+    sets: dict[Formats, None] = {frozenset(): None}
+    for wanted in needs:
+        sets = dict.fromkeys(some | one for some in sets for one in dict.fromkeys(wanted))
+        if len(sets) > _MANY_SETS:
+            raise _TooWideError
+    return sets
+
+
+def _minimum(tables: Iterable[_Table]) -> tuple[dict[Variable, int], float] | None:
+    """Return a value for each variable with which the tables' sum is least, and that; None where it is infinite."""
+    around: dict[Variable, list[_Table]] = {}
+    for table in tables:
+        for variable in table.scope:
+            around.setdefault(variable, []).append(table)
+    number = {variable: position for position, variable in enumerate(around)}  # decides between equals
+    queue = [(_entries(found), number[variable], variable) for variable, found in around.items()]
+    heapq.heapify(queue)
+    best = []
+    least, work = 0.0, 0
+    while queue:
+        entries, _, variable = heapq.heappop(queue)
+        if variable not in around or entries != _entries(around[variable]):
+            continue  # eliminated, or queued again since
+        work += entries
+        if work > _MANY_ENTRIES:
+            raise _TooWideError
+        found = around.pop(variable)
+        scope, seconds = _sum(found, variable)
+        left = _Table(scope, seconds.min(axis=-1))
+        if not scope:
+            least += float(left.seconds)
+        best.append((variable, scope, seconds.argmin(axis=-1)))
+        for other in scope:
+            around[other] = [*(table for table in around[other] if table not in found), left]
+            heapq.heappush(queue, (_entries(around[other]), number[other], other))
+    if least == math.inf:
+        return None
+    values: dict[Variable, int] = {}
+    for variable, scope, choice in reversed(best):
+        values[variable] = int(choice[tuple(values[other] for other in scope)])
+    return values, least
+
+
+def _sizes(tables: Iterable[_Table]) -> dict[Variable, int]:
+    return {variable: size for table in tables for variable, size in zip(table.scope, table.seconds.shape, strict=True)}
+
+
+def _entries(tables: Iterable[_Table]) -> int:
+    """Return how large the sum of tables is."""
+    return math.prod(_sizes(tables).values())
+
+
+def _sum(tables: Sequence[_Table], last: Variable) -> tuple[tuple[Variable, ...], np.ndarray]:
+    """Add tables; return the variables but `last`, and the sum with an axis for each and the last for `last`."""
+    sizes = _sizes(tables)
+    scope = tuple(variable for variable in sizes if variable != last)
+    axes = {variable: axis for axis, variable in enumerate((*scope, last))}
+    total = np.zeros([sizes[variable] for variable in axes])
+    for table in tables:
+        order = sorted(range(len(table.scope)), key=lambda axis: axes[table.scope[axis]])
+        shape = [sizes[variable] if variable in table.scope else 1 for variable in axes]
+        total += table.seconds.transpose(order).reshape(shape)
+    return scope, total
