@@ -31,7 +31,7 @@ def test_the_faster_plan_is_kept_and_remembered(
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     seen: list[int] = []
 
-    def decide(plans, inputs):
+    def decide(plans, inputs, budget):
         seen.append(len(plans))
         return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner)
 

@@ -305,7 +305,8 @@ class Graph:
         other.constants = dict(self.constants)
         other.structure = self.structure
         other._order = self._order
-        other._ranks, other._inputs = self._ranks, dict(self._inputs)
+        other._ranks = None if self._ranks is None else dict(self._ranks)
+        other._inputs = dict(self._inputs)
         other._counters = dict(self._counters)
         return other
 

@@ -66,6 +66,7 @@ def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...]
 
     Examples
     --------
+    >>> from fmtprop.passes.optimal.problem import Alternative
     >>> problem = Problem(
     ...     ops=("x", "conv"),
     ...     alternatives=(
@@ -75,8 +76,9 @@ def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...]
     ...     ),
     ...     reorders={"x.dst": {("abcd", "aBcd8b"): 1e-6}},
     ... )
-    >>> eliminate(problem, ReorderTable(problem.reorders))
-    ((0, 2), 5e-06)
+    >>> chosen, seconds = eliminate(problem, ReorderTable(problem.reorders))
+    >>> chosen, round(seconds * 1e6, 3)
+    ((0, 2), 5.0)
     """
     covering = problem.covering()
     try:
