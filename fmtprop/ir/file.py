@@ -159,6 +159,7 @@ def load(path: str | os.PathLike[str]) -> Graph:
         document = _parse(source)
         nxg = _assemble(document, Reader(source.parent, document.get("weights")))
         graph = from_networkx(nxg)
+        nxg.clear()  # its views hold it, and with it all weights, until the collector comes
         verify(graph, Stage.IMPORTED)
     except GraphError as error:
         raise GraphError(f"{source}: {error}") from error
