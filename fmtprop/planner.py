@@ -205,7 +205,8 @@ class _Planner:
         nested = NestConcats().run(normal)
         pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
         composed = expansions(nested, solver, winograd=self.options.winograd)
-        for formatted, certificate in pinned.solutions(nested, composed):
+        baseline = greedy if nested is self.normal else None
+        for formatted, certificate in pinned.solutions(nested, composed, baseline):
             verify(formatted, Stage.FORMATTED)
             yield _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))
 

@@ -30,17 +30,17 @@ class NestConcats:
     name: ClassVar[str] = "nest-concats"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
+        """Return the rewritten graph; the one given where no concat begins like another."""
         known: dict[_Joined, str] = {}
         concats = [node for node in graph.nodes() if node.op == "concat" and not node.post_ops]
         for node in concats:
             known.setdefault(_joined(graph, node, len(graph.inputs(node.name))), node.name)
         # all are looked up before any is changed
-        for node, prefix in [(node, _prefix(graph, node, known)) for node in concats]:
-            if prefix is None:
-                continue
-            other, length = prefix
+        nested = [(node, *prefix) for node in concats if (prefix := _prefix(graph, node, known)) is not None]
+        if not nested:
+            return graph
+        graph = graph.copy()
+        for node, other, length in nested:
             sources = _sources(graph, node)
             if length == len(sources):
                 bypass(graph, node, [Value(other)])

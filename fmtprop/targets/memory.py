@@ -15,7 +15,7 @@ from fmtprop.layout import MemoryDesc
 #: bytes; a cache line, and the widest vector register
 ALIGNMENT = 64
 
-_HUGE_PAGE = 2 << 20
+_PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
 
 
 def check_fits(nbytes: int, what: str) -> None:
@@ -43,10 +43,16 @@ def aligned_bytes(nbytes: int) -> torch.Tensor:
 
 
 def huge_bytes(nbytes: int) -> torch.Tensor:
-    """Return flat uint8 memory for an arena: written once, on transparent huge pages where the system grants them.
+    """Return flat uint8 memory for an arena: zeros, on transparent huge pages where the system grants them.
 
-    The memory is touched here because a kernel that reads never-written pages reads one shared zero page.
+    Every page is written to here because a kernel that reads never-written pages reads one shared zero page.
     """
+    memory = _untouched(nbytes)
+    memory[::_PAGE] = 0
+    return memory
+
+
+def _untouched(nbytes: int) -> torch.Tensor:
     if nbytes == 0:
         return torch.zeros(0, dtype=torch.uint8, device="cpu")
     size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
@@ -55,7 +61,7 @@ def huge_bytes(nbytes: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     raw = torch.frombuffer(pages, dtype=torch.uint8)
-    return raw[-raw.data_ptr() % _HUGE_PAGE :][:nbytes].zero_()
+    return raw[-raw.data_ptr() % _HUGE_PAGE :][:nbytes]
 
 
 def numbers(nbytes: int) -> torch.Tensor:
@@ -63,12 +69,15 @@ def numbers(nbytes: int) -> torch.Tensor:
 
     They are between -1 and 1 and no denormals, whatever floating-point type they are read in.
     """
-    memory = huge_bytes(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+    memory = _untouched(-(-nbytes // ALIGNMENT) * ALIGNMENT)
     generator = torch.Generator().manual_seed(0)
     pattern = (torch.rand(1 << 16, generator=generator) * 2 - 1).bfloat16().view(torch.uint8)
-    for start in range(0, memory.numel(), pattern.numel()):
-        part = memory[start : start + pattern.numel()]
-        part.copy_(pattern[: part.numel()])
+    done = min(pattern.numel(), memory.numel())
+    memory[:done] = pattern[:done]
+    while done < memory.numel():
+        more = min(done, memory.numel() - done)
+        memory[done : done + more] = memory[:more]
+        done += more
     return memory
 
 

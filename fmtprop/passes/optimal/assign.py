@@ -112,7 +112,9 @@ class OptimalFormats:
         """Return the formatted graph and how good it is."""
         return next(self.solutions(graph, {}))
 
-    def solutions(self, graph: Graph, composed: Mapping[str, Candidate]) -> Iterator[tuple[Graph, Certificate]]:
+    def solutions(
+        self, graph: Graph, composed: Mapping[str, Candidate], baseline: Graph | None = None
+    ) -> Iterator[tuple[Graph, Certificate]]:
         """Yield the best formatted graph, and then the best without compositions if that is another.
 
         Parameters
@@ -122,9 +124,12 @@ class OptimalFormats:
         composed : mapping of str to Candidate
             Ways to run one node by several, by its name: their handles are a
             :class:`~fmtprop.passes.optimal.composition.Composition`.
+        baseline : Graph, optional
+            What `propagate` makes of the graph, where that is known already.
         """
         greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
-        baseline = greedy.run(graph)
+        if baseline is None:
+            baseline = greedy.run(graph)
         known = _choices(graph, baseline)
         found = enumerate_ways(
             graph,
