@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -174,3 +176,30 @@ def test_samples_infer_what_their_reference_gives():
         results = ATEN.infer(sample.attrs, sample.types)
         tensors = ATEN.reference(sample.attrs, {name: random_tensor(t) for name, t in sample.types.items()})
         assert [r.dims for r in results] == [tuple(t.shape) for t in tensors]
+
+
+def test_types_are_inferred_without_pytorchs_compiler():
+    code = """
+import sys
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import HostCall
+from fmtprop.ops.host import ATEN
+call = HostCall("aten.embedding.default", '{"weight": {"tensor": "src_0"}, "indices": {"tensor": "src_1"}}')
+(result,) = ATEN.infer(call, {"src_0": TensorType((9, 4)), "src_1": TensorType((2, 3), "s64")})
+print(result, "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["f32[2,3,4]", "False"]
+
+
+def test_what_names_a_device_or_has_no_tensor_makes_no_data():
+    calls = [
+        ("aten.zeros.default", '{"size": [1000000, 1000000]}', {}),
+        (
+            "aten.zeros_like.default",
+            '{"self": {"tensor": "src_0"}, "device": "cpu"}',
+            {"src_0": TensorType((10**6, 10**6))},
+        ),
+    ]
+    for target, arguments, types in calls:
+        assert ATEN.infer(HostCall(target, arguments), types) == (TensorType((10**6, 10**6)),)
