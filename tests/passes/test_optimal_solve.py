@@ -340,6 +340,20 @@ def test_elimination_solves_what_is_narrow_and_leaves_what_is_wide() -> None:
     assert solve(wide, time_limit=math.inf).optimal
 
 
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_tensor_may_have_many_readers(choices: int) -> None:
+    readers = tuple(f"read_{number}" for number in range(200))
+    alternatives = [Alternative(("write",), {}, {"t": "a"}, 1e-6)]
+    for number, reader in enumerate(readers):
+        for fmt in ("bc"[number % 2], "d")[:choices]:
+            alternatives.append(Alternative((reader,), {"t": (fmt,)}, {}, 1e-6))
+    costs = dict.fromkeys(itertools.permutations("abcd", 2), 5e-6)
+    problem = Problem(("write", *readers), tuple(alternatives), {"t": costs})
+    solution = solve(problem)
+    # one format for all readers where they have one in common, else two
+    assert solution.optimal and solution.objective == pytest.approx(201e-6 + 5e-6 * (3 - choices))
+
+
 def test_elimination_of_random_problems() -> None:
     narrow = 0
     for seed in range(3000, 3050):

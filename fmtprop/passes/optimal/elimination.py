@@ -182,14 +182,19 @@ def _unions(needs: Iterable[Sequence[Formats]]) -> dict[Formats, None]:
 def _minimum(tables: Iterable[_Table]) -> tuple[dict[Variable, int], float] | None:
     """Return a value for each variable with which the tables' sum is least, and that; None where it is infinite."""
     around: dict[Variable, list[_Table]] = {}
-    for table in tables:
+    values: dict[Variable, int] = {}
+    least, work = 0.0, 0
+    for whole in tables:
+        values.update(dict.fromkeys(whole.scope, 0))
+        # where there is nothing to choose, an axis would only count against what NumPy can have
+        table = _Table(tuple(v for v, size in _sizes([whole]).items() if size > 1), whole.seconds.squeeze())
+        least += 0.0 if table.scope else float(table.seconds)
         for variable in table.scope:
             around.setdefault(variable, []).append(table)
     number = {variable: position for position, variable in enumerate(around)}  # decides between equals
     queue = [(_entries(found), number[variable], variable) for variable, found in around.items()]
     heapq.heapify(queue)
     best = []
-    least, work = 0.0, 0
     while queue:
         entries, _, variable = heapq.heappop(queue)
         if variable not in around or entries != _entries(around[variable]):
@@ -208,7 +213,6 @@ def _minimum(tables: Iterable[_Table]) -> tuple[dict[Variable, int], float] | No
             heapq.heappush(queue, (_entries(around[other]), number[other], other))
     if least == math.inf:
         return None
-    values: dict[Variable, int] = {}
     for variable, scope, choice in reversed(best):
         values[variable] = int(choice[tuple(values[other] for other in scope)])
     return values, least
