@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fmtprop.errors import FmtpropError
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.layout.parts import in_place_parts as in_place_parts
 
 _LETTERS = "abcdefghijkl"
+
+#: planning asks for the same formats again and again, and compares them: the same object is equal at once
+_kept = lru_cache(maxsize=4096)
 
 
 def describe(desc: MemoryDesc) -> str:
@@ -14,16 +19,19 @@ def describe(desc: MemoryDesc) -> str:
     return f"{desc.dtype}:{desc.tag}" if desc.tag is not None else str(desc)
 
 
+@_kept
 def plain(desc: MemoryDesc) -> MemoryDesc:
     """Return the dense row-major descriptor of the same dimensions and data type."""
     return MemoryDesc(desc.dims, desc.dtype)
 
 
+@_kept
 def unspecified(desc: MemoryDesc) -> MemoryDesc:
     """Return the `any` descriptor of the same dimensions and data type."""
     return MemoryDesc.any(desc.dims, desc.dtype)
 
 
+@_kept
 def channels_last(desc: MemoryDesc) -> MemoryDesc:
     """Return the dense descriptor with axis 1 innermost (``acdb`` for rank 4); plain below rank 3."""
     if desc.ndim < 3:
@@ -32,6 +40,7 @@ def channels_last(desc: MemoryDesc) -> MemoryDesc:
     return MemoryDesc(desc.dims, desc.dtype, tag=letters[0] + letters[2:] + letters[1])
 
 
+@_kept
 def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
     """Return the descriptor with axis 1 blocked (``aBcd16b`` for rank 4); plain below rank 3."""
     if desc.ndim < 3:
@@ -76,7 +85,8 @@ def usual(desc: MemoryDesc) -> list[MemoryDesc]:
     return list(dict.fromkeys(found))
 
 
-def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]) -> list[MemoryDesc]:
+@_kept
+def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]) -> tuple[MemoryDesc, ...]:
     """Return the formats to try for a tensor: channels-last, blocked along its channels, row-major.
 
     Parameters
@@ -90,6 +100,6 @@ def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]
     """
     row_major = MemoryDesc(dims, dtype)
     if not 3 <= len(dims) <= 5 or 0 in dims:
-        return [row_major]
+        return (row_major,)
     blocked = [channel_blocked(row_major, block) for block in blocks if dims[1] > block // 2]
-    return list(dict.fromkeys([channels_last(row_major), *blocked, row_major]))
+    return tuple(dict.fromkeys([channels_last(row_major), *blocked, row_major]))
