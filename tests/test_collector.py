@@ -1,0 +1,71 @@
+"""The cycle collector waits while a model is compiled, and nothing large waits for it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop import collector
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.types import TensorType
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    yield
+    gc.enable()
+
+
+def test_paused_leaves_things_as_they_were():
+    with pytest.raises(KeyError), collector.paused():
+        assert not gc.isenabled()
+        with collector.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+    gc.disable()
+    with collector.paused():
+        pass
+    assert not gc.isenabled()
+
+
+class Node:
+    pass
+
+
+def test_what_was_made_while_it_paused_is_collected():
+    gc.collect()
+    with collector.paused():
+        node = Node()
+        node.itself, dead = node, weakref.ref(node)
+        del node
+        assert dead() is not None
+        collector.collect_young()
+        assert dead() is None
+
+
+def test_a_compilation_switches_it_on_again():
+    net = fp.compile("chain")
+    assert gc.isenabled() and net.plan.steps
+    with pytest.raises(fp.errors.FmtpropError):
+        fp.compile("chain", policy="no such policy")
+    assert gc.isenabled()
+
+
+def test_a_loaded_graph_frees_its_weights_without_it(tmp_path):
+    graph = Graph("small")
+    weights = graph.constant("weights", TensorType((4, 4)), torch.ones(4, 4))
+    graph.output(weights)
+    fp.save(graph, tmp_path / "small.json")
+    gc.collect()
+    gc.disable()
+    loaded = fp.load(tmp_path / "small.json")
+    tensor = weakref.ref(loaded.constants["weights"])
+    assert tensor() is not None
+    loaded.constants.clear()
+    assert tensor() is None
