@@ -22,7 +22,7 @@ from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
-from fmtprop.passes.target import Candidate, Target
+from fmtprop.passes.target import Candidate, Target, can_be_read
 
 #: types whose every number is an f32 too
 _HALVES = frozenset({DataType.BF16, DataType.F16})
@@ -149,6 +149,8 @@ class Assignment:
         for desc in dict.fromkeys((tensor.desc, dense(tensor.desc), plain(tensor.desc))):
             try:
                 result = rule(node.attrs, desc, node.results[0])
+                if not can_be_read(result, self.spec.target, self.spec.fallback):
+                    raise FormatError(f"{self.spec.target.name} cannot read {result}")
             except FormatError as error:
                 refusal = refusal or error
                 continue

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmtprop.ir.node import Choice, Node
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ir.op import opdef
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, FormatKind, MemoryDesc
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,15 @@ class Target(Protocol):
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the formats worth trying for a tensor, the likeliest first; row-major is always among them."""
+
+
+def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
+    """Say whether a tensor in a format can at least be copied to row-major: a slice of some blocks cannot."""
+    if desc.is_plain or desc.is_dense or desc.kind is not FormatKind.BLOCKED:
+        return True
+    row_major = MemoryDesc(desc.dims, desc.dtype)
+    copy = Node("copy", "reorder", opdef("reorder").attrs(), (TensorType(desc.dims, desc.dtype),))
+    return any(True for target in targets for _ in target.candidates(copy, {"src": desc, "dst": row_major}))
 
 
 class Costs(Protocol):

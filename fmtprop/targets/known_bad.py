@@ -43,7 +43,7 @@ def _resampling_with_tail_not_row_major(node: Node, request: Request, impl: str)
 
 def _binary_tail_not_dense(node: Node, request: Request, impl: str) -> bool:
     tails = [post_op.operand for post_op in node.post_ops if post_op.op == "binary" and post_op.operand]
-    return any(request[name].kind == "blocked" and not request[name].is_packed for name in tails)
+    return any(request[name].kind == "blocked" and not request[name].is_dense for name in tails)
 
 
 KNOWN_BAD: tuple[KnownBad, ...] = (

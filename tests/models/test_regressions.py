@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fmtprop as fp
 from fmtprop.frontends import from_torch
+from fmtprop.layout import MemoryDesc
 from tests.models.fuzz import POLICIES, compiled, differ
 
 torch.manual_seed(0)
@@ -117,3 +119,18 @@ def test_same_as_pytorch(name, policy):
     net = compiled(from_torch(Call(function), inputs), policy)  # a warning of the plan's own check fails the test
     for _ in range(2):
         assert differ(net(*inputs), function(*inputs), 0.1) is None
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "optimal"])
+@pytest.mark.parametrize("function", [lambda x: x.unbind(2), lambda x: [2 * part for part in x.unbind(2)]])
+def test_slices_of_blocks_that_cannot_be_read(function, policy):
+    x, blocked = torch.randn(1, 12, 3), MemoryDesc((1, 12, 3), "f32", tag="aBc8b")
+    net = fp.compile(Call(function), x, policy=policy, tune="model", boundary={"args_0": blocked})
+    assert all(map(torch.equal, net(x), function(x)))
+
+
+def test_a_pin_of_what_only_a_reference_computes():
+    function, x = lambda x: torch.linalg.vector_norm(x.relu(), 2, 0, keepdim=True), torch.randn(2, 8, 8)
+    net = fp.compile(Call(function), x, pin={"reduction_1.dst": "aBc8b"}, tune="model")
+    assert net.graph.node("reduction_1").descs[0].tag == "aBc8b"
+    assert differ(net(x), function(x), 0.1) is None

@@ -286,6 +286,8 @@ def test_known_bad_binary_tail():
     dense = MemoryDesc((2, 32, 10, 10), "f32", tag="acdb")
     gaps = MemoryDesc((2, 32, 10, 10), "f32", strides=(6400, 200, 20, 1))
     assert known_bad((3, 2, 0), node, {**formats, "post_op_0": dense}, "brgconv:avx2") is None
+    padded = MemoryDesc((2, 30, 10, 10), "f32", tag="aBcd8b")
+    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": padded}, "jit:uni") is None
     assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps}, "brgconv:avx2")
     assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}, "brgconv:avx2") is None
 

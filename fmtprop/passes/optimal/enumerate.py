@@ -21,7 +21,7 @@ from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.optimal.wishes import wishes
-from fmtprop.passes.target import Candidate, Target
+from fmtprop.passes.target import Candidate, Target, can_be_read
 
 __all__ = ["Pins", "enumerate_ways"]
 
@@ -139,7 +139,8 @@ class _Enumerator:
     def _distinct(self, node: Node, inputs: Mapping[str, Value], known: Sequence[Candidate] = ()) -> list[Candidate]:
         """Return the node's ways once each, without reference implementations where there are others."""
         seen: dict[object, Candidate] = {}
-        for candidate in (*known, *self._ways(node, inputs)):
+        # the known ones last: whether they are references is not known
+        for candidate in (*self._ways(node, inputs), *known):
             key = (candidate.target, candidate.impl, tuple(sorted(candidate.operands.items(), key=_by_name)))
             seen.setdefault((key, candidate.results), candidate)
         real = [candidate for candidate in seen.values() if not candidate.is_ref]
@@ -167,6 +168,8 @@ class _Enumerator:
             try:
                 result = rule(node.attrs, desc, node.results[0]) if rule is not None else desc
             except FmtpropError:
+                continue
+            if not can_be_read(result, self.target, self.fallback):
                 continue
             possible = True
             yield Candidate("view", "view", {"src": desc}, (result,))
