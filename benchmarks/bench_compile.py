@@ -28,7 +28,7 @@ from benchmarks.models import Model
 from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph, random_inputs
 from fmtprop.bench import Agreement, Environment, compare_outputs
-from fmtprop.bench.contenders import Contender
+from fmtprop.bench.contenders import contender
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import as_module, load
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{error}", file=sys.stderr)
             failed = True
     tell("")
-    environment = Environment.capture(options.threads, Contender("fmtprop", "f32").versions())
+    environment = Environment.capture(options.threads, contender("fmtprop").versions())
     print(headline(environment), "", render(imports, compilations), sep="\n")
     rows = [asdict(one) for one in compilations]
     write_json(options.json, {"environment": asdict(environment), "imports": imports, "compilations": rows})

@@ -29,7 +29,7 @@ from benchmarks.models import Model
 from fmtprop import dnnl
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
 from fmtprop.bench import Agreement, Environment, Quartiles, compare_outputs
-from fmtprop.bench.contenders import Contender
+from fmtprop.bench.contenders import contender
 from fmtprop.bench.interleave import take_turns, time_turn, uncollected
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{error}", file=sys.stderr)
             failed = True
     tell("")
-    environment = Environment.capture(options.threads, Contender("fmtprop", "f32").versions())
+    environment = Environment.capture(options.threads, contender("fmtprop").versions())
     print(headline(environment), "", render(results), sep="\n")
     rows = [{**asdict(one), "microseconds_per_step": one.microseconds_per_step, "met": one.met} for one in results]
     write_json(options.json, {"environment": asdict(environment), "results": rows})

@@ -332,6 +332,21 @@ def test_a_wrong_compilation_is_named() -> None:
     assert ["chain,", "warm", "10", "20", "30"] in [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.parametrize("script", [bench_compile, bench_overhead, bench_memory])
+def test_a_script_from_its_command_line(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_compile, "import_seconds", lambda *_: 0.5)
+    more = {
+        bench_compile: [],
+        bench_overhead: ["--rounds", "2"],
+        bench_memory: ["--of", "fmtprop", "--runs", "1"],
+    }
+    assert script.main(["chain", "--threads", "1", *more[script]]) in (0, 1)  # 1: a target is missed
+    printed = capsys.readouterr().out
+    assert "chain" in printed and "onednn" in printed and "WRONG" not in printed
+
+
 @pytest.mark.parametrize("module", [common, models, bench_memory])
 def test_examples(module: ModuleType) -> None:
     outcome = doctest.testmod(module)
