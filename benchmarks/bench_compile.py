@@ -130,15 +130,19 @@ def render(imports: Mapping[str, float], compilations: Sequence[Compilation]) ->
     lines = [[name, f"{1e3 * value:.0f}"] for name, value in imports.items()]
     parts = [table("import", ["module", "ms"], lines), ""]
     if compilations:
-        stages = list(compilations[0].seconds)
+        stages = list(dict.fromkeys(stage for one in compilations for stage in one.seconds))
         rows = [
-            [f"{one.model}, {one.cache}", *(f"{1e3 * one.seconds[stage]:.0f}" for stage in stages), _total(one)]
+            [f"{one.model}, {one.cache}", *(_milliseconds(one, stage) for stage in stages), _total(one)]
             for one in compilations
         ]
         parts.append(table("compilation, ms", ["model", *stages, "total"], rows))
     wrong = [one for one in compilations if not one.agreement.passed]
     parts += [f"{one.model}, {one.cache}: WRONG OUTPUTS: {one.agreement.message}" for one in wrong]
     return "\n".join(parts)
+
+
+def _milliseconds(one: Compilation, stage: str) -> str:
+    return f"{1e3 * one.seconds[stage]:.0f}" if stage in one.seconds else ""  # warm, nothing runs in a contest
 
 
 def _total(one: Compilation) -> str:

@@ -327,6 +327,10 @@ def test_import_of_nothing_fails() -> None:
 
 def test_a_wrong_compilation_is_named() -> None:
     one = bench_compile.Compilation("chain", "warm", {"load": 0.01, "plan": 0.02}, WRONG)
+    cold = bench_compile.Compilation("chain", "cold", {"load": 0.01, "confirm": 0.5, "plan": 0.02}, PASSED)
+    assert ["chain,", "cold", "10", "500", "20", "530"] in [
+        line.split() for line in bench_compile.render({}, [cold, one]).splitlines()
+    ]
     text = bench_compile.render({"fmtprop": 0.025}, [one])
     assert "chain, warm: WRONG OUTPUTS: output 0" in text
     assert ["chain,", "warm", "10", "20", "30"] in [line.split() for line in text.splitlines()]
