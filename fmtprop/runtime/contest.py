@@ -40,7 +40,7 @@ class Contest:
     winner: int
 
 
-def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float = 0.25) -> Contest:
+def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float) -> Contest:
     """Run plans in turns and say which is faster.
 
     Parameters

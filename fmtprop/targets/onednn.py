@@ -122,26 +122,12 @@ class OneDnnTarget:
         return None
 
     def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
-        key = None if any(post_op.operands for post_op in node.post_ops) else _tail(node)
-        if key is not None and key in self._attrs:
-            return self._attrs[key]
-        tail = dnnl.PostOps()
-        for post_op in node.post_ops:
-            attrs = post_op.attrs.to_json()
-            if post_op.op == "eltwise":
-                tail.append_eltwise(f"eltwise_{attrs['alg']}", attrs["alpha"], attrs["beta"])
-            elif post_op.op == "sum":
-                tail.append_sum(attrs["scales"][0])
-            elif post_op.op == "binary" and post_op.operand is not None:
-                tail.append_binary(f"binary_{attrs['alg']}", natives[post_op.operand])
-            elif post_op.op == "convolution" and post_op.operand is not None:
-                _append_depthwise(tail, node, post_op, natives)
-            else:
-                raise GraphError(f"{node.label}: oneDNN has no post-op {post_op.op!r}")
-        attr = dnnl.PrimitiveAttr(tail)
-        if key is not None:
-            self._attrs[key] = attr
-        return attr
+        if any(post_op.operands for post_op in node.post_ops):
+            return _attributes(node, natives)
+        key = _tail(node)
+        if key not in self._attrs:
+            self._attrs[key] = _attributes(node, {})
+        return self._attrs[key]
 
     def _candidate(
         self, node: Node, declaration: OpDef, request: Request, lowering: Lowering, pd: dnnl.PrimitiveDesc
@@ -184,6 +170,23 @@ class _Answers:
                 self._known.append(candidate)
             yield self._known[index]
             index += 1
+
+
+def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
+    tail = dnnl.PostOps()
+    for post_op in node.post_ops:
+        attrs = post_op.attrs.to_json()
+        if post_op.op == "eltwise":
+            tail.append_eltwise(f"eltwise_{attrs['alg']}", attrs["alpha"], attrs["beta"])
+        elif post_op.op == "sum":
+            tail.append_sum(attrs["scales"][0])
+        elif post_op.op == "binary" and post_op.operand is not None:
+            tail.append_binary(f"binary_{attrs['alg']}", natives[post_op.operand])
+        elif post_op.op == "convolution" and post_op.operand is not None:
+            _append_depthwise(tail, node, post_op, natives)
+        else:
+            raise GraphError(f"{node.label}: oneDNN has no post-op {post_op.op!r}")
+    return dnnl.PrimitiveAttr(tail)
 
 
 def _append_depthwise(tail: dnnl.PostOps, node: Node, post_op: PostOp, natives: Mapping[str, dnnl.NativeDesc]) -> None:

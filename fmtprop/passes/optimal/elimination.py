@@ -63,22 +63,6 @@ def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...]
         The best choice, ascending, and what no choice can fall below: its seconds as they were found, but for rounding
         those of :func:`evaluate`. None where the problem is too wide or has no solution, or where alternatives of the
         choice wait for each other.
-
-    Examples
-    --------
-    >>> from fmtprop.passes.optimal.problem import Alternative
-    >>> problem = Problem(
-    ...     ops=("x", "conv"),
-    ...     alternatives=(
-    ...         Alternative(("x",), {}, {"x.dst": "abcd"}, 0.0),
-    ...         Alternative(("conv",), {"x.dst": ("abcd",)}, {}, 9e-6),
-    ...         Alternative(("conv",), {"x.dst": ("aBcd8b",)}, {}, 4e-6),
-    ...     ),
-    ...     reorders={"x.dst": {("abcd", "aBcd8b"): 1e-6}},
-    ... )
-    >>> chosen, seconds = eliminate(problem, ReorderTable(problem.reorders))
-    >>> chosen, round(seconds * 1e6, 3)
-    ((0, 2), 5.0)
     """
     covering = problem.covering()
     try:
