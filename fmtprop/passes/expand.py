@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -62,7 +63,7 @@ class Expansion:
 
 
 @dataclass(frozen=True)
-class ExpandingPass:
+class ExpandingPass(ABC):
     """Rewrite nodes, those given by name, to several that compute the same; what a subclass is for says which and how.
 
     Parameters
@@ -101,13 +102,13 @@ class ExpandingPass:
         nodes = graph.nodes() if self.names is None else [graph.node(name) for name in self.names]
         return [node for node in nodes if self.applies(graph, node)]
 
+    @abstractmethod
     def applies(self, graph: Graph, node: Node) -> bool:
         """Whether a node can be rewritten."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
         """Add to a new graph what takes a node's place."""
-        raise NotImplementedError
 
 
 def is_plain_arithmetic(graph: Graph, node: Node) -> bool:
