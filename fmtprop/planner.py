@@ -10,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fmtprop import dnnl
 from fmtprop.compiled import random_inputs
@@ -104,6 +105,19 @@ class _Contestant:
     graph: Graph
     certificate: Certificate | None = None
 
+    @cached_property
+    def key(self) -> str:
+        """A hash of what its graph executes and how."""
+        digest = hashlib.sha256()
+        for node in self.graph.nodes():
+            choice = node.choice
+            if choice is not None:
+                tail = tuple((post_op.op, post_op.attrs) for post_op in node.post_ops)
+                inputs = tuple(self.graph.inputs(node.name).items())
+                how = (node.op, node.attrs, tail, choice.target, choice.impl, choice.operands, node.descs, inputs)
+                digest.update(repr(how).encode())
+        return digest.hexdigest()
+
 
 class _Planner:
     def __init__(self, normal: Graph, options: Options, lap: Lap, again: Callable[[], Graph] | None) -> None:
@@ -192,7 +206,7 @@ class _Planner:
         found.append(_Contestant(greedy))
         distinct: dict[str, _Contestant] = {}
         for contestant in found:
-            distinct.setdefault(_key(contestant.graph), contestant)
+            distinct.setdefault(contestant.key, contestant)
         return list(distinct.values())
 
     def _greedy(self, policy: str) -> Graph:
@@ -204,7 +218,8 @@ class _Planner:
         """Yield the best by cost, and then the best in which no node runs as several if that is another."""
         nested = NestConcats().run(normal)
         pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
-        composed = expansions(nested, solver, winograd=self.options.winograd)
+        measuring = self.options.tune in MEASURING
+        composed = expansions(nested, solver, winograd=self.options.winograd, beside=measuring)
         baseline = greedy if nested is self.normal else None
         for formatted, certificate in pinned.solutions(nested, composed, baseline):
             verify(formatted, Stage.FORMATTED)
@@ -223,18 +238,5 @@ class _Planner:
 
 def _contest_key(contestants: Sequence[_Contestant]) -> str:
     """Return what the verdict of a contest is remembered by: all that was run, on which machine, with which threads."""
-    keys = [_key(contestant.graph) for contestant in contestants]
+    keys = [contestant.key for contestant in contestants]
     return key_of({"contest": keys, "threads": dnnl.lib().threads})
-
-
-def _key(graph: Graph) -> str:
-    """Return a hash of what a formatted graph executes and how."""
-    digest = hashlib.sha256()
-    for node in graph.nodes():
-        choice = node.choice
-        if choice is not None:
-            tail = tuple((post_op.op, post_op.attrs) for post_op in node.post_ops)
-            inputs = tuple(graph.inputs(node.name).items())
-            how = (node.op, node.attrs, tail, choice.target, choice.impl, choice.operands, node.descs, inputs)
-            digest.update(repr(how).encode())
-    return digest.hexdigest()

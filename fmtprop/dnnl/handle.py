@@ -22,6 +22,8 @@ S = TypeVar("S", bound="Handle[Any]")
 # threads (or a thread and the garbage collector) that close one handle, exactly one destroys it.
 _ALIVE: dict[int, str] = {}
 _KEYS = itertools.count()
+#: the key of an owner that has no handle yet
+_NOTHING = -1
 
 
 def live_handles() -> dict[str, int]:
@@ -40,8 +42,8 @@ class Handle(Generic[P]):
 
     Parameters
     ----------
-    pointer : c_void_p
-        The handle, as the C function created it.
+    pointer : c_void_p or None
+        The handle, as the C function created it; None for an owner that has none yet.
     destroy : callable
         The C function that destroys it.
 
@@ -55,9 +57,12 @@ class Handle(Generic[P]):
 
     handle_kind: ClassVar[str] = "handle"
 
-    def __init__(self, pointer: P, destroy: Callable[[P], int]) -> None:
+    def __init__(self, pointer: P | None, destroy: Callable[[P], int]) -> None:
         self._destroy = destroy
-        self._own(pointer)
+        if pointer is None:
+            self._key = _NOTHING
+        else:
+            self._own(pointer)
 
     def _own(self, pointer: P) -> None:
         """Become the owner of a handle; of a second one only after the first was closed."""

@@ -49,8 +49,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     Parameters
     ----------
-    pointer : dnnl_primitive_desc_t
-        The handle; this object becomes its owner.
+    pointer : dnnl_primitive_desc_t or None
+        The handle; this object becomes its owner. None for one that is put away from the start.
     recipe : Recipe
         What it was created from.
     index : int
@@ -62,7 +62,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     def __init__(
         self,
-        pointer: _abi.dnnl_primitive_desc_t,
+        pointer: _abi.dnnl_primitive_desc_t | None,
         recipe: Recipe,
         index: int = 0,
     ) -> None:
@@ -70,7 +70,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         self.recipe = recipe
         self.index = index
         self._mds: dict[tuple[int, int], NativeDesc | None] = {}
-        self._away = False
+        self._away = pointer is None
 
     @property
     def handle(self) -> _abi.dnnl_primitive_desc_t:
@@ -113,7 +113,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
                 return  # another thread has
             # Not by its place alone: oneDNN names one again that its primitive cache knows, which moves the others.
             with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
-                if not any(self._is_like(walker) for _ in walker._walk()):
+                if not any(map(self._is_like, walker.walk())):
                     details = f"{self.impl} is not offered any more; was the number of threads changed meanwhile?"
                     raise DnnlError("dnnl_primitive_desc_next_impl", "last_impl_reached", details, self.repro)
                 self._own(_clone(walker))
@@ -210,6 +210,17 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         """Return another owner of the same implementation."""
         return PrimitiveDesc(_clone(self), self.recipe, self.index)
 
+    def sketch(self) -> PrimitiveDesc:
+        """Return the same implementation put away, by what has been asked about it so far: see `put_away`.
+
+        It takes no native object until it is used.
+        """
+        _ = self.impl, self.kind  # by which it is known again
+        other = PrimitiveDesc(None, self.recipe, self.index)
+        other._mds.update(self._mds)
+        other.__dict__.update(self.__dict__)
+        return other
+
     def next_impl(self) -> PrimitiveDesc | None:
         """Return oneDNN's next choice, or None after the last; this object is unchanged.
 
@@ -239,14 +250,20 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         # dnnl_primitive_desc_next_impl changes its argument, and a clone has lost its place among the
         # implementations: so a fresh descriptor walks, and what it finds is cloned.
         with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
-            for index in walker._walk():
-                if index > self.index:
-                    yield walker.clone()
+            yield from (place.clone() for place in walker.walk() if place.index > self.index)
 
-    def _walk(self) -> Iterator[int]:
-        """Become one implementation after the other, the present one first; yield which it is."""
+    def walk(self) -> Iterator[PrimitiveDesc]:
+        """Become one implementation after the other, beginning with the present one.
+
+        For whoever looks at many and keeps few: what `sketch` returns stays what this object is now.
+
+        Yields
+        ------
+        PrimitiveDesc
+            This very object each time. It should be as it was created: others have lost their place.
+        """
         while self.index < _LONGEST_WALK:
-            yield self.index
+            yield self
             status = lib().primitive_desc_next_impl(self.handle)
             if status == _LAST_IMPL:
                 return

@@ -94,14 +94,13 @@ class OneDnnTarget:
             lowering = self._lower(node, request, primitive, log=is_own)
             if lowering is None:
                 continue
-            for pd in lowering.pd.implementations():
+            for pd in lowering.pd.walk():
                 candidate = self._candidate(node, declaration, request, lowering, pd)
                 # slow code of another primitive is no alternative
                 if candidate is None or (candidate.is_ref and not is_own):
                     continue
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
                 identity = (candidate.impl, tuple(candidate.operands.values()), candidate.results)
-                pd.put_away()
                 if identity not in seen:
                     seen.add(identity)
                     yield candidate
@@ -148,9 +147,9 @@ class OneDnnTarget:
         operands = {name: tail.get(name) or formats[name] for name in request if name not in declaration.result_names}
         results = tuple(formats[name] for name in declaration.result_names if name in request)
         impl = pd.impl if pd.kind == node.op else f"{pd.kind}:{pd.impl}"
-        if _identity(node, impl, operands, results) in self._rejected:
+        if self._rejected and _identity(node, impl, operands, results) in self._rejected:
             return None
-        return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd)
+        return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd.sketch())
 
 
 class _Answers:

@@ -125,7 +125,7 @@ class OptimalFormats:
             Ways to run one node by several, by its name: their handles are a
             :class:`~fmtprop.passes.optimal.composition.Composition`.
         baseline : Graph, optional
-            What `propagate` makes of the graph, where that is known already.
+            What `propagate` makes of the graph, where that is known already; an empty graph to compare with nothing.
         """
         greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
         if baseline is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.layout import MemoryDesc
+from fmtprop.ir.op import opdef
+from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.norm_as_convolution import NormAsConvolution
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
-from fmtprop.passes.target import Candidate
+from fmtprop.passes.target import Candidate, Request, Target
 from fmtprop.passes.winograd import Winograd
 
 __all__ = ["expansions"]
@@ -28,7 +29,9 @@ _REWRITES: Mapping[str, type[ExpandingPass]] = {
 _CHANNELS, _HEIGHT = 16, 4
 
 
-def expansions(graph: Graph, solver: OptimalFormats, *, winograd: bool = True) -> dict[str, Candidate]:
+def expansions(
+    graph: Graph, solver: OptimalFormats, *, winograd: bool = True, beside: bool = True
+) -> dict[str, Candidate]:
     """Return how nodes of a graph run as several, by node name: in channels-last formats, in which all views are free.
 
     Parameters
@@ -36,26 +39,64 @@ def expansions(graph: Graph, solver: OptimalFormats, *, winograd: bool = True) -
     graph : Graph
         A normal graph.
     solver : OptimalFormats
-        Whom to ask. The nodes themselves are put to it too: where costs are measured, both are in the same rounds.
+        Whom to ask.
     winograd : bool
         Whether convolutions may be filtered.
+    beside : bool
+        Whether the nodes themselves are put to the solver too: where costs are measured, both are in the same rounds.
     """
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
     alike = _alike(graph, winograd)
-    operands = [_add_twins(trial, boundary, graph, node, number) for number, (node, *_) in enumerate(alike)]
+    operands = [_add(trial, boundary, graph, node, number, beside) for number, (node, *_) in enumerate(alike)]
     if not alike:
         return {}
     rewritten = trial
     for op, rewrite in _REWRITES.items():
         names = [_expanded(number) for number, (node, *_) in enumerate(alike) if node.op == op]
         rewritten = rewrite(names).run(rewritten)
-    formatted, _ = replace(solver, boundary=boundary, pins={}).solve(rewritten)
+    alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
+    solver = replace(solver, target=_Unblocked(solver.target), boundary=boundary, pins={})
+    formatted, _ = next(solver.solutions(rewritten, {}, baseline=alone))
     found = {}
     for number, nodes in enumerate(alike):
         result = formatted.inputs(f"{_expanded(number)}.out")["src"]
         candidate = Composition(formatted, operands[number], result).candidate(_REWRITES[nodes[0].op].name)
         found.update({node.name: candidate for node in nodes})
     return found
+
+
+class _Unblocked:
+    """A target that only offers activations without blocks: of others, most views are not free."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.name, self.reorder_cost = target.name, target.reorder_cost
+
+    def candidates(self, node: Node, request: Request) -> Iterator[Candidate]:
+        """Yield the target's candidates that read and write plain formats; weights may have any."""
+        if node.op == "reorder":
+            yield from self._target.candidates(node, request)
+            return
+        activations = [name for name in request if not _is_parameter(node, name)]
+        if not all(_is_unblocked(request[name]) for name in activations):
+            return
+        for candidate in self._target.candidates(node, request):
+            read = [candidate.operands[name] for name in activations if name in candidate.operands]
+            if all(map(_is_unblocked, (*read, *candidate.results))):
+                yield candidate
+
+    def formats(self, dims: tuple[int, ...], dtype: DataType) -> list[MemoryDesc]:
+        """Return those of the target's formats that are plain."""
+        return list(filter(_is_unblocked, self._target.formats(dims, dtype)))
+
+
+def _is_parameter(node: Node, name: str) -> bool:
+    declared = {operand.name: operand.parameter for operand in opdef(node.op).operands}
+    return declared.get(name, False)
+
+
+def _is_unblocked(desc: MemoryDesc) -> bool:
+    return desc.kind is FormatKind.ANY or desc.is_plain
 
 
 def _alike(graph: Graph, winograd: bool) -> list[list[Node]]:
@@ -74,10 +115,10 @@ def _is_large(graph: Graph, node: Node) -> bool:
     return min(outputs, inputs) >= _CHANNELS and node.results[0].dims[2] >= _HEIGHT
 
 
-def _add_twins(
-    trial: Graph, boundary: dict[str, MemoryDesc], graph: Graph, node: Node, number: int
+def _add(
+    trial: Graph, boundary: dict[str, MemoryDesc], graph: Graph, node: Node, number: int, beside: bool
 ) -> dict[str, Value]:
-    """Add a node twice, once to be replaced; return its operands."""
+    """Add a node that is to be replaced, and beside it one that is not; return their operands."""
     inputs = {}
     for operand, value in graph.inputs(node.name).items():
         type_, name = graph.type_of(value), f"{operand}_{number}"
@@ -86,7 +127,7 @@ def _add_twins(
             boundary[name] = channels_last(MemoryDesc(type_.dims, type_.dtype))
         else:
             inputs[operand] = trial.constant(name, type_, graph.constants[value.node])
-    for name in (f"direct_{number}", _expanded(number)):
+    for name in (f"direct_{number}", _expanded(number)) if beside else (_expanded(number),):
         (result,) = trial.add(node.with_(name=name), inputs)
         trial.output(result, f"{name}.out")
         boundary[f"{name}.out"] = channels_last(MemoryDesc(node.results[0].dims, node.results[0].dtype))
