@@ -40,7 +40,10 @@ __all__ = ["Planned", "make_plan"]
 _ATTEMPTS = 5
 
 #: seconds for running plans against each other, where compiling is to be quick and where the plan is to be good
-_QUICK, _PATIENT = 0.25, 1.0
+_QUICK, _PATIENT = 0.2, 1.0
+
+#: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
+_DOUBT = 0.05
 
 #: called with the name of the stage that ended
 Lap = Callable[[str], None]
@@ -100,8 +103,9 @@ def make_plan(normal: Graph, options: Options, lap: Lap, again: Callable[[], Gra
 
 @dataclass(frozen=True)
 class _Contestant:
-    """A formatted graph that may become the plan, and how good it is by its costs."""
+    """A formatted graph that may become the plan, what it is called, and how good it is by its costs."""
 
+    name: str
     graph: Graph
     certificate: Certificate | None = None
 
@@ -126,6 +130,8 @@ class _Planner:
         self.memory = Memory() if options.verify != "off" else None
         self.cache = TuningCache()
         self.tuning: Tuning | None = None
+        #: made when it is wanted: the best plan in which no node runs as several
+        self.spare: Iterator[_Contestant] = iter(())
 
     def run(self) -> Planned:
         """Assign and freeze, again where a primitive of a plan gives a wrong answer."""
@@ -134,13 +140,11 @@ class _Planner:
             self.lap("assign")
             key = _contest_key(contestants)
             certificate = contestants[0].certificate  # of the choice by cost, whichever plan turns out the faster
-            winner = self._verdict(key, len(contestants))
-            result = None
-            if winner is None:
-                result = self._contest(contestants)
-                winner = result.winner
-            kept = contestants[winner]
+            kept, result = self._verdict(key, contestants), None
+            if kept is None:
+                kept, result = self._contest(contestants)
             del contestants
+            self.spare = iter(())
             if self.again is not None:
                 self.normal.constants.clear()  # the formatted graph has them still
             self.target.forget()
@@ -151,14 +155,31 @@ class _Planner:
             self.lap("check")
             if not wrong:
                 if result is not None:
-                    self.cache.add({key: 1.0 + winner})
+                    self.cache.add({key: 1.0 + result.winner})
                 return Planned(kept.graph, plan, kept.certificate or certificate, result, self.tuning)
             self._reroute(wrong)
             if self.again is not None:
                 self.normal = self.again()
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
 
-    def _contest(self, contestants: Sequence[_Contestant]) -> Contest:
+    def _contest(self, contestants: Sequence[_Contestant]) -> tuple[_Contestant, Contest]:
+        """Return the fastest, and how long each took: the spare one comes last, where costs promised too much."""
+        result = self._race(contestants)
+        kept = contestants[result.winner]
+        promise = contestants[0].certificate
+        if promise is not None and (result.winner or not _is_kept(promise, result)):
+            spare = next(self.spare, None)
+            if spare is not None and spare.key not in {contestant.key for contestant in contestants}:
+                last = self._race([kept, spare])
+                relative = last.seconds[1] / last.seconds[0]  # both races' seconds are not of the same minute
+                seconds = (*result.seconds, relative * result.seconds[result.winner])
+                result = replace(result, names=(*result.names, spare.name), seconds=seconds)
+                if last.winner:
+                    kept, result = spare, replace(result, winner=len(contestants))
+        self.lap("confirm")
+        return kept, result
+
+    def _race(self, contestants: Sequence[_Contestant]) -> Contest:
         """Run the contestants against each other: on any numbers where that tells as much as their own weights."""
         graphs = [contestant.graph for contestant in contestants]
         if all(map(can_rehearse, graphs)):
@@ -166,44 +187,49 @@ class _Planner:
         else:
             plans = [build_plan(graph, self.target) for graph in graphs]
         result = contest(plans, random_inputs(self.normal), _PATIENT if self.options.tune in MEASURING else _QUICK)
-        self.lap("confirm")
-        return result
+        return replace(result, names=tuple(contestant.name for contestant in contestants))
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
         for mismatch in wrong:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
             self.target.reject(mismatch.node)
 
-    def _verdict(self, key: str, count: int) -> int | None:
-        """Return which of so many contestants was the fastest when they were last run, or None."""
-        if count == 1:
-            return 0
+    def _verdict(self, key: str, contestants: Sequence[_Contestant]) -> _Contestant | None:
+        """Return the one that was the fastest when they were last run, the spare one among them, or None."""
+        if len(contestants) == 1:
+            return contestants[0]
         known = None if self.options.tune == "remeasure" else self.cache.get(key)
-        return int(known) - 1 if known is not None and 1 <= known <= count else None
+        place = len(contestants) + 1 if known is None else int(known) - 1
+        if 0 <= place < len(contestants):
+            return contestants[place]
+        return next(self.spare, None) if place == len(contestants) else None
 
     # ------------------------------------------------------------------ assigning
 
     def _contestants(self) -> list[_Contestant]:
         """Return the graphs of which the fastest becomes the plan, the one preferred by cost first."""
         if self.options.policy != OPTIMAL:
-            return [_Contestant(self._greedy(self.options.policy))]
+            return [_Contestant(self.options.policy, self._greedy(self.options.policy))]
         costs = self._costs()
         greedy = self._greedy("propagate")
         solver = OptimalFormats(self.target, self.fallback, costs, self.options.boundary)
-        solutions = self._solved(solver, self.normal, greedy)
+        solutions = self._solved("optimal", solver, self.normal, greedy)
         found = [next(solutions)]
         self.tuning = costs.tuning
         if not self.options.confirm or self.options.pin:
             return found
-        found += solutions
+        if self.options.tune in MEASURING:
+            found += solutions
+        else:
+            self.spare = solutions
         sliced = SliceBatch(1, last_level_cache_nbytes() // 2).run(self.normal)
         if sliced is not self.normal:
-            found.append(next(self._solved(solver, sliced, greedy)))
+            found.append(next(self._solved("optimal, batch in slices", solver, sliced, greedy)))
         if self.options.tune in MEASURING:
             merged = MergeSiblings().run(self.normal)
             if merged is not self.normal:
-                found.append(next(self._solved(solver, merged, greedy)))
-        found.append(_Contestant(greedy))
+                found.append(next(self._solved("optimal, siblings merged", solver, merged, greedy)))
+        found.append(_Contestant("propagate", greedy))
         distinct: dict[str, _Contestant] = {}
         for contestant in found:
             distinct.setdefault(contestant.key, contestant)
@@ -214,7 +240,7 @@ class _Planner:
         verify(graph, Stage.FORMATTED)
         return graph
 
-    def _solved(self, solver: OptimalFormats, normal: Graph, greedy: Graph) -> Iterator[_Contestant]:
+    def _solved(self, name: str, solver: OptimalFormats, normal: Graph, greedy: Graph) -> Iterator[_Contestant]:
         """Yield the best by cost, and then the best in which no node runs as several if that is another."""
         nested = NestConcats().run(normal)
         pinned = replace(solver, pins=resolve_pins(nested, self.options.pin))
@@ -223,7 +249,8 @@ class _Planner:
         baseline = greedy if nested is self.normal else None
         for formatted, certificate in pinned.solutions(nested, composed, baseline):
             verify(formatted, Stage.FORMATTED)
-            yield _Contestant(formatted, replace(certificate, propagate=price(greedy, solver.costs)))
+            yield _Contestant(name, formatted, replace(certificate, propagate=price(greedy, solver.costs)))
+            name += ", no node run as several"
 
     def _costs(self) -> TunedCosts:
         options = self.options
@@ -234,6 +261,11 @@ class _Planner:
             progress=options.progress,
             cache=self.cache,
         )
+
+
+def _is_kept(promise: Certificate, result: Contest) -> bool:
+    """Say whether the plan by cost, which was run first, saved what costs promised beside `propagate`, run last."""
+    return result.seconds[0] * promise.propagate <= (1 + _DOUBT) * result.seconds[-1] * promise.objective
 
 
 def _contest_key(contestants: Sequence[_Contestant]) -> str:

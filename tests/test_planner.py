@@ -24,6 +24,12 @@ def model() -> torch.nn.Module:
     ).eval()
 
 
+def unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `propagate` be a policy whose reorders nobody would pay for, so that no other plan is like it."""
+    greedy = planner.AssignFormats("naive", planner.OneDnnTarget(), planner.ReferenceTarget())
+    monkeypatch.setattr(planner._Planner, "_greedy", lambda self, policy: greedy.run(self.normal))
+
+
 @pytest.mark.parametrize("winner", [0, 1])
 def test_the_faster_plan_is_kept_and_remembered(
     model: torch.nn.Module, winner: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -36,9 +42,7 @@ def test_the_faster_plan_is_kept_and_remembered(
         return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner)
 
     monkeypatch.setattr(planner, "contest", decide)
-    # a policy whose reorders nobody would pay for, so that there are two plans
-    greedy = planner.AssignFormats("naive", planner.OneDnnTarget(), planner.ReferenceTarget())
-    monkeypatch.setattr(planner._Planner, "_greedy", lambda self, policy: greedy.run(self.normal))
+    unlike_any_other(monkeypatch)
     x = torch.randn(1, 3, 20, 20)
     first, again = fp.compile(model, x), fp.compile(model, x)
     assert seen == [2], "the second compilation knows the verdict"
@@ -47,6 +51,38 @@ def test_the_faster_plan_is_kept_and_remembered(
     assert impls[0] == impls[1]
     for net in (first, again):
         assert net.certificate is not None and net.certificate.gap < 1e-6
+        torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ran", "faster"), [("as promised", ""), ("short", "first"), ("short", "spare")])
+def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
+    ran: str, faster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    races: list[int] = []
+
+    def decide(plans, inputs, budget):
+        races.append(len(plans))
+        if len(races) == 1:
+            return Contest((1.0, 1.0 if ran == "short" else 100.0), 3, 0)
+        return Contest((2.0, 1.0 if faster == "spare" else 4.0), 3, int(faster == "spare"))
+
+    monkeypatch.setattr(planner, "contest", decide)
+    unlike_any_other(monkeypatch)
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
+    first, again = fp.compile(model, x, tune="model"), fp.compile(model, x, tune="model")
+    assert again.contest is None, "the second compilation knows the verdict"
+    told = first.contest
+    assert told is not None and told.names[:2] == ("optimal", "propagate")
+    if ran == "as promised":
+        assert races == [2] and told.winner == 0 and len(told.seconds) == 2
+    else:
+        assert races == [2, 2] and told.names[2] == "optimal, no node run as several"
+        assert told.winner == (2 if faster == "spare" else 0) and told.seconds[2] == (0.5 if faster == "spare" else 2.0)
+    for net in (first, again):
+        assert (net.graph.count("convolution") > 2) == (faster != "spare")
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 

@@ -101,9 +101,8 @@ def certificate_text(report: Report) -> str:
     if (t := report.tuning) is not None:
         lines.append(f"costs: {t['measured']} measured, {t['cached']} from the cache, {t['modelled']} from the model")
     if (run := report.contest) is not None:
-        times = ", ".join(_time(seconds) for seconds in run["seconds"])
-        kept = "kept" if run["winner"] == 0 else f"plan {run['winner'] + 1} kept"
-        lines.append(f"run in turns, the cheapest by cost first and propagate's last: {times}; {kept}")
+        times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run["names"], run["seconds"], strict=True))
+        lines.append(f"run in turns, {times}; kept: {run['names'][run['winner']]}")
     return "\n".join(lines)
 
 

@@ -33,11 +33,14 @@ class Contest:
         Runs of each plan.
     winner : int
         Index of the faster; the first where they are too close to tell.
+    names : tuple of str
+        What each plan is called, where they have names.
     """
 
     seconds: tuple[float, ...]
     rounds: int
     winner: int
+    names: tuple[str, ...] = ()
 
 
 def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float) -> Contest:

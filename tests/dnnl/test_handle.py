@@ -80,6 +80,28 @@ def test_what_is_put_away_is_made_anew_when_it_is_needed() -> None:
     assert dnnl.live_handles()["primitive_desc"] == before
 
 
+def test_sketches_of_a_walk_are_what_implementations_are() -> None:
+    every = [(pd.impl, pd.query_md("weights"), pd.scratchpad_nbytes) for pd in convolution().implementations()]
+    before = dnnl.live_handles().get("primitive_desc", 0)
+    walker = convolution()
+    told, sketches = [], []
+    for pd in walker.walk():
+        assert pd is walker
+        told.append((pd.impl, pd.query_md("weights"), pd.scratchpad_nbytes))
+        sketches.append(pd.sketch())
+        assert dnnl.live_handles()["primitive_desc"] == before + 1, "a sketch takes no native object"
+    assert told == every and len(every) > 1
+    walker.close()
+    for pd, known in reversed(list(zip(sketches, every, strict=True))):
+        assert not pd.closed
+        with pd.clone() as fresh:
+            assert (fresh.impl, fresh.query_md("weights"), fresh.scratchpad_nbytes) == known
+    for pd in sketches:
+        pd.close()
+        assert pd.closed
+    assert dnnl.live_handles().get("primitive_desc", 0) == before
+
+
 def test_many_threads_make_anew_once() -> None:
     pd = convolution()
     for _ in range(20):
