@@ -92,6 +92,17 @@ def test_a_pin_may_be_of_a_format_that_is_not_tried_without():
     assert lost_pins(net, {"conv_1.weights": MemoryDesc((16, 8, 3, 3), tag="hwio")}) == []
 
 
+def test_sources_come_as_a_pinned_result_is():
+    class Rows(nn.Module):
+        def forward(self, x):
+            return torch.sigmoid(x)
+
+    x = torch.randn(6, 9)
+    net = fp.compile(Rows(), x, policy="optimal", tune="model", pin={"logistic_1.dst": "ba"})
+    assert not lost_pins(net, {"logistic_1.dst": MemoryDesc((6, 9), tag="ba")})
+    torch.testing.assert_close(net(x), torch.sigmoid(x))
+
+
 def test_strides_that_interleave_are_left_in_two_steps():
     class Slice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

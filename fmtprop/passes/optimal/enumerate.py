@@ -215,7 +215,7 @@ class _Enumerator:
             return
         if category is Category.COMPUTE:
             yield free
-        for chosen in self._source_formats(inputs, sources):
+        for chosen in self._source_formats(node, inputs, sources):
             yield {**free, **chosen}
             if category is Category.COMPUTE and all(desc.is_plain for desc in chosen.values()):
                 # kernels that write another format than they read (a network's first convolution, a matmul) read
@@ -247,7 +247,9 @@ class _Enumerator:
             request[name] = MemoryDesc.any(type_.dims, type_.dtype)
         return request
 
-    def _source_formats(self, inputs: Mapping[str, Value], sources: Sequence[str]) -> Iterator[dict[str, MemoryDesc]]:
+    def _source_formats(
+        self, node: Node, inputs: Mapping[str, Value], sources: Sequence[str]
+    ) -> Iterator[dict[str, MemoryDesc]]:
         """Yield formats for all activations: each as it may come with the others likewise, or row-major where small."""
         if not sources:
             yield {}
@@ -255,7 +257,9 @@ class _Enumerator:
         descs = {name: self._formats(inputs[name]) for name in sources}
         widest = max(sources, key=lambda name: self.graph.type_of(inputs[name]).size)
         seen = set()
-        for offer in dict.fromkeys(f for name in sources for f in descs[name] if f.dims == descs[widest][0].dims):
+        # many an op writes what it reads: to obey a pin of its result, its sources have to come likewise
+        offers = [*(f for name in sources for f in descs[name]), *self._pins_of(node).values()]
+        for offer in dict.fromkeys(f for f in offers if f.dims == descs[widest][0].dims):
             for chosen in self._matches(descs, sources, offer):
                 key = tuple(chosen.items())
                 if key not in seen:
