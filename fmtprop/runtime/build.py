@@ -73,7 +73,8 @@ class _Builder:
         self.places: dict[Value, Access] = {}
         self.constants = constants
         self.steps: list[Step] = []
-        self.packed: list[Node] = []
+        #: nodes of constants that have been computed, by name
+        self.packed: dict[str, Node] = {}
         self.forgotten: set[Value] = set()
         self.freed = 0
         self.primitives: dict[int, dnnl.Primitive] = {}
@@ -97,8 +98,8 @@ class _Builder:
             for node in self.graph.input_nodes
         )
         return Plan(
-            self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak, tuple(self.packed),
-            dnnl.lib().threads,
+            self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak,
+            tuple(self.packed.values()), dnnl.lib().threads,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ nodes
@@ -141,7 +142,7 @@ class _Builder:
         operands = {name: (self.constants[self.roots[a.buffer].index], a.desc) for name, a in inputs.items()}
         for index, tensor in enumerate(self.constants.compute(node, operands)):
             self._place(node, index, self._constant(self.constants.keep(tensor)))
-        self.packed.append(node)
+        self.packed[node.name] = node
         for value in self.graph.inputs(node.name).values():
             self._forget(value)
 
@@ -156,8 +157,7 @@ class _Builder:
         """Let go of a constant, or of what was computed of constants, once all that reads it has been computed."""
         while is_view(self.graph, value.node):
             value = self.graph.inputs(value.node)["src"]
-        done = {node.name for node in self.packed}
-        if value in self.forgotten or not self._reading(value) <= done:
+        if value in self.forgotten or not self._reading(value) <= self.packed.keys():
             return
         self.forgotten.add(value)
         index = self.roots[self.places[value].buffer].index
