@@ -190,6 +190,15 @@ def test_instance_norm_is_group_norm_of_single_channels():
     assert call.graph.nodes()[-1].attrs == GroupNorm(6, 1e-5)
 
 
+def test_group_norm_is_as_exact_in_channels_last_where_means_are_large():
+    torch.manual_seed(0)
+    src = 2 + 0.05 * torch.randn(2, 8, 12, 12)
+    attrs = GroupNorm(4, 1e-5)
+    (want,) = GROUP_NORMALIZATION.reference(attrs, {"src": src.double()})
+    (got,) = GROUP_NORMALIZATION.reference(attrs, {"src": src.contiguous(memory_format=torch.channels_last)})
+    assert (got - want).abs().max() < 2e-5  # PyTorch's own code for channels-last is off by 1e-3
+
+
 def test_instance_norm_with_statistics_is_declined():
     call = FakeCall("aten.instance_norm.default", X, None, None, vector(6), vector(6), False, 0.1, 1e-5, False)
     assert call.run() is None
