@@ -302,8 +302,8 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
 
 
 def _check_repeats(repeats: int) -> None:
-    if repeats < 1:
-        raise InputError(f"repeats must be at least 1 for a median, got {repeats}")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise InputError(f"repeats must be a whole number of at least 1 for a median, got {repeats!r}")
 
 
 def _is_flat(graph: Graph) -> bool:

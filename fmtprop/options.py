@@ -67,10 +67,24 @@ class Options:
                 raise UnsupportedOpError(
                     f"The {name!r} parameter of compile must be True or False. Got {getattr(self, name)!r} instead."
                 )
+        for name in ("boundary", "pin"):
+            formats = getattr(self, name)
+            if not isinstance(formats, Mapping) or not all(isinstance(key, str) for key in formats):
+                raise UnsupportedOpError(
+                    f"The {name!r} parameter of compile must map names to formats. Got {formats!r} instead."
+                )
+        if self.progress is not None and not callable(self.progress):
+            raise UnsupportedOpError(
+                f"The 'progress' parameter of compile must be callable with two numbers. Got {self.progress!r} instead."
+            )
         for name, desc in self.boundary.items():
             if not isinstance(desc, MemoryDesc):
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
             raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
-        if self.tune_budget is not None and not self.tune_budget > 0:
+        if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import fmtprop as fp
-from fmtprop import planner
+from fmtprop import contestants, planner
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
@@ -26,8 +27,8 @@ def model() -> torch.nn.Module:
 
 def unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `propagate` be a policy whose reorders nobody would pay for, so that no other plan is like it."""
-    greedy = planner.AssignFormats("naive", planner.OneDnnTarget(), planner.ReferenceTarget())
-    monkeypatch.setattr(planner._Planner, "_greedy", lambda self, policy: greedy.run(self.normal))
+    usual = contestants.greedy
+    monkeypatch.setattr(contestants, "greedy", lambda policy, *model: replace(usual("naive", *model), name=policy))
 
 
 @pytest.mark.parametrize("winner", [0, 1])
@@ -84,6 +85,46 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
     for net in (first, again):
         assert (net.graph.count("convolution") > 2) == (faster != "spare")
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_verdict_of_measured_costs_holds_for_later_compilations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    unlike_any_other(monkeypatch)
+    races: list[int] = []
+
+    def decide(plans, inputs, budget):
+        races.append(len(plans))
+        return Contest((1.0,) * len(plans), 3, 1)
+
+    monkeypatch.setattr(planner, "contest", decide)
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
+    first = fp.compile(model, x, tune="measure")
+    assert first.contest is not None and first.contest.names[1] != "optimal"
+    again = fp.compile(model, x)  # by the costs that were measured
+    assert len(races) == 1 and again.contest is None
+    impls = [[step.node.choice.impl for step in net.plan.steps] for net in (first, again)]
+    assert impls[0] == impls[1]
+    # the plan that won then is not what has its name now
+    monkeypatch.setattr(planner, "_pair_key", lambda best, kept: "another")
+    assert fp.compile(model, x).contest is not None and len(races) > 1
+
+
+def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    normal, _ = normalise(fp.load("resnet50"))
+    options = planner.Options(tune="model")
+    costs = planner.costs_for("model", weights_nbytes=10**8)
+    field = contestants.Contestants(normal, planner.OneDnnTarget(), planner.ReferenceTarget(), costs, options)
+    best, direct = field.best.certificate, field.get(contestants.DIRECT)
+    assert best is not None and best.optimal and direct is not None and direct.certificate is not None
+    assert direct.certificate.bound == best.bound and not direct.certificate.optimal
+    assert direct.certificate.gap == pytest.approx(1 - best.objective / direct.certificate.objective)
 
 
 def test_a_plan_must_be_faster_in_most_rounds_to_win() -> None:

@@ -29,6 +29,7 @@ from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import aligned_bytes
 from fmtprop.tuning.directory import cache_directory
+from fmtprop.tuning.problem import persistent_text
 
 #: largest error relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
@@ -134,15 +135,15 @@ def check_steps(steps: Iterable[Step], memory: Memory) -> list[Mismatch]:
 def key_of(step: Step) -> str:
     """Return a hash of everything that the result of a primitive depends on."""
     node, choice = step.node, step.node.choice
-    operands = {name: repr(desc) for name, desc in choice.operands.items()} if choice is not None else {}
+    operands = {name: persistent_text(desc) for name, desc in choice.operands.items()} if choice is not None else {}
     problem = {
         "op": node.op,
         "attrs": node.attrs.to_json(),
         "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],
         "impl": choice.impl if choice is not None else "",
         "operands": operands,
-        "results": [repr(desc) for desc in node.descs],
-        "threads": torch.get_num_threads(),
+        "results": [persistent_text(desc) for desc in node.descs],
+        "threads": dnnl.lib().threads,
     }
     return hashlib.sha256(json.dumps(problem, sort_keys=True).encode()).hexdigest()
 

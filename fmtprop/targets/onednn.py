@@ -227,7 +227,9 @@ def _tail(node: Node) -> object:
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:
-    return (node.op, node.attrs, _tail(node), impl, tuple(sorted(operands.items(), key=lambda kv: kv[0])), results)
+    """Return what equals among equal primitives: wherever their tensors begin."""
+    read = tuple((name, operands[name].at_start()) for name in sorted(operands))
+    return (node.op, node.attrs, _tail(node), impl, read, tuple(desc.at_start() for desc in results))
 
 
 def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:

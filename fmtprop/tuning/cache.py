@@ -68,6 +68,8 @@ class TuningCache:
         self._warned = False
         self._lock = threading.Lock()
         self._records = self._read()
+        #: what could not be written yet
+        self._unsaved: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -89,11 +91,14 @@ class TuningCache:
             return
         with self._lock:
             self._records.update(good)
+            self._unsaved.update(good)
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with filelock.FileLock(f"{self.path}.lock", timeout=self._timeout):
-                    self._records = {**self._read(), **self._records}
+                    # others may have replaced what was read at the start; what they could not read is kept
+                    self._records = {**self._records, **self._read(), **self._unsaved}
                     self._write()
+                self._unsaved.clear()
             except (OSError, filelock.Timeout) as error:
                 self._warn(f"cannot write the tuning cache {self.path} ({error}); what was measured is kept in memory")
 

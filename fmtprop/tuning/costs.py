@@ -65,7 +65,8 @@ class Tuning:
     Parameters
     ----------
     measured, cached, modelled : int
-        Distinct ways to run a node, and reorders, that were timed now, earlier, and not at all.
+        Distinct ways to run a node, and reorders, that were timed now, earlier, and not at all, of all that were asked
+        about.
     seconds : float
         Time spent on measuring.
     """
@@ -182,6 +183,9 @@ class TunedCosts:
         self._partial: set[Hashable] = set()
         #: reorders that oneDNN does not have
         self._absent: set[Hashable] = set()
+        #: what was asked about, and what of it has a measured figure that counts
+        self._asked: set[Hashable] = set()
+        self._used: set[Hashable] = set()
         #: what was timed by this object, and how long that took
         self._fresh: set[Hashable] = set()
         self._seconds = 0.0
@@ -197,7 +201,8 @@ class TunedCosts:
     ) -> None:
         """Look up what will be asked, and time it if that was asked for: what weighs most in the network first."""
         if self.tune == "model":
-            self.tuning = Tuning(modelled=len(_distinct(work)) + len(set(reorders)))
+            self._asked |= _distinct(work) | set(reorders)
+            self.tuning = Tuning(modelled=len(self._asked))
             self._doubt = _DOUBT * self._network_seconds(work)
             return
         groups = self._groups(work) | self._reorder_groups(reorders)
@@ -210,12 +215,11 @@ class TunedCosts:
             self._measure(groups)
         else:
             self._partial |= {name for name, group in groups.items() if not group.keys.keys() <= self._known.keys()}
-        used = {
-            i for name, group in groups.items() if name not in self._partial for i in group.keys
-        } & self._known.keys()
-        total = sum(len(group.ways) for group in groups.values())
-        measured = len(used & self._fresh)
-        self.tuning = Tuning(measured, len(used) - measured, total - len(used), self._seconds)
+        self._asked |= {identity for group in groups.values() for identity in group.ways}
+        whole = {identity for name, group in groups.items() if name not in self._partial for identity in group.keys}
+        self._used |= whole & self._known.keys()
+        measured = len(self._used & self._fresh)
+        self.tuning = Tuning(measured, len(self._used) - measured, len(self._asked) - len(self._used), self._seconds)
         self._compare(groups)
         self._answers.clear()
         self._doubt = _DOUBT * self._network_seconds(work)

@@ -64,23 +64,23 @@ def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str,
         "post_ops": [[p.op, p.attrs.to_json(), p.operand] for p in node.post_ops],
         "target": candidate.target,
         "impl": candidate.impl,
-        "operands": {name: _text(desc) for name, desc in candidate.operands.items()},
-        "results": [_text(desc) for desc in candidate.results],
+        "operands": {name: persistent_text(desc) for name, desc in candidate.operands.items()},
+        "results": [persistent_text(desc) for desc in candidate.results],
         "weights": regime(weights_nbytes),
     }
 
 
 def describe_reorder(src: MemoryDesc, dst: MemoryDesc) -> dict[str, object]:
     """Return a reorder as plain data that means the same in another process."""
-    return {"reorder": [_text(src), _text(dst)]}
+    return {"reorder": [persistent_text(src), persistent_text(dst)]}
 
 
 def _tail(node: Node) -> tuple[object, ...]:
     return tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
 
 
-def _text(desc: MemoryDesc) -> str:
-    # the token of an opaque format is a number of this process
+def persistent_text(desc: MemoryDesc) -> str:
+    """Return a text of a format that means the same in another process: an opaque one's token is a number of this."""
     if desc.kind is FormatKind.OPAQUE:
         return f"opaque {desc.dims} {desc.dtype} {desc.nbytes}"
     return repr(desc)

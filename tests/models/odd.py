@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from fmtprop import planner
+from fmtprop import contestants, planner
 from fmtprop.api import CompiledModel, Options, compile_graph
 from fmtprop.ir import Graph
 from fmtprop.ir.node import Node
@@ -69,7 +69,7 @@ def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(planner, "costs_for", lambda *_, **__: RandomCosts(seed)))
         if sliced:
-            stack.enter_context(mock.patch.object(planner, "last_level_cache_nbytes", lambda: 2))
+            stack.enter_context(mock.patch.object(contestants, "last_level_cache_nbytes", lambda: 2))
             stack.enter_context(mock.patch.object(planner, "contest", decide))
             stack.enter_context(mock.patch.object(planner.TuningCache, "get", lambda self, key: None))
             stack.enter_context(mock.patch.object(planner.TuningCache, "add", lambda self, figures: None))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop import planner
+from fmtprop import contestants, planner
 from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Concat, Eltwise, Permute, emit
@@ -171,7 +171,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("winner", [0, 1])
 def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(planner, "last_level_cache_nbytes", lambda: 2 * 4 * 16 * 8 * 8 * 4 - 2)
+    monkeypatch.setattr(contestants, "last_level_cache_nbytes", lambda: 2 * 4 * 16 * 8 * 8 * 4 - 2)
     seen = []
 
     def decide(plans, inputs, budget):

@@ -98,7 +98,7 @@ def test_a_single_run_is_its_own_quartile():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runs": 0}, "runs must be at least 1 for a median, got 0"),
+        ({"runs": 0}, "runs must be a whole number of at least 1 for a median, got 0"),
         ({"seconds": 0.0}, r"seconds must be a positive time, got 0\.0"),
         ({"seconds": float("nan")}, "seconds must be a positive time, got nan"),
         ({"warmup": -1}, "warmup must be 0 runs or more, got -1"),

@@ -48,6 +48,26 @@ def test_a_later_figure_replaces_an_earlier_one(path: Path) -> None:
     assert TuningCache(path).get("a") == 3.0 and TuningCache(path).get("b") == 2.0
 
 
+def test_a_figure_that_another_replaced_meanwhile_stays_replaced(path: Path) -> None:
+    first = TuningCache(path)
+    first.add({"a": 1.0})
+    slow = TuningCache(path)
+    TuningCache(path).add({"a": 2.0})
+    slow.add({"b": 3.0})
+    assert slow.get("a") == TuningCache(path).get("a") == 2.0
+    first.add({"a": 4.0})
+    assert TuningCache(path).get("a") == 4.0 and TuningCache(path).get("b") == 3.0
+
+
+def test_what_could_not_be_written_is_written_with_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = TuningCache(path)
+    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="kept in memory"):
+        patch.setattr(cache, "_write", lambda: (_ for _ in ()).throw(OSError("disk full")))
+        cache.add({"a": 1.0})
+    cache.add({"b": 2.0})
+    assert TuningCache(path).get("a") == 1.0
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
 def test_only_positive_finite_numbers_are_kept(path: Path, value: float) -> None:
     cache = TuningCache(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar
 
 from fmtprop.errors import PassError
@@ -91,7 +92,7 @@ class OptimalFormats:
     Notes
     -----
     Requires a normal graph, gives a formatted one. The choices of `propagate` are among the alternatives, so the
-    result never costs more by the same costs.
+    result never costs more by the same costs (where an empty baseline leaves them out, nothing is promised).
     """
 
     name: ClassVar[str] = "assign-formats-optimal"
@@ -116,6 +117,8 @@ class OptimalFormats:
         self, graph: Graph, composed: Mapping[str, Candidate], baseline: Graph | None = None
     ) -> Iterator[tuple[Graph, Certificate]]:
         """Yield the best formatted graph, and then the best without compositions if that is another.
+
+        The second's certificate tells its distance from the first's bound.
 
         Parameters
         ----------
@@ -145,11 +148,12 @@ class OptimalFormats:
             if name not in pinned:
                 found.offer(name, candidate)
         self._prepare(found)
-        problem = found.problem(self.costs)
+        problem, bound, propagate = found.problem(self.costs), inf, price(baseline, self.costs)
         while True:
             solution = solve(problem, self.time_limit, _indices(problem, known))
             formatted = _with_reorder_costs(realise(graph, problem, solution, greedy, baseline), graph, self.costs)
-            yield formatted, self._certify(problem, solution, baseline)
+            bound = min(bound, solution.bound)  # what is left out later could be had too
+            yield formatted, _certify(problem, solution, bound, propagate)
             if not any(_is_composed(problem.alternatives[index]) for index in solution.chosen):
                 return
             problem = replace(problem, alternatives=tuple(a for a in problem.alternatives if not _is_composed(a)))
@@ -160,16 +164,11 @@ class OptimalFormats:
         )
         self.costs.prepare(found.work(), list(pairs))
 
-    def _certify(self, problem: Problem, solution: Solution, baseline: Graph) -> Certificate:
-        return Certificate(
-            solution.objective,
-            solution.bound,
-            solution.gap,
-            price(baseline, self.costs),
-            len(problem.alternatives),
-            len(problem.reorders),
-            solution.seconds,
-        )
+
+def _certify(problem: Problem, solution: Solution, bound: float, propagate: float) -> Certificate:
+    gap = (solution.objective - bound) / solution.objective if bound < solution.bound else solution.gap
+    size = len(problem.alternatives), len(problem.reorders)
+    return Certificate(solution.objective, bound, gap, propagate, *size, solution.seconds)
 
 
 def _is_composed(alternative: Alternative) -> bool:

@@ -257,8 +257,10 @@ class _Enumerator:
         descs = {name: self._formats(inputs[name]) for name in sources}
         widest = max(sources, key=lambda name: self.graph.type_of(inputs[name]).size)
         seen = set()
-        # many an op writes what it reads: to obey a pin of its result, its sources have to come likewise
-        offers = [*(f for name in sources for f in descs[name]), *self._pins_of(node).values()]
+        offers = [f for name in sources for f in descs[name]]
+        if opdef(node.op).category is not Category.COMPUTE:
+            # it writes the format that it reads: to obey a pin of its result, its sources have to come likewise
+            offers += self._pins_of(node).values()
         for offer in dict.fromkeys(f for f in offers if f.dims == descs[widest][0].dims):
             for chosen in self._matches(descs, sources, offer):
                 key = tuple(chosen.items())

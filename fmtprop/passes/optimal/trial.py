@@ -55,7 +55,8 @@ def expansions(
         names = [_expanded(number) for number, (node, *_) in enumerate(alike) if node.op == op]
         rewritten = rewrite(names).run(rewritten)
     alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
-    solver = replace(solver, target=_Unblocked(solver.target), boundary=boundary, pins={})
+    twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
+    solver = replace(solver, target=_Unblocked(solver.target, twins), boundary=boundary, pins={})
     formatted, _ = next(solver.solutions(rewritten, {}, baseline=alone))
     found = {}
     for number, nodes in enumerate(alike):
@@ -66,15 +67,15 @@ def expansions(
 
 
 class _Unblocked:
-    """A target that only offers activations without blocks: of others, most views are not free."""
+    """A target that only offers activations without blocks, as of others most views are not free; all to some nodes."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, exempt: frozenset[str]) -> None:
+        self._target, self._exempt = target, exempt
         self.name, self.reorder_cost = target.name, target.reorder_cost
 
     def candidates(self, node: Node, request: Request) -> Iterator[Candidate]:
         """Yield the target's candidates that read and write plain formats; weights may have any."""
-        if node.op == "reorder":
+        if node.op == "reorder" or node.name in self._exempt:
             yield from self._target.candidates(node, request)
             return
         activations = [name for name in request if not _is_parameter(node, name)]
@@ -86,8 +87,9 @@ class _Unblocked:
                 yield candidate
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> list[MemoryDesc]:
-        """Return those of the target's formats that are plain."""
-        return list(filter(_is_unblocked, self._target.formats(dims, dtype)))
+        """Return those of the target's formats that somebody is offered."""
+        formats = self._target.formats(dims, dtype)
+        return list(formats if self._exempt else filter(_is_unblocked, formats))
 
 
 def _is_parameter(node: Node, name: str) -> bool:
@@ -127,11 +129,15 @@ def _add(
             boundary[name] = channels_last(MemoryDesc(type_.dims, type_.dtype))
         else:
             inputs[operand] = trial.constant(name, type_, graph.constants[value.node])
-    for name in (f"direct_{number}", _expanded(number)) if beside else (_expanded(number),):
+    for name in (_twin(number), _expanded(number)) if beside else (_expanded(number),):
         (result,) = trial.add(node.with_(name=name), inputs)
         trial.output(result, f"{name}.out")
         boundary[f"{name}.out"] = channels_last(MemoryDesc(node.results[0].dims, node.results[0].dtype))
     return inputs
+
+
+def _twin(number: int) -> str:
+    return f"direct_{number}"
 
 
 def _expanded(number: int) -> str:

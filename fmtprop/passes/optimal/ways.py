@@ -116,7 +116,7 @@ class Enumeration:
         reorders: dict[Tensor, dict[Reorder, float]] = {}
         for value, pairs in self.reorders().items():
             prices = {pair: [costs.reorder(*step) for step in self.steps(*pair)] for pair in pairs}
-            reorders[value] = {pair: sum(filter(None, some)) for pair, some in prices.items() if all(some)}
+            reorders[value] = {pair: sum(filter(None, some)) for pair, some in prices.items() if None not in some}
         return Problem(tuple(self.ways), tuple(alternatives), reorders)
 
     def _cost(self, node: Node, candidate: Candidate, costs: Costs) -> float:
