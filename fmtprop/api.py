@@ -81,8 +81,8 @@ def compile(
     tune_budget : float, optional
         Seconds after which measuring ends; what was not measured keeps the model's figure.
     confirm : bool
-        Whether to run the plan that is optimal by cost against `propagate`'s and keep the faster one (the verdict is
-        remembered). A plan with pins is kept in any case.
+        Whether to run the plan that is optimal by cost against others, `propagate`'s among them, and keep the fastest
+        (the verdict is remembered). A plan with pins is kept in any case.
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         where that costs less (:mod:`fmtprop.passes.winograd`): the same result but for rounding in the last places,
@@ -260,6 +260,16 @@ def _check_boundary(graph: Graph, boundary: Mapping[str, MemoryDesc]) -> None:
             extra = "" if is_input else ", and strides without blocks"
             raise UnsupportedOpError(
                 f"boundary[{name!r}] is {desc}, but {name} is {type_}: it needs these dims and data type{extra}"
+            )
+        if desc.has_broadcast:
+            raise UnsupportedOpError(
+                f"boundary[{name!r}] is {desc}, of which several elements lie in one place: give each its own; a call "
+                "takes tensors of any strides"
+            )
+        if desc.is_plain and desc.offset0:
+            raise UnsupportedOpError(
+                f"boundary[{name!r}] is {desc}, which begins {desc.offset0} elements before the tensor's first: a "
+                "tensor is given by its own first element; use the same with at_start()"
             )
 
 

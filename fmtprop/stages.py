@@ -1,7 +1,7 @@
 """A model's way from imported to formatted graph, with everything in between kept to be shown.
 
 Owns which passes run before formats are assigned, and the names of the stages. How a pass works is its own affair; the
-plan and its checks are :mod:`fmtprop.api`'s.
+plan and its checks are :mod:`fmtprop.planner`'s.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def snapshots(
     graph : Graph
         Imported; it is not changed.
     stage : {"formatted", "normal", "imported"}
-        How far to go. Formats are chosen as :func:`fmtprop.compile` does, without a plan and its checks.
+        How far to go. Formats are chosen as :func:`fmtprop.compile` does, without a plan, its checks, and the variants
+        that it runs against each other.
     policy : {"optimal", "propagate", "naive", "plain"}
         How formats are chosen; ``"optimal"`` by the model's costs.
     dtype : {"f32", "bf16"}

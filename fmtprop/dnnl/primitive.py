@@ -1,6 +1,7 @@
 """Primitive descriptors and primitives: query, choose among implementations, execute.
 
-Must not know the parameters of any particular primitive; those are in ``forward`` and ``backward``.
+Must not know the parameters of any particular primitive; those are in the modules that :mod:`fmtprop.dnnl.primitives`
+collects.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from fmtprop.errors import GraphError, ShapeError
+from fmtprop.errors import GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.op import Lowering, opdef
@@ -110,6 +110,25 @@ def operand_list(name: str, operands: Mapping[str, T]) -> list[T]:
     if numbers != list(range(len(numbers))):
         raise ShapeError(f"operands {name}_{numbers} must be numbered from 0 without gaps")
     return [operands[f"{name}_{number}"] for number in numbers]
+
+
+#: most numbers that a primitive may add one after the other in f32: of equal ones, the sum is off by 1e-4 then
+_SUMMANDS = 1 << 14
+
+
+def check_summands(op: str, count: int) -> None:
+    """Refuse a sum for which oneDNN, which adds one number after the other, has too few digits; PyTorch adds in a tree.
+
+    Raises
+    ------
+    UnsupportedOpError
+        There are too many.
+    """
+    if count > _SUMMANDS:
+        raise UnsupportedOpError(
+            f"{op}: oneDNN adds {count} numbers one after the other in f32, of which at most {_SUMMANDS} leave enough "
+            "digits: the reference target adds them in a tree"
+        )
 
 
 #: element types of oneDNN's floating-point primitives

@@ -103,11 +103,14 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     FormatError
         The format of src or dst cannot be seen with its leading axes as one.
     UnsupportedOpError
-        A bias or post-op operand varies along some, but not all, of the axes that become one.
+        A bias or post-op operand varies along some, but not all, of the axes that become one; the sums have no
+        summands.
     """
     from fmtprop import dnnl
 
     ndim = len(descs["src"].dims)
+    if 0 in descs["weights"].dims[-2:-1]:
+        raise UnsupportedOpError("matmul: sums of nothing are 0, which oneDNN does not write; PyTorch does")
     if len(descs["weights"].dims) == ndim:
         pd = dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
         return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
@@ -189,8 +192,8 @@ def import_product(call: Call, src: Value, weights: Value, bias: Value | None = 
     Value or None
         None where oneDNN has no such product.
     """
-    if not computable(call, src, weights, bias):
-        return None
+    if not computable(call, src, weights, bias) or call.type(src).dims[-1] == 0:
+        return None  # oneDNN does not write the sums of nothing
     left, right = call.type(src).dims, call.type(weights).dims
     result = (*_batch(left[:-2], right[:-2]), *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
     if len(right) == 1:
@@ -263,7 +266,7 @@ def _attention(call: Call) -> Value | None:
     ndim = call.type(query).ndim
     if call["dropout_p"] or call.args.get("enable_gqa", False) or not computable(call, query, key, value):
         return None
-    if ndim < 3 or any(call.type(tensor).ndim != ndim for tensor in (key, value)):
+    if ndim < 3 or any(call.type(tensor).ndim != ndim or not call.type(tensor).size for tensor in (key, value)):
         return None
     mask = _attention_mask(call, ndim)
     if mask is None:

@@ -21,7 +21,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import axes_of, batched, computable, ints, unbatched
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import check_summands, lowering
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, extent, torch_padding, window_count
@@ -133,9 +133,17 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
 
 
 def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
-    """Create the pooling's primitive descriptor."""
+    """Create the pooling's primitive descriptor.
+
+    Raises
+    ------
+    UnsupportedOpError
+        An average of too many elements.
+    """
     from fmtprop import dnnl
 
+    if attrs.alg != "max":
+        check_summands("pooling", prod(attrs.kernel))
     pd = dnnl.pooling_forward(
         prop_kind,
         f"pooling_{attrs.alg}",
@@ -256,7 +264,7 @@ def _mean(call: Call) -> Value | None:
         return None
     dims = call.type(src).dims
     axes = axes_of(call["dim"], len(dims))
-    if len(dims) in (4, 5) and axes == tuple(range(2, len(dims))):
+    if len(dims) in (4, 5) and axes == tuple(range(2, len(dims))) and 0 not in dims[2:]:
         dst = call.emit("pooling", {"src": src}, Pooling.make("avg_include_padding", dims[2:]))
     else:
         dst = call.emit("reduction", {"src": src}, Reduction("mean", axes))

@@ -14,7 +14,7 @@ from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import is_native, lowering, normalised_axis
+from fmtprop.ops.building import check_summands, is_native, lowering, normalised_axis
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import reshaped
 
@@ -103,9 +103,17 @@ def reference(attrs: Reduction, tensors: Mapping[str, torch.Tensor]) -> tuple[to
 def primitive(
     attrs: Reduction, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
 ) -> Lowering:
-    """Create the reduction primitive descriptor."""
+    """Create the reduction primitive descriptor.
+
+    Raises
+    ------
+    UnsupportedOpError
+        A sum of too many elements.
+    """
     from fmtprop import dnnl
 
+    if attrs.alg not in ("max", "min", "mul"):
+        check_summands("reduction", math.prod(descs["src"].dims[axis] for axis in attrs.axes))
     pd = dnnl.reduction(f"reduction_{attrs.alg}", descs["src"], descs["dst"], attrs.p, attrs.eps, attr=attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 

@@ -23,7 +23,7 @@ _EXTRA = 3.0
 
 @dataclass(frozen=True)
 class Contest:
-    """How long each of several plans took, in the same minutes.
+    """How long each of several plans took, in the same minutes or scaled to them.
 
     Parameters
     ----------

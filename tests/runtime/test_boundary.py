@@ -8,7 +8,8 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.api import relative_error
-from fmtprop.errors import DnnlError
+from fmtprop.errors import DnnlError, UnsupportedOpError
+from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Home
 
@@ -307,3 +308,24 @@ def test_a_primitive_that_fails_names_its_node() -> None:
         context._fail(context._calls[0][4], 5)
     for word in ("dnnl_primitive_execute", "runtime_error", net.plan.steps[0].node.label):
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("desc", "message"),
+    [
+        (MemoryDesc((5, 10)).submemory((3, 8), (1, 1)), r"begins 11 elements before the tensor's first.*at_start\(\)"),
+        (MemoryDesc((3, 8), strides=(0, 1)), r"several elements lie in one place"),
+    ],
+)
+def test_a_boundary_that_no_tensor_can_have_is_refused(desc, message):
+    model, x = torch.nn.Linear(8, 8).eval(), torch.randn(3, 8)
+    with pytest.raises(UnsupportedOpError, match=rf"boundary\['input'\] is .*{message}"):
+        fp.compile(model, x, boundary={"input": desc})
+
+
+@pytest.mark.parametrize("policy", ["optimal", "propagate"])
+def test_an_output_may_have_gaps(policy):
+    model, x = torch.nn.Linear(8, 8).eval(), torch.randn(3, 8)
+    gaps = MemoryDesc((3, 8), strides=(20, 1))
+    net = fp.compile(model, x, policy=policy, boundary={"output_1": gaps})
+    torch.testing.assert_close(net(x), model(x))

@@ -96,6 +96,12 @@ def test_maxima_ignore_nan(module):
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize(("module", "sign"), [(Function(lambda x: x.amax(1)), -1), (Function(lambda x: x.amin(1)), 1)])
+def test_maxima_of_infinities_are_the_lowest_number(module, sign):
+    got = fp.compile(module, torch.zeros(3, 4))(torch.full((3, 4), sign * torch.inf))
+    assert (got == sign * torch.finfo(torch.float32).max).all()
+
+
 def test_softmax_confines_nan_to_its_row():
     x = poisoned()
     got = fp.compile(nn.Softmax(-1), x)(x)

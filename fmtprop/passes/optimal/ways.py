@@ -82,13 +82,21 @@ class Enumeration:
     def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
         """Return for each tensor the changes of format that could be needed: from any format to one that is read."""
         wanted: dict[Value, set[MemoryDesc]] = {}
+        asked: set[tuple[Value, MemoryDesc]] = set()  # by the caller, who may have asked for gaps
         for way in self:
             for operand, value in way.inputs.items():
-                wanted.setdefault(value, set()).add(way.candidate.operands[operand])
+                desc = way.candidate.operands[operand]
+                wanted.setdefault(value, set()).add(desc)
+                if way.node.op == "output":
+                    asked.add((value, desc))
         found = {}
         for value, formats in self.formats.items():
             read = wanted.get(value, set())
-            targets = [desc for desc in formats if desc in read and (desc.is_dense or desc.kind is FormatKind.OPAQUE)]
+            targets = [
+                desc
+                for desc in formats
+                if desc in read and (desc.is_dense or desc.kind is FormatKind.OPAQUE or (value, desc) in asked)
+            ]
             found[value] = [(src, dst) for dst in targets for src in formats if src != dst]
         return found
 
