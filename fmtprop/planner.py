@@ -35,7 +35,7 @@ _ATTEMPTS = 5
 _QUICK, _PATIENT = 0.2, 1.0
 
 #: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
-_DOUBT = 0.05
+_DOUBT = 0.1
 
 #: called with the name of the stage that ended
 Lap = Callable[[str], None]
