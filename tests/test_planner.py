@@ -11,10 +11,13 @@ import torch
 import fmtprop as fp
 from fmtprop import contestants, planner
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.layout import DataType
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.runtime.contest import Contest, _winner
 from fmtprop.stages import normalise
+from fmtprop.tuning import costs
+from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 
 
 @pytest.fixture
@@ -23,6 +26,14 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(16, 24, 3)
     ).eval()
+
+
+@pytest.fixture
+def usual_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let costs be modelled as on an idle machine, whatever else runs now."""
+    reading = dict(zip(FOOTPRINTS, (3e10, 2.5e10, 2e10), strict=True))
+    peaks = Peaks({DataType.F32: 1.8e11, DataType.BF16: 3e11}, reading, 5e10, 3e-6)
+    monkeypatch.setattr(costs, "peaks", lambda cache: peaks)
 
 
 def unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +66,7 @@ def test_the_faster_plan_is_kept_and_remembered(
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize(("ran", "faster"), [("as promised", ""), ("short", "first"), ("short", "spare")])
 def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
     ran: str, faster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -113,14 +125,15 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
     assert fp.compile(model, x).contest is not None and len(races) > 1
 
 
+@pytest.mark.usefixtures("usual_peaks")
 def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     normal, _ = normalise(fp.load("resnet50"))
     options = planner.Options(tune="model")
-    costs = planner.costs_for("model", weights_nbytes=10**8)
-    field = contestants.Contestants(normal, planner.OneDnnTarget(), planner.ReferenceTarget(), costs, options)
+    modelled = planner.costs_for("model", weights_nbytes=10**8)
+    field = contestants.Contestants(normal, planner.OneDnnTarget(), planner.ReferenceTarget(), modelled, options)
     best, direct = field.best.certificate, field.get(contestants.DIRECT)
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
     assert direct.certificate.bound == best.bound and not direct.certificate.optimal
