@@ -311,11 +311,13 @@ class _Importer:
             raise ImportModelError(f"constant {target!r} is missing from the exported program, which is incomplete")
         if isinstance(tensor, torch._subclasses.FakeTensor):
             raise ImportModelError(f"constant {target!r} has no data: the model was exported under FakeTensorMode")
-        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        # the same memory may be read with another sign: negation and conjugation can be a bit of the tensor
+        key = (*place, tensor.is_neg(), tensor.is_conj())
         if key not in self._seen:
             name = self.graph.fresh_name(target) if target in self.graph else target
             type_ = tensor_type(tensor, f"constant {target}")
-            self._seen[key] = self.graph.constant(name, type_, tensor.detach().contiguous())
+            self._seen[key] = self.graph.constant(name, type_, tensor.detach().resolve_neg().contiguous())
         return self._seen[key]
 
     def _add_outputs(self, results: Sequence[Any]) -> list[Any]:

@@ -160,6 +160,22 @@ def test_tied_weights_are_one_constant():
     assert sum(name.endswith("weight") for name in graph.constants) == 1
 
 
+def test_constants_of_one_storage_keep_their_own_sign():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.z = torch.complex(torch.randn(3, 3), torch.randn(3, 3))
+            self.register_buffer("plus", self.z.imag)
+            self.register_buffer("minus", self.z.conj().imag)
+            self.register_buffer("one", self.z.conj().imag[:1, :1])
+
+        def forward(self, x):
+            return x * self.plus, x * self.minus, x * self.one
+
+    graph = check(Parts(), torch.randn(3, 3))
+    assert not any(data.is_neg() for data in graph.constants.values())
+
+
 def test_a_parameter_may_be_called_as_an_input():
     class Clash(nn.Module):
         def __init__(self):
