@@ -26,7 +26,8 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.host import draws_random_numbers, make_host_call
+from fmtprop.ops.host import STORAGE_OPS, draws_random_numbers, make_host_call
+from fmtprop.ops.view_attrs import permuted
 
 __all__ = ["import_calls", "importers"]
 
@@ -154,6 +155,8 @@ class _Walk:
                 f"{_where(node)}: {name} draws random numbers; a graph is a function of its inputs. Export the model "
                 "in eval mode, or pass the random tensor as an input"
             )
+        if name.split(".")[1] in STORAGE_OPS:
+            args = self._as_stored(node, target, args)
         several = isinstance(recorded, list | tuple)
         results = recorded if several else [recorded]
         types = tuple(self._result_type(node, name, value, i) for i, value in enumerate(results))
@@ -163,6 +166,29 @@ class _Walk:
         else:
             made = self._convert(node, target, args, types)
         return made if several else made[0]
+
+    def _as_stored(self, node: fx.Node, target: OpOverload, args: dict[str, Any]) -> dict[str, Any]:
+        """Give a call that reads a tensor's storage the tensor as it lies there, axes in the order of memory.
+
+        A graph's tensors are row-major and start their storage, whatever the strides were in PyTorch.
+        """
+        name = target._schema.arguments[0].name
+        source = _by_schema(node, target)[name]
+        recorded = source.meta["val"]
+        strides, start = recorded.stride(), recorded.storage_offset()
+        order = sorted(range(recorded.ndim), key=lambda axis: (-strides[axis], axis))
+        in_place = start == 0 or args.get("storage_offset") is None
+        if in_place and recorded.is_contiguous():
+            return args
+        # what writes to the storage would have to undo the permutation in its result
+        if not in_place or "scatter" in str(target) or not recorded.permute(order).is_contiguous():
+            raise ImportModelError(
+                f"{_where(node)}: {target} reads the memory of {source.name}, which has strides {tuple(strides)} and "
+                f"offset {start} in PyTorch; a graph's tensors are row-major and alone in their memory: call "
+                ".clone(memory_format=torch.contiguous_format) on it first, and adapt strides and offset"
+            )
+        call = TorchCall(self.graph, str(target), args, (), _origin(node))
+        return {**args, name: permuted(call, args[name], order)}
 
     def _check_only(self, node: fx.Node, name: str) -> None:
         # A static check has been made by the exporter; one on values would need a node without a result.

@@ -29,8 +29,8 @@ from fmtprop.layout import DataType
 NAMESPACES = ("aten", "prims", "torchvision")
 #: …but this one, which maps a file of any name
 _REFUSED = frozenset({"aten.from_file"})
-#: their offsets count from the start of the storage, so the tensor must be alone in it
-_STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
+#: their strides and offsets count in the storage of the first argument, which is row-major and alone in it
+STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 # ---------------------------------------------------------------- attributes
@@ -117,7 +117,7 @@ def _prepare(call: HostCall) -> _Prepared:
             break
         args.append(values[argument.name])
     kwargs = {argument.name: values[argument.name] for argument in schema[len(args) :] if argument.name in values}
-    return _Prepared(function, tuple(args), kwargs, call.target.split(".")[1] in _STORAGE_OPS)
+    return _Prepared(function, tuple(args), kwargs, call.target.split(".")[1] in STORAGE_OPS)
 
 
 def _resolve(target: str) -> Any:

@@ -111,6 +111,51 @@ def test_what_has_no_op_runs_on_the_reference(name):
     assert graph.count("aten") >= 1
 
 
+class Transposed(nn.Module):
+    """A parameter that is a transposed view."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4).t())
+
+    def forward(self, x):
+        return x + self.weight.as_strided((2, 2), (3, 1), 1)
+
+
+CHANNELS_LAST = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+IN_STORAGE = {
+    "row-major": (Call(lambda x: (x + 1).as_strided((2, 2), (3, 1), 1)), torch.randn(3, 4)),
+    "transposed": (Call(lambda x: (x + 1).t().as_strided((2, 2), (3, 1), 1)), torch.randn(3, 4)),
+    "transposed copy": (Call(lambda x: torch.as_strided_copy((x + 1).t(), (2, 2), (3, 1), 1)), torch.randn(3, 4)),
+    "axis of one": (Call(lambda x: x.unsqueeze(1).transpose(0, 2).as_strided((5,), (2,))), torch.randn(3, 4)),
+    "window without an offset": (Call(lambda x: (x + 1)[1:].as_strided((2, 2), (3, 1))), torch.randn(3, 4)),
+    "channels-last": (Call(lambda x: (x * 2).as_strided((4, 5), (5, 1), 3)), CHANNELS_LAST),
+    "parameter": (Transposed(), torch.randn(2, 2)),
+    "scatter": (Call(lambda x, y: torch.as_strided_scatter(x, y, (2, 2), (3, 1), 1)),
+                (torch.randn(3, 4), torch.randn(2, 2).t())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_STORAGE)
+def test_strides_in_a_storage_mean_what_they_mean_in_the_model(name):
+    check(*IN_STORAGE[name], aten=1)
+
+
+OUT_OF_STORAGE = {
+    "window": (lambda x: (x + 1)[1:].as_strided((2, 2), (3, 1), 1), r"has strides \(4, 1\) and offset 4"),
+    "columns": (lambda x: (x + 1)[:, :2].as_strided((2, 2), (3, 1), 1), r"has strides \(4, 1\) and offset 0"),
+    "expanded": (lambda x: x[:1].expand(3, 4).as_strided((2, 2), (1, 1)), r"has strides \(0, 1\) and offset 0"),
+    "scatter": (lambda x: torch.as_strided_scatter((x + 1).t(), x, (3, 4), (4, 1)), r"reads the memory of t,"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_STORAGE)
+def test_what_lies_beside_a_tensor_cannot_be_read(name):
+    function, message = OUT_OF_STORAGE[name]
+    with pytest.raises(ImportModelError, match=f"as_strided.*{message}.*call .clone"):
+        from_torch(Call(function), torch.randn(3, 4))
+
+
 def test_half_precision_modules_give_the_module_result():
     check(nn.Sequential(nn.Linear(16, 8), nn.ReLU()).half(), TOKENS.half(), aten=None, rtol=1e-3, atol=1e-3)
     check(nn.Sequential(nn.Linear(16, 8), nn.ReLU()).bfloat16(), TOKENS.bfloat16(), aten=None, rtol=2e-2, atol=2e-2)
