@@ -31,6 +31,8 @@ NAMESPACES = ("aten", "prims", "torchvision")
 _REFUSED = frozenset({"aten.from_file"})
 #: their strides and offsets count in the storage of the first argument, which is row-major and alone in it
 STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
+#: they join or part neighbours of the last axis, which must lie side by side and start at a whole element
+_RETYPING = frozenset({"aten.view.dtype", "aten.view_copy.dtype"})
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 # ---------------------------------------------------------------- attributes
@@ -85,7 +87,7 @@ class _Prepared(NamedTuple):
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    owns_storage: bool
+    row_major: bool
 
 
 class _Operand(NamedTuple):
@@ -117,7 +119,8 @@ def _prepare(call: HostCall) -> _Prepared:
             break
         args.append(values[argument.name])
     kwargs = {argument.name: values[argument.name] for argument in schema[len(args) :] if argument.name in values}
-    return _Prepared(function, tuple(args), kwargs, call.target.split(".")[1] in STORAGE_OPS)
+    row_major = call.target in _RETYPING or call.target.split(".")[1] in STORAGE_OPS
+    return _Prepared(function, tuple(args), kwargs, row_major)
 
 
 def _resolve(target: str) -> Any:
@@ -300,8 +303,8 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
 
 
 def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    function, args, kwargs, owns_storage = _prepare(attrs)
-    if owns_storage:
+    function, args, kwargs, row_major = _prepare(attrs)
+    if row_major:
         tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
     def filled(value: Any) -> Any:

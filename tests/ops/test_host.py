@@ -104,6 +104,13 @@ def test_as_strided_counts_from_the_tensor_and_not_from_the_arena():
     assert result.tolist() == [5, 7]
 
 
+@pytest.mark.parametrize("operand", [torch.randn(4, 3).t(), torch.randn(25)[1:].view(2, 3, 4)])
+def test_a_view_as_wider_elements_takes_any_operand(operand):
+    attrs, _ = host_call("aten.view.dtype", {"self": Value("x"), "dtype": DataType.S64})
+    (result,) = ATEN.reference(attrs, {"src_0": operand})
+    assert torch.equal(result, operand.clone(memory_format=torch.contiguous_format).view(torch.int64))
+
+
 REFUSED = [
     ("aten.from_file.default", {"filename": "/etc/passwd", "size": 1}, "only functions of tensors in the namespaces"),
     ("image.read_file.default", {}, "only functions of tensors in the namespaces aten, prims, torchvision"),
