@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,7 @@ from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.torch_call import tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
-from fmtprop.ir.structure import Slot, describe
+from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ir.verify import Stage, verify
 
 __all__ = ["from_torch"]
@@ -148,7 +149,10 @@ def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any
 
 
 def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    leaves = pytree.tree_leaves_with_path((tuple(args), dict(kwargs)))
+    try:
+        leaves = pytree.tree_leaves_with_path((tuple(args), dict(kwargs)))
+    except ValueError as error:  # a class that is registered without names for what it holds
+        raise ImportModelError(f"example inputs: {error} Or use a tuple, a list, a dict or a dataclass") from error
     return {f"example input {pytree.keystr(path[1:])}": leaf for path, leaf in leaves}
 
 
@@ -260,7 +264,7 @@ class _Importer:
         slots = self._add_outputs(results)
         self.graph.remove_dead()
         positional, keyword = self._arguments()
-        self.graph.structure = describe(positional, keyword, pytree.tree_unflatten(slots, program.call_spec.out_spec))
+        self.graph.structure = describe(positional, keyword, _nested(slots, program.call_spec.out_spec, "result"))
 
     def _check_state(self) -> None:
         """Refuse programs that change something that outlives the call."""
@@ -337,7 +341,7 @@ class _Importer:
         for spec in _user_inputs(self.program):
             place = Slot(sum(isinstance(slot, Slot) for slot in slots))
             slots.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else place)
-        args, kwargs = pytree.tree_unflatten(slots, self.program.call_spec.in_spec)
+        args, kwargs = _nested(slots, self.program.call_spec.in_spec, "argument")
         if self.signature is not None:
             return _by_signature(self.signature, args, kwargs)
         recorded = self.program.module_call_graph[0].signature
@@ -345,6 +349,27 @@ class _Importer:
         if len(names) != len(args):
             names = [f"arg_{i}" for i in range(len(args))]
         return list(zip(names, args, strict=True)), list(kwargs.items())
+
+
+def _nested(slots: Sequence[Any], spec: Any, what: str) -> Any:
+    _check_containers(slots, spec, what)
+    return pytree.tree_unflatten(list(slots), spec)
+
+
+def _check_containers(slots: Sequence[Any], spec: Any, what: str) -> None:
+    """Refuse tensors in objects that a graph's structure would take for fixed values."""
+    if spec.is_leaf():
+        return
+    kind = spec.context if spec.type is namedtuple else spec.type  # all named tuples are one kind to torch
+    if not is_container(kind) and any(isinstance(slot, Slot) for slot in slots):
+        raise ImportModelError(
+            f"a tensor of the model's {what}s is in a {kind.__module__}.{kind.__qualname__}, which a graph "
+            "cannot describe; use a tuple, a list, a dict or a dataclass"
+        )
+    start = 0
+    for child in spec.children():
+        _check_containers(slots[start : start + child.num_leaves], child, what)
+        start += child.num_leaves
 
 
 def _by_signature(

@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
-from fmtprop.errors import GraphError, InputError
+from fmtprop.errors import GraphError, ImportModelError, InputError
 
-__all__ = ["Slot", "describe", "flatten_arguments", "restructure"]
+__all__ = ["Slot", "describe", "flatten_arguments", "is_container", "restructure"]
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -59,6 +59,11 @@ def describe(positional: Sequence[tuple[str, Any]], keyword: Sequence[tuple[str,
     str
         JSON text, deterministic.
 
+    Raises
+    ------
+    ImportModelError
+        A dictionary has a key that JSON cannot express.
+
     Examples
     --------
     >>> text = describe([("x", Slot(0)), ("scale", 2.0)], [], {"y": Slot(0), "rest": [Slot(1), None]})
@@ -86,14 +91,35 @@ def _encode(tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return {"tuple" if isinstance(tree, tuple) else "list": [_encode(item) for item in tree]}
     if type(tree) in (dict, OrderedDict):
-        return {"dict": [[key, _encode(item)] for key, item in tree.items()]}
+        return {"dict": _encode_items(tree)}
     if isinstance(tree, Mapping):
-        return {"object": _class_name(tree), "items": [[key, _encode(item)] for key, item in tree.items()]}
+        return {"object": _class_name(tree), "items": _encode_items(tree)}
     if is_dataclass(tree):
         present = ((f.name, getattr(tree, f.name)) for f in fields(tree))
         return {"object": _class_name(tree), "items": [[name, _encode(item)] for name, item in present]}
     # torch.dtype, torch.device, an enum…: only ever compared, never rebuilt
     return {"opaque": repr(tree)}
+
+
+def _encode_items(tree: Mapping[Any, Any]) -> list[Any]:
+    for key in tree:
+        if not isinstance(key, _SCALARS):
+            raise ImportModelError(
+                f"a {type(tree).__name__} among the arguments or results has the key {key!r} ({type(key).__name__}), "
+                "which a graph cannot hold; use text or numbers as keys"
+            )
+    return [[key, _encode(item)] for key, item in tree.items()]
+
+
+def is_container(kind: type) -> bool:
+    """Tell whether tensors that objects of a class hold can be described; other objects are compared as a whole.
+
+    Examples
+    --------
+    >>> is_container(dict), is_container(set)
+    (True, False)
+    """
+    return issubclass(kind, tuple | list | Mapping) or is_dataclass(kind)
 
 
 def _field_names(tree: tuple[Any, ...]) -> tuple[str, ...]:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections import namedtuple
+from collections import deque, namedtuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.frontends import from_torch
@@ -310,6 +311,34 @@ def test_outputs_may_be_inputs_constants_and_the_same_twice():
     module = Call(lambda x: (x, x, x * 2))
     graph = check(module, TOKENS)
     assert len(graph.output_nodes) == 3
+
+
+class Box:
+    """A container of tensors that only its maker knows."""
+
+    def __init__(self, content):
+        self.content = content
+
+
+def test_tensors_in_containers_that_cannot_be_described_are_refused():
+    pytree.register_pytree_node(
+        Box, lambda box: ([box.content], None), lambda content, _: Box(*content), serialized_type_name="tests.Box"
+    )
+    in_box, in_deque = Call(lambda x: {"a": Box(x + 1)}), Call(lambda x: (x, deque([x + 1])))
+    with pytest.raises(ImportModelError, match=r"a tensor of the model's results is in a .*\.Box.*use a tuple"):
+        from_torch(in_box, TOKENS)
+    with pytest.raises(ImportModelError, match=r"results is in a collections.deque"):
+        from_torch(in_deque, TOKENS)
+    with pytest.raises(ImportModelError, match=r"arguments is in a collections.deque"):
+        from_torch(Call(lambda x: x[0] + 1), (deque([TOKENS]),))
+    with pytest.raises(ImportModelError, match=r"example inputs: .*Box"):
+        from_torch(Call(lambda x: x.content + 1), (Box(TOKENS),))
+    check(Call(lambda x, fixed: (x + 1, fixed[0])), (TOKENS, deque([3])))
+
+
+def test_keys_that_a_graph_cannot_hold_are_refused():
+    with pytest.raises(ImportModelError, match=r"has the key torch.float32 \(dtype\)"):
+        from_torch(Call(lambda x: {torch.float32: x + 1}), TOKENS)
 
 
 def test_integer_and_boolean_inputs():

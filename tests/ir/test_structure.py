@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
 import pytest
 
-from fmtprop.errors import GraphError, InputError
+from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.ir.structure import Slot, describe, flatten_arguments, restructure
 
 Point = namedtuple("Point", "row column")
@@ -39,6 +40,12 @@ def test_results_are_put_back(tree, expected):
 def test_named_tuples_keep_their_fields():
     result = restructure(describe([], [], Point(Slot(0), Slot(1))), ["a", "b"])
     assert result.row == "a" and result._fields == ("row", "column")
+
+
+@pytest.mark.parametrize("key", [b"a", (1, 2), frozenset(), int])
+def test_keys_that_json_lacks_are_named(key):
+    with pytest.raises(ImportModelError, match=rf"has the key {re.escape(repr(key))} \(.*use text or numbers"):
+        describe([("x", {"ok": 1, "inner": OrderedDict({key: Slot(0)})})], [], None)
 
 
 def test_registered_dataclass_is_rebuilt():
