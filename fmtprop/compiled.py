@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.structure import flatten_arguments, restructure
+from fmtprop.ir.structure import flatten_arguments, parsed, restructure
 from fmtprop.runtime import Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
@@ -310,7 +309,7 @@ def _is_flat(graph: Graph) -> bool:
     """Whether arguments are plain positional tensors and the result a tensor or a tuple of tensors, in graph order."""
     if not graph.structure:
         return True
-    data = json.loads(graph.structure)
+    data = parsed(graph.structure)
     slots = [{"slot": i} for i in range(len(graph.input_nodes))]
     outs = [{"slot": i} for i in range(len(graph.output_nodes))]
     results = data["results"]

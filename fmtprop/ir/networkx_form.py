@@ -27,6 +27,7 @@ from fmtprop.errors import GraphError, ShapeError
 from fmtprop.ir.node import Choice, Node, PostOp, Value
 from fmtprop.ir.op import opdef
 from fmtprop.ir.plain import attrs_from_plain
+from fmtprop.ir.structure_check import check_structure
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
@@ -115,7 +116,8 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     Raises
     ------
     GraphError
-        Something is missing, unknown, of the wrong kind or unconnected; the message names node and attribute.
+        Something is missing, unknown, of the wrong kind or unconnected, or ``structure`` does not fit the graph's
+        inputs and outputs; the message names node and attribute.
     """
     from fmtprop.ir.graph import Graph
     from fmtprop.ir.verify import verify_structure
@@ -138,6 +140,7 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
         graph._connect(key, values)
     graph._order = math.floor(max(orders.values(), default=-1)) + 1
     verify_structure(graph)
+    check_structure(structure, len(graph.input_nodes), len(graph.output_nodes))
     return graph
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
 
-__all__ = ["Slot", "describe", "flatten_arguments", "is_container", "restructure"]
+__all__ = ["Slot", "describe", "flatten_arguments", "is_container", "parsed", "restructure"]
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -166,7 +166,7 @@ def restructure(structure: str, outputs: Sequence[Any]) -> Any:
     if not structure:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
     try:
-        return _decode(_parse(structure)["results"], outputs)
+        return _decode(parsed(structure)["results"], outputs)
     except (KeyError, TypeError, ValueError) as error:  # the text may come from a file: any part may be of any kind
         if isinstance(error, GraphError):
             raise
@@ -234,7 +234,7 @@ def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, 
         if kwargs:
             raise InputError(f"this graph takes its inputs by position; got keyword {next(iter(kwargs))!r}")
         return list(args)
-    data = _parse(structure)
+    data = parsed(structure)
     positional = [name for name, _ in data["positional"]]
     declared: dict[str, Any] = dict([*data["positional"], *data["keyword"]])
     given = _bind(positional, list(declared), args, kwargs)
@@ -322,11 +322,20 @@ def _has_slot(spec: Any) -> bool:
 
 
 @lru_cache(maxsize=256)  # read at every run of a model; nobody changes what it returns
-def _parse(structure: str) -> Any:
+def parsed(structure: str) -> Any:
+    """Return a description as plain data: an object of three parts, whose content is not looked at.
+
+    Raises
+    ------
+    GraphError
+        The text is not such an object.
+    """
     try:
         data = json.loads(structure)
     except ValueError as error:
         raise GraphError(f"graph structure: not JSON: {error}") from error
+    except RecursionError as error:
+        raise GraphError("graph structure: nested too deeply") from error
     if not isinstance(data, dict) or set(data) != {"positional", "keyword", "results"}:
         raise GraphError("graph structure: expected an object with the keys positional, keyword, results")
     return data

@@ -11,6 +11,7 @@ from fmtprop.errors import GraphError, VerifyError
 from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.file import load, save
 from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.structure import Slot, describe
 from fmtprop.ops import Eltwise, emit
 from tests.ir.graphs import TYPE, chain, same
 from tests.ir.test_networkx_form import random_graphs
@@ -84,11 +85,20 @@ def test_initialisers_stay_initialisers(tmp_path):
 
 def test_infinities_and_structure_survive(tmp_path):
     graph = chain()
-    graph.structure = '{"a": [0, 1], "ü": null}'
+    graph.structure = describe([("x", Slot(0)), ("ü", None)], [], [Slot(0), Slot(1), {"inf": 1e300}])
     value = emit(graph, "eltwise", {"src": Value("b")}, Eltwise("clip", float("-inf"), float("inf")))
     graph.output(value)
     save(graph, tmp_path / "g.json")
     same(graph, load(tmp_path / "g.json"))
+
+
+@pytest.mark.parametrize("structure", ["{", "[]", "[" * 100_000, '{"positional":[],"keyword":[],"results":{"slot":0}}'])
+def test_a_malformed_structure_is_refused_where_the_file_is_read(tmp_path, structure):
+    graph = chain()
+    graph.structure = structure
+    save(graph, tmp_path / "g.json")
+    with pytest.raises(GraphError, match=r"g\.json: graph structure: "):
+        load(tmp_path / "g.json")
 
 
 def test_outputs_keep_their_order_when_an_early_one_waits(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fmtprop.errors import GraphError
 from fmtprop.ir import Choice, Graph, Node, PostOp, TensorType, Value
 from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.structure import Slot, describe
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Eltwise, Permute, Reshape, Slice, emit
 from tests.ir.graphs import TYPE, chain, relu, same
@@ -95,7 +96,7 @@ def test_formats_choices_and_post_ops_survive():
 @st.composite
 def random_graphs(draw):
     graph = Graph(draw(st.text(max_size=5)))
-    graph.structure = draw(st.text(max_size=5))
+    graph.structure = draw(st.just("") | st.text(max_size=5).map(lambda name: describe([(name, Slot(0))], [], [name])))
     dims = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     dtype = draw(st.sampled_from(["f32", "bf16", "f16", "s8", "boolean", "s64"]))
     values = [graph.input("x", TensorType(dims, dtype))]

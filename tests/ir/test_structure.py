@@ -9,6 +9,7 @@ import pytest
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.ir.structure import Slot, describe, flatten_arguments, restructure
+from fmtprop.ir.structure_check import check_structure
 
 Point = namedtuple("Point", "row column")
 
@@ -143,3 +144,70 @@ def test_values_that_json_lacks_are_compared_by_their_text():
 def test_without_description_keywords_are_refused():
     with pytest.raises(InputError, match="takes its inputs by position; got keyword 'mask'"):
         flatten_arguments("", ("a",), {"mask": 1})
+
+
+# ---------------------------------------------------------------- the check of what comes from outside
+
+WHOLE = describe(
+    [("x", Slot(0)), ("masks", {"a": Slot(2), 3: [Slot(1), 7]}), ("scale", 2.0), ("kind", Point)],
+    [("mode", Detection(Slot(3)))],
+    [Slot(0), {"y": (Slot(1), None)}, Point(Slot(0), "a"), Detection(True)],
+)
+JUNK = [None, True, -1, 99, 1.5, "", "a b", "slot", [], [1], [[1, 2]], [["a", {"value": 1}]], {}, {"slot": 0}]
+JUNK += [{"slot": True}, {"slot": 4}, {"value": []}, {"opaque": 1}, {"list": {}}, {"tuple": 1}, {"dict": [["a"]]}]
+JUNK += [{"dict": [[[], {"value": 1}]]}, {"namedtuple": "P"}, {"namedtuple": 1, "items": []}, {"object": "a"}]
+JUNK += [{"namedtuple": "P", "items": [["def", {"value": 1}]]}, {"value": 1, "slot": 0}, {"value": 1, "items": []}]
+
+
+def _places(tree, path=()):
+    yield path
+    for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from _places(child, (*path, key))
+
+
+def _edited(path, junk):
+    data = json.loads(WHOLE)
+    if not path:
+        return json.dumps(junk)
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = junk
+    return json.dumps(data)
+
+
+def test_a_description_that_passes_the_check_can_be_used():
+    check_structure(WHOLE, 4, 2)
+    check_structure("", 4, 2)
+    refused = 0
+    for text in [_edited(path, junk) for path in _places(json.loads(WHOLE)) for junk in JUNK]:
+        try:
+            check_structure(text, 4, 2)
+        except GraphError:
+            refused += 1
+            continue
+        restructure(text, ["a", "b"])
+        with pytest.raises(InputError):
+            flatten_arguments(text, ("X",), {"no such argument": 1})
+    assert refused > 1000
+
+
+TWICE = '{"positional":[["x",{"slot":0}],["x",{"value":1}]],"keyword":[],"results":{"value":1}}'
+DEEP = '{"positional":[["x",{"slot":0}]],"keyword":[],"results":' + '{"list":[' * 200 + "]}" * 200 + "}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (describe([("x", Slot(0)), ("y", Slot(0))], [], None), "hold inputs 0, 0, the graph has 1"),
+        (describe([], [], None), "the arguments hold inputs none, the graph has 1 inputs, each held once"),
+        (describe([("x", [Slot(1)])], [], None), r"argument 'x'\[0\]: there is no tensor 1, the graph has 1 here"),
+        (TWICE, "arguments: two of the keys 'x', 'x' are the same"),
+        (DEEP, "is nested deeper than 100 levels"),
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 10_000, "not JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_description_is_named(text, message):
+    with pytest.raises(GraphError, match=f"graph structure: .*{message}"):
+        check_structure(text, 1, 1)

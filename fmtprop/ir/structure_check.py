@@ -1,0 +1,137 @@
+"""Whether a description of arguments and results is whole and fits its graph.
+
+This module owns the check of what :mod:`fmtprop.ir.structure` reads, made once where a graph comes from outside: a
+file, or networkx data. Later readers trust it.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.structure import parsed
+
+__all__ = ["check_structure"]
+
+#: kind of a description -> the keys beside it
+_KINDS: dict[str, frozenset[str]] = {
+    "slot": frozenset(),
+    "value": frozenset(),
+    "opaque": frozenset(),
+    "list": frozenset(),
+    "tuple": frozenset(),
+    "dict": frozenset(),
+    "namedtuple": frozenset({"items"}),
+    "object": frozenset({"items"}),
+}
+#: far more than any model nests, far less than Python's stack holds
+_DEPTH = 100
+
+
+def check_structure(structure: str, inputs: int, outputs: int) -> None:
+    """Check a description of arguments and results against a graph.
+
+    Parameters
+    ----------
+    structure : str
+        The description; ``""``, which needs no check, stands for flat tensors.
+    inputs, outputs : int
+        How many the graph has.
+
+    Raises
+    ------
+    GraphError
+        The text is not JSON, has parts of the wrong kind, refers to tensors that are not there, or does not hold
+        each input exactly once.
+
+    Examples
+    --------
+    >>> from fmtprop.ir.structure import Slot, describe
+    >>> text = describe([("x", Slot(0))], [], [Slot(0), Slot(1)])
+    >>> check_structure(text, 1, 2)
+    >>> check_structure(text, 2, 2)
+    Traceback (most recent call last):
+    ...
+    fmtprop.errors.GraphError: graph structure: the arguments hold inputs 0, the graph has 2 inputs, each held once
+    """
+    if not structure:
+        return
+    data = parsed(structure)
+    arguments = [*_pairs("positional", data["positional"], names=True)]
+    arguments += _pairs("keyword", data["keyword"], names=True)
+    _check_distinct("arguments", [name for name, _ in arguments])
+    slots = [slot for name, spec in arguments for slot in _slots(f"argument {name!r}", spec, inputs, 0)]
+    if sorted(slots) != list(range(inputs)):
+        held = ", ".join(map(str, slots)) or "none"
+        raise GraphError(
+            f"graph structure: the arguments hold inputs {held}, the graph has {inputs} inputs, each held once"
+        )
+    for _ in _slots("results", data["results"], outputs, 0):
+        pass
+
+
+def _slots(where: str, spec: Any, count: int, depth: int) -> Iterator[int]:
+    """Yield the indices of the tensors in one description, which is checked on the way."""
+    kind = _kind(where, spec)
+    content = spec[kind]
+    if depth > _DEPTH:
+        raise GraphError(f"graph structure: {where[:60]}…: is nested deeper than {_DEPTH} levels")
+    if kind == "slot":
+        if not isinstance(content, int) or isinstance(content, bool) or not 0 <= content < count:
+            raise GraphError(f"graph structure: {where}: there is no tensor {content!r}, the graph has {count} here")
+        yield content
+    elif kind == "value":
+        if not isinstance(content, bool | int | float | str | None):
+            raise GraphError(f"graph structure: {where}: a value must be a number, text or null, got {content!r}")
+    elif kind == "opaque":
+        if not isinstance(content, str):
+            raise GraphError(f"graph structure: {where}: an opaque value must be text, got {content!r}")
+    else:
+        for key, child in _children(where, kind, content, spec):
+            yield from _slots(f"{where}[{key!r}]", child, count, depth + 1)
+
+
+def _kind(where: str, spec: Any) -> str:
+    kinds = [kind for kind in _KINDS if isinstance(spec, dict) and kind in spec]
+    if len(kinds) != 1 or set(spec) != {kinds[0], *_KINDS[kinds[0]]}:
+        known = ", ".join(_KINDS)
+        raise GraphError(f"graph structure: {where}: expected an object with one of the keys {known}, got {spec!r}")
+    return kinds[0]
+
+
+def _children(where: str, kind: str, content: Any, spec: dict[str, Any]) -> list[tuple[Any, Any]]:
+    if kind in ("list", "tuple"):
+        if not isinstance(content, list):
+            raise GraphError(f"graph structure: {where}: the items of a {kind} must be a list, got {content!r}")
+        return list(enumerate(content))
+    if kind == "dict":
+        items = _pairs(where, content, names=False)
+    else:
+        items = _pairs(where, spec["items"], names=True)
+        if not isinstance(content, str):
+            raise GraphError(f"graph structure: {where}: the name of a class must be text, got {content!r}")
+    _check_distinct(where, [key for key, _ in items])
+    if kind == "namedtuple":
+        try:
+            namedtuple(content, [key for key, _ in items])  # the names are what is checked
+        except ValueError as error:
+            raise GraphError(f"graph structure: {where}: not a named tuple: {error}") from error
+    return items
+
+
+def _pairs(where: str, content: Any, *, names: bool) -> list[tuple[Any, Any]]:
+    if not isinstance(content, list):
+        raise GraphError(f"graph structure: {where}: expected a list of pairs, got {content!r}")
+    for pair in content:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise GraphError(f"graph structure: {where}: expected a pair of key and description, got {pair!r}")
+        if not isinstance(pair[0], str if names else bool | int | float | str | None):
+            raise GraphError(f"graph structure: {where}: {pair[0]!r} cannot be a {'name' if names else 'key'}")
+    return [(key, child) for key, child in content]
+
+
+def _check_distinct(where: str, keys: list[Any]) -> None:
+    if len(set(keys)) != len(keys):
+        raise GraphError(f"graph structure: {where}: two of the keys {', '.join(map(repr, keys))} are the same")
