@@ -9,7 +9,7 @@ import torch
 
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.structure import flatten_arguments, parsed, restructure
+from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
 from fmtprop.runtime import Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
@@ -68,6 +68,7 @@ class CompiledModel:
         self.tuning = tuning
         self._executor = executor_of(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
+        self._has_out = "out" in argument_names(graph.structure)
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Run the model on torch tensors.
@@ -80,7 +81,8 @@ class CompiledModel:
         out : torch.Tensor or sequence of torch.Tensor, optional
             Tensors to write the results to, one for each output of the graph, of its shape and data type. Without a
             copy where they lie in memory as the plan writes them: dense and row-major, if ``boundary`` said nothing
-            else. None may share memory with another or with an input.
+            else. None may share memory with another or with an input. A model with an argument of its own that is
+            called ``out`` takes that by position; use :meth:`run_flat` to give it tensors for its results.
 
         Returns
         -------
@@ -91,7 +93,7 @@ class CompiledModel:
         Raises
         ------
         InputError
-            An input or a tensor of ``out`` does not fit.
+            An input or a tensor of ``out`` does not fit, or the model has an argument ``out``.
 
         Notes
         -----
@@ -108,6 +110,11 @@ class CompiledModel:
         >>> y
         tensor([0., 0., 2.])
         """
+        if out is not None and self._has_out:
+            raise InputError(
+                f"{self.graph.name}: out= is ambiguous, since the model has an argument called 'out': give that by "
+                "position, and tensors for the results to run_flat(inputs, out=...)"
+            )
         return self._run(args, kwargs, out, None)
 
     def run_flat(

@@ -20,7 +20,7 @@ from typing import Any
 
 from fmtprop.errors import GraphError, ImportModelError, InputError
 
-__all__ = ["Slot", "describe", "flatten_arguments", "is_container", "parsed", "restructure"]
+__all__ = ["Slot", "argument_names", "describe", "flatten_arguments", "is_container", "parsed", "restructure"]
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -205,6 +205,20 @@ def _registered_class(name: str) -> type | None:
 
 
 # ---------------------------------------------------------------- arguments
+
+
+def argument_names(structure: str) -> list[str]:
+    """Return the names of the model's arguments in order; none where inputs have no names but positions.
+
+    Examples
+    --------
+    >>> argument_names(describe([("x", Slot(0))], [("mode", "fast")], Slot(0))), argument_names("")
+    (['x', 'mode'], [])
+    """
+    if not structure:
+        return []
+    data = parsed(structure)
+    return [name for name, _ in [*data["positional"], *data["keyword"]]]
 
 
 def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -71,6 +71,24 @@ def test_a_single_result_takes_a_tensor_or_a_tuple_of_one():
     assert torch.equal(y, torch.tensor([1.0, 0.0, 0.0]))
 
 
+class Named(nn.Module):
+    def forward(self, x, out):
+        return x + 2 * out
+
+
+def test_an_argument_called_out_is_never_taken_for_a_destination():
+    x, own = torch.randn(3), torch.randn(3)
+    net, kept = fp.compile(Named(), (x, own)), own.clone()
+    for args in [(x,), (x, own)]:
+        with pytest.raises(fp.InputError, match=r"out= is ambiguous.*by position.*run_flat\(inputs, out="):
+            net(*args, out=own)
+    assert torch.equal(own, kept)
+    assert torch.allclose(net(x, own), x + 2 * own)
+    y = torch.empty(3)
+    assert net.run_flat([x, own], out=y)[0] is y
+    assert torch.allclose(y, x + 2 * own)
+
+
 class Structured(nn.Module):
     def forward(self, x, *, scale):
         return {"sum": x + scale, "pair": (x * scale, None)}
