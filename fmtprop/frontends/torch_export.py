@@ -175,13 +175,16 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _export_failure(module: nn.Module, error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()][:6] or [type(error).__name__]
-    text = "\n  ".join(lines)
     return (
-        f"torch.export cannot export {type(module).__name__}: {type(error).__name__}\n  {text}\n"
+        f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n"
         "Check that module(*example_inputs, **kwargs) runs and that no branch depends on tensor values "
         "(torch.export.draft_export lists every obstacle)"
     )
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()][:6]
+    return "\n  ".join([type(error).__name__, *lines])
 
 
 def _functionalised(program: ExportedProgram) -> ExportedProgram:
@@ -190,7 +193,14 @@ def _functionalised(program: ExportedProgram) -> ExportedProgram:
     with warnings.catch_warnings():
         # torch copying its own classes: nothing that a user could change
         warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
-        functional: ExportedProgram = program.run_decompositions({})
+        try:
+            functional: ExportedProgram = program.run_decompositions({})
+        except Exception as error:  # torch traces the program anew: it raises anything
+            raise ImportModelError(
+                "run_decompositions cannot make the exported program functional: "
+                f"{_first_lines(error)}\nMake new tensors instead of changing views in place, and use a program that "
+                "still has its weights"
+            ) from error
         return functional
 
 
@@ -315,6 +325,10 @@ class _Importer:
             raise ImportModelError(f"constant {target!r} is missing from the exported program, which is incomplete")
         if isinstance(tensor, torch._subclasses.FakeTensor):
             raise ImportModelError(f"constant {target!r} has no data: the model was exported under FakeTensorMode")
+        if tensor.untyped_storage().nbytes() < _bytes_reached(tensor):
+            raise ImportModelError(
+                f"constant {target!r} has no data: its memory was released; load the program or the module again"
+            )
         place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         # the same memory may be read with another sign: negation and conjugation can be a bit of the tensor
         key = (*place, tensor.is_neg(), tensor.is_conj())
@@ -349,6 +363,15 @@ class _Importer:
         if len(names) != len(args):
             names = [f"arg_{i}" for i in range(len(args))]
         return list(zip(names, args, strict=True)), list(kwargs.items())
+
+
+def _bytes_reached(tensor: torch.Tensor) -> int:
+    """Return how many bytes the storage of a tensor must have."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    return int(last + 1) * tensor.element_size()
 
 
 def _nested(slots: Sequence[Any], spec: Any, what: str) -> Any:

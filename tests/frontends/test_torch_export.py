@@ -452,6 +452,29 @@ def test_programs_exported_for_training_are_refused():
         from_torch(program)
 
 
+def _write_to_a_view(x):
+    y = x + 1
+    y.t().as_strided((2, 2), (3, 1), 1).add_(1)
+    return y
+
+
+def test_what_torch_cannot_make_functional_is_refused_with_its_reason():
+    with pytest.raises(ImportModelError, match=r"functional: RuntimeError\n.*mutation on a view chain") as caught:
+        from_torch(Call(_write_to_a_view), torch.randn(3, 4))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    program = torch.export.export(nn.Linear(3, 4), (torch.randn(2, 3),))
+    program.state_dict.clear()
+    with pytest.raises(ImportModelError, match=r"functional: KeyError[\s\S]*still has its weights"):
+        from_torch(program)
+
+
+def test_weights_without_memory_are_refused_by_name():
+    program = torch.export.export(nn.Linear(3, 4), (torch.randn(2, 3),))
+    program.state_dict["bias"].untyped_storage().resize_(0)
+    with pytest.raises(ImportModelError, match="constant 'bias' has no data: its memory was released"):
+        from_torch(program)
+
+
 def test_dynamic_shapes_are_refused_by_name():
     program = torch.export.export(nn.ReLU(), (IMAGE,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=8)},))
     with pytest.raises(ImportModelError, match=r"input input: the size of axis 0 is not a number .* without dynamic"):
