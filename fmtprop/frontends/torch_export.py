@@ -118,6 +118,8 @@ def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any]) -> E
     args = _positional(module, example_inputs, kwargs)
     _check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
     _check_tensors(_named_leaves(args, kwargs))
+    # torch says nothing that helps about a key that a graph cannot hold
+    describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
     with _eval_mode(module), torch.no_grad():
         try:

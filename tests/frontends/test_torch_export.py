@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import warnings
 from collections import deque, namedtuple
 
@@ -336,9 +337,15 @@ def test_tensors_in_containers_that_cannot_be_described_are_refused():
     check(Call(lambda x, fixed: (x + 1, fixed[0])), (TOKENS, deque([3])))
 
 
+class Kind(enum.Enum):
+    A = 1
+
+
 def test_keys_that_a_graph_cannot_hold_are_refused():
     with pytest.raises(ImportModelError, match=r"has the key torch.float32 \(dtype\)"):
         from_torch(Call(lambda x: {torch.float32: x + 1}), TOKENS)
+    with pytest.raises(ImportModelError, match=r"has the key <Kind.A: 1> \(Kind\)"):
+        from_torch(Call(lambda x: x[Kind.A] + 1), ({Kind.A: TOKENS},))
 
 
 def test_integer_and_boolean_inputs():
