@@ -7,8 +7,11 @@ is read is its own module's affair.
 from __future__ import annotations
 
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
 
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir import file as graph_file
@@ -85,16 +88,30 @@ def save(graph: Graph, path: str | Path) -> None:
     Raises
     ------
     ImportModelError
-        Another extension, or a directory that does not exist.
+        Not a graph, another extension, a directory that does not exist, or the file system refused.
     GraphError
         The graph cannot be written, such as one whose constants were released after compilation.
     """
+    if not isinstance(graph, Graph):
+        raise ImportModelError(
+            f"only a Graph can be saved, got {type(graph).__name__}; import the model with "
+            "fmtprop.from_torch(module, example_inputs) and save what it returns"
+        )
     file = Path(path)
     if file.suffix.lower() != ".json":
         raise ImportModelError(f"{file}: graphs are saved as .json, not {file.suffix or 'without extension'!r}")
     if not file.parent.is_dir():
         raise ImportModelError(f"{file}: the directory {file.parent} does not exist; create it first")
-    graph_file.save(graph, file)
+    try:
+        if file.is_dir():
+            raise ImportModelError(f"{file} is a directory; give the name of a file")
+        graph_file.save(graph, file)
+    except (OSError, SafetensorError) as error:
+        for begun in (file, file.with_suffix(".safetensors")):
+            with suppress(OSError):
+                begun.with_name(begun.name + ".part").unlink()
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ImportModelError(f"{file} cannot be written: {reason}; save it to another place") from error
 
 
 def _builtin(name: str) -> Path:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import fmtprop
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.frontends import from_torch, load, save
 from fmtprop.ir import builtin
@@ -124,3 +126,40 @@ def test_a_damaged_archive_is_an_import_error(net, tmp_path, monkeypatch):
 def test_save_names_what_is_wrong(net, tmp_path, name, message):
     with pytest.raises(ImportModelError, match=message):
         save(from_torch(net, X), tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("taken", "message"),
+    [("net.json", r"net\.json is a directory; give the name"), ("net.safetensors", r"net\.json cannot be written: ")],
+)
+def test_save_refuses_a_directory_and_leaves_nothing_behind(tmp_path, taken, message):
+    (tmp_path / taken).mkdir()
+    with pytest.raises(ImportModelError, match=message):
+        save(from_torch(nn.Linear(80, 8), torch.ones(1, 80)), tmp_path / "net.json")
+    assert [path.name for path in tmp_path.iterdir()] == [taken]
+
+
+@pytest.mark.parametrize("features", [2, 80])
+@pytest.mark.parametrize("place", ["/proc/net.json", f"{{}}/{255 * 'n'}.json", f"{{}}/{246 * 'n'}.json"])
+def test_save_says_why_a_file_cannot_be_written(tmp_path, place, features):
+    # small weights stand in the graph file, large ones beside it: another call fails
+    graph = from_torch(nn.Linear(features, 8), torch.ones(1, features))
+    with pytest.raises(ImportModelError, match=r"\.json cannot be written: .*; save it to"):
+        save(graph, place.format(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_save_removes_what_it_had_begun(net, tmp_path, monkeypatch):
+    def fail(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(ImportModelError, match=r"net\.json cannot be written: No space left on device"):
+        save(from_torch(net, X), tmp_path / "net.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_graphs_are_saved(net, tmp_path):
+    for model in (net, None, fmtprop.compile(net, X)):
+        with pytest.raises(ImportModelError, match=rf"only a Graph can be saved, got {type(model).__name__}; .*torch"):
+            save(model, tmp_path / "net.json")
