@@ -18,6 +18,7 @@ from fmtprop import collector, dnnl
 from fmtprop.compiled import CompiledModel, random_inputs
 from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
+from fmtprop.frontends.examples import check_examples
 from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
@@ -57,7 +58,7 @@ def compile(
     model : torch.nn.Module, torch.export.ExportedProgram, Graph, str or path
         A module, an op graph, the name of a built-in graph, or a file (graph ``.json``, ``.pt2``).
     example_inputs : torch.Tensor or tuple, optional
-        Needed for a module: the shapes to compile for.
+        Needed for a module: the shapes to compile for. Anything else has its shapes already; they must be these.
     dtype : {"f32", "bf16"}
         What compute-intensive ops run in. ``"bf16"`` needs a CPU for which oneDNN has bf16 (AVX-512 or AVX2-VNNI-2);
         elsewhere a warning says that they run in f32.
@@ -100,7 +101,7 @@ def compile(
     Raises
     ------
     ImportModelError
-        The model cannot be imported.
+        The model cannot be imported, or the example inputs are not those that it was imported with.
     UnsupportedOpError
         A parameter is not one of its values, or nobody can run an op.
     PlanError
@@ -135,7 +136,9 @@ def compile(
     with on_cpu():
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
-            return compile_graph(load(path), options, lambda: load(path))
+            graph = load(path)
+            check_examples(graph, example_inputs)
+            return compile_graph(graph, options, lambda: load(path))
         net = compile_graph(_import(model, example_inputs), options)
     if release_weights:
         release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
@@ -220,6 +223,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _import(model: Any, example_inputs: Any) -> Graph:
     if isinstance(model, Graph):
+        check_examples(model, example_inputs)
         return model
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
         return from_torch(model, example_inputs)

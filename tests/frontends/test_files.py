@@ -10,7 +10,7 @@ from torch import nn
 import fmtprop
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.frontends import from_torch, load, save
-from fmtprop.ir import builtin
+from fmtprop.ir import Graph, TensorType, builtin
 from tests.frontends.checking import compare, run
 
 
@@ -163,3 +163,44 @@ def test_only_graphs_are_saved(net, tmp_path):
     for model in (net, None, fmtprop.compile(net, X)):
         with pytest.raises(ImportModelError, match=rf"only a Graph can be saved, got {type(model).__name__}; .*torch"):
             save(model, tmp_path / "net.json")
+
+
+@pytest.fixture
+def models(net, tmp_path):
+    graph = from_torch(net, X)
+    save(graph, tmp_path / "net.json")
+    torch.export.save(torch.export.export(net, (X,)), tmp_path / "net.pt2")
+    return graph, tmp_path / "net.json", str(tmp_path / "net.pt2")
+
+
+@pytest.mark.parametrize("which", range(3), ids=["graph", "json", "pt2"])
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        (
+            torch.ones(1, 3, 9, 9),
+            r"input input: .* imported for torch.float32 \(1, 3, 8, 8\), .*float32 \(1, 3, 9, 9\);",
+        ),
+        ((X.double(),), r"imported for torch.float32 \(1, 3, 8, 8\), the example is torch.float64 \(1, 3, 8, 8\);"),
+        ((X, X), "example_inputs do not fit .*: got 2 positional arguments"),
+        ((), "example_inputs do not fit .*: argument 'input' is missing"),
+        ("x", "the example is a str; import the model again"),
+        (torch.nested.nested_tensor([X], layout=torch.jagged), "the example is a NestedTensor"),
+    ],
+    ids=["shape", "type", "two", "none", "text", "nested"],
+)
+def test_example_inputs_must_be_those_of_a_graph_or_file(models, which, examples, message):
+    with pytest.raises(ImportModelError, match=message):
+        fmtprop.compile(models[which], examples)
+
+
+def test_example_inputs_of_a_graph_without_structure_are_counted():
+    graph = Graph("plain")
+    graph.output(graph.input("x", TensorType((1, 8))))
+    with pytest.raises(ImportModelError, match=r"plain takes 1 inputs \(x\), example_inputs has 2; leave it out"):
+        fmtprop.compile(graph, (torch.ones(1, 8), torch.ones(1, 8)))
+
+
+def test_example_inputs_that_fit_are_welcome(net, models):
+    for model in models:
+        compare(fmtprop.compile(model, (X,), policy="plain", verify="off")(X), net(X).detach())

@@ -1,0 +1,74 @@
+"""Whether example inputs fit a model that has its shapes already.
+
+This module owns that check for graphs; of exported programs it is the importer's affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmtprop.errors import ImportModelError, InputError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.structure import flatten_arguments
+from fmtprop.ir.tensors import torch_dtype
+
+__all__ = ["check_examples"]
+
+
+def check_examples(graph: Graph, example_inputs: Any) -> None:
+    """Refuse example inputs that a graph cannot be called with.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported.
+    example_inputs : torch.Tensor, tuple or None
+        A tensor or the positional arguments; None is always fine.
+
+    Raises
+    ------
+    ImportModelError
+        Their number, their nesting, a shape or a data type is not the graph's.
+
+    Examples
+    --------
+    >>> from fmtprop.ir import TensorType
+    >>> g = Graph("tiny")
+    >>> g.output(g.input("x", TensorType((1, 8))))
+    >>> check_examples(g, torch.ones(1, 8))
+    """
+    if example_inputs is None:
+        return
+    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    try:
+        given = flatten_arguments(graph.structure, args, {})
+    except InputError as error:
+        raise ImportModelError(f"example_inputs do not fit {graph.name}: {error}; or leave them out") from error
+    if len(given) != len(graph.input_nodes):
+        names = ", ".join(node.name for node in graph.input_nodes)
+        raise ImportModelError(
+            f"{graph.name} takes {len(graph.input_nodes)} inputs ({names}), example_inputs has {len(given)}; leave "
+            "it out, a graph already has its shapes"
+        )
+    for node, example in zip(graph.input_nodes, given, strict=True):
+        type_ = node.results[0]
+        expected = (type_.dims, torch_dtype(type_.dtype))
+        if _looks(example) != expected:
+            shown = _looks(example) or f"a {type(example).__name__}"
+            raise ImportModelError(
+                f"input {node.name}: {graph.name} was imported for {_words(expected)}, the example is {_words(shown)}; "
+                "import the model again with this shape, or leave example_inputs out"
+            )
+
+
+def _looks(example: object) -> tuple[tuple[int, ...], torch.dtype] | None:
+    # nested tensors have no shape
+    if not isinstance(example, torch.Tensor) or example.is_nested:
+        return None
+    return tuple(example.shape), example.dtype
+
+
+def _words(looks: tuple[tuple[int, ...], torch.dtype] | str) -> str:
+    return looks if isinstance(looks, str) else f"{looks[1]} {looks[0]}"
