@@ -10,7 +10,7 @@ import typer
 
 from fmtprop import __version__
 from fmtprop.cli.compare import report, run
-from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, show_warning
+from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, printing_help, show_warning
 from fmtprop.cli.doctor import doctor
 from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
@@ -64,6 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     SystemExit
         Always: 0 fine, 1 a check failed or a run went wrong, 2 a bad argument or model, 130 interrupted.
     """
-    with warnings.catch_warnings(), failing(FAILED):
+    with warnings.catch_warnings(), failing(FAILED), printing_help():
         warnings.showwarning = show_warning
         app(args=None if arguments is None else list(arguments), prog_name="fmtprop")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from fmtprop.errors import FmtpropError
 
@@ -23,23 +24,26 @@ TRACEBACK: ContextVar[bool] = ContextVar("traceback", default=False)
 def emit(text: str) -> None:
     """Print a result; end quietly when the reader has gone (``fmtprop models | head -1``)."""
     out = sys.stdout
+    if out is None:  # the shell's >&-
+        complain("cannot write to stdout: it is closed")
+        raise SystemExit(FAILED)
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="replace")  # a terminal without the characters of tables gets question marks
     try:
         out.write(text.rstrip("\n") + "\n")
         out.flush()
     except OSError as error:
-        # What is still buffered would fail again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(BROKEN_PIPE) from None
-        complain(f"cannot write to stdout: {error.strerror}")
-        raise SystemExit(FAILED) from error
+        _give_up(error)
 
 
 def note(text: str) -> None:
     """Tell the user something that is not the result."""
-    print(text, file=sys.stderr)
+    if sys.stderr is None:  # where print would go to stdout
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # nobody can be told; the exit code is what is left
+        _abandon(sys.stderr)
 
 
 def complain(text: str) -> None:
@@ -79,9 +83,39 @@ def failing(code: int) -> Iterator[None]:
 
 
 @contextmanager
+def printing_help() -> Iterator[None]:
+    """End the program as :func:`emit` does where help or usage, which typer prints by itself, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if last.f_globals.get("__name__", "").partition(".")[0] not in ("typer", "click"):
+            raise
+        usage: int | None = getattr(error.__context__, "exit_code", None)
+        if usage is None:
+            _give_up(error)
+        _abandon(sys.stderr)
+        raise SystemExit(usage) from None
+
+
+def _give_up(error: OSError) -> NoReturn:
+    """End the program because stdout takes no more."""
+    _abandon(sys.stdout)
+    if isinstance(error, BrokenPipeError):
+        raise SystemExit(BROKEN_PIPE) from None
+    complain(f"cannot write to stdout: {error.strerror}")
+    raise SystemExit(FAILED) from error
+
+
+def _abandon(stream: TextIO) -> None:
+    # What is still buffered would fail again when the interpreter ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows what is being done, steps done and steps in all; silent unless on a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
     from rich.console import Console

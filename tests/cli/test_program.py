@@ -143,6 +143,44 @@ def test_stdout_that_is_full():
     assert (process.returncode, err) == (1, "error: cannot write to stdout: No space left on device\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_help_for_a_stdout_that_is_full():
+    with open("/dev/full", "w") as full:
+        process = start("--help", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "error: cannot write to stdout: No space left on device\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["run", "--nothing"], ["run", "nosuch"]])
+def test_stderr_that_is_full_leaves_the_exit_code(words):
+    with open("/dev/full", "w") as full:
+        process = start(*words, stderr=full)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+
+
+@pytest.mark.parametrize("words", [["models"], ["--version"], ["doctor"], ["run", "chain", "-n", "1"]])
+def test_stdout_that_is_closed(words):
+    done = _closing(">&-", *words)
+    assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout: it is closed\n")
+
+
+def test_stderr_that_is_closed():
+    done = _closing("2>&-", "run", "chain", "-n", "1")
+    assert done.returncode == 0
+    assert "policies of format assignment" in done.stdout
+    done = _closing("2>&-", "run", "nosuch")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def _closing(stream: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {stream}', "sh", sys.executable, "-m", "fmtprop", *words],
+        capture_output=True, text=True, timeout=120, cwd=ROOT, check=False,
+    )  # fmt: skip
+
+
 def test_terminal_without_the_characters():
     process = start("run", "chain", "-n", 1, environment={"PYTHONIOENCODING": "ascii"})
     out, err = process.communicate(timeout=60)
