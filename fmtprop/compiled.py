@@ -154,7 +154,7 @@ class CompiledModel:
         Raises
         ------
         InputError
-            ``streams`` is not a positive number.
+            ``streams`` is not a positive number, or more than any machine serves.
         PlanError
             The model's primitives for one thread fail their check.
         """

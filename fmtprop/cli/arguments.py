@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fmtprop.limits import MAX_THREADS
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -44,7 +46,14 @@ Target = Annotated[
 Dtype = Annotated[str, typer.Option("--dtype", "-d", help="What compute-intensive ops run in: f32 or bf16.")]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", "-t", min=1, help="Threads of PyTorch and oneDNN.", show_default="as PyTorch chooses"),
+    typer.Option(
+        "--threads",
+        "-t",
+        min=1,
+        max=MAX_THREADS,
+        help="Threads of PyTorch and oneDNN.",
+        show_default="as PyTorch chooses",
+    ),
 ]
 Verify = Annotated[
     str,

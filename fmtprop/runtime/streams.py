@@ -18,6 +18,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
+from fmtprop.limits import MAX_THREADS
 
 #: calls of each stream that wait or run; enough that no stream ever waits for the next input
 _DEPTH = 2
@@ -38,7 +39,7 @@ class StreamPool:
     Raises
     ------
     InputError
-        ``streams`` is not a positive number.
+        ``streams`` is not a positive number, or more than any machine serves.
 
     Notes
     -----
@@ -60,8 +61,10 @@ class StreamPool:
 
     def __init__(self, function: Callable[..., Any], streams: int | None = None, name: str = "model") -> None:
         count = len(os.sched_getaffinity(0)) if streams is None else streams
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"streams must be a positive number of threads or None, got {streams!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_THREADS:
+            raise InputError(
+                f"streams must be a positive number of threads or None, got {streams!r}; here at most {MAX_THREADS}"
+            )
         self.streams = count
         self._function = function
         self._name = name

@@ -132,6 +132,7 @@ def test_report_that_cannot_be_written(refused, tmp_path, command, monkeypatch):
         (["run"], "Missing argument 'MODEL'"),
         (["run", "chain", "--polcy", "plain"], "No such option: --polcy"),
         (["run", "chain", "--threads", "0"], "'--threads'"),
+        (["run", "chain", "--threads", "100000"], "'--threads'"),
         (["run", "chain", "--repeats", "many"], "'--repeats'"),
         (["show", "chain", "--format", "svg"], "'--format'"),
         (["show", "chain", "--stage", "last"], "'--stage'"),

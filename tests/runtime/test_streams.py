@@ -208,7 +208,7 @@ def test_an_error_ends_a_map_in_its_turn():
     assert got == [0, 1, 2]
 
 
-@pytest.mark.parametrize("streams", [0, -1, 1.5, True, "2"])
+@pytest.mark.parametrize("streams", [0, -1, 1.5, True, "2", 10**9])
 def test_a_wrong_number_of_streams(model, streams):
     with pytest.raises(fp.InputError, match=r"streams must be a positive number of threads or None, got "):
         model[1].throughput(streams)
