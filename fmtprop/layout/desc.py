@@ -13,7 +13,7 @@ from math import prod
 
 import numpy.typing as npt
 
-from fmtprop.errors import ShapeError
+from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import address, geometry, transforms
 from fmtprop.layout.base import DescBase, FormatKind
 from fmtprop.layout.dtypes import DataType
@@ -88,6 +88,8 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
     ) -> None:
         dims = geometry.check_dims(dims)
         if tag is not None:
+            if not isinstance(tag, str):
+                raise FormatError(f"tag must be a str such as 'nChw16c', got {tag!r}")
             if strides is not None or inner_blocks or padded_dims is not None or padded_offsets is not None:
                 raise ShapeError(f"give either tag={tag!r} or strides, inner_blocks and padding, not both")
             if tag == "any":
@@ -160,8 +162,17 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         Returns
         -------
         tuple of int or None
+
+        Raises
+        ------
+        ShapeError
+            When `position` is not an integer.
         """
-        return address.index_at(self.geometry, operator.index(position))
+        try:
+            whole = operator.index(position)
+        except TypeError:
+            raise ShapeError(f"position must be an integer, got {position!r}") from None
+        return address.index_at(self.geometry, whole)
 
     def indices_at(self, positions: npt.ArrayLike) -> address.IntArray:
         """Return the logical indices at many positions.

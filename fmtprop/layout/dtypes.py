@@ -80,7 +80,8 @@ class DataType(str, Enum):
         # torch is not imported here: its dtypes print as "torch.float32".
         name = value if isinstance(value, str) else str(value).removeprefix("torch.")
         found = _BY_NAME.get(name)
-        if found is None and not isinstance(value, str):
+        # numpy takes None for float64
+        if found is None and value is not None and not isinstance(value, str):
             try:
                 found = _BY_NAME.get(np.dtype(value).name)  # type: ignore[call-overload]
             except TypeError:

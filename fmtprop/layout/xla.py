@@ -209,7 +209,7 @@ def parse_shape(text: str) -> Shape:
     >>> parse_shape("f32[2,3]{0,1}").layout.minor_to_major
     (0, 1)
     """
-    match = _SHAPE.fullmatch(text.strip())
+    match = _SHAPE.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise FormatError(
             f"{text!r} is not an array shape such as 'f32[2,3]{{0,1}}' "

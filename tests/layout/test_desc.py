@@ -20,6 +20,23 @@ def test_default_is_dense_row_major() -> None:
     assert md.is_plain and md.is_dense and md.is_packed and md.is_regular
 
 
+@pytest.mark.parametrize("tag", [5, ["ab"], b"ab"])
+def test_a_tag_is_text(tag: object) -> None:
+    with pytest.raises(FormatError, match="tag must be a str such as 'nChw16c', got"):
+        MemoryDesc((2, 3), tag=tag)  # type: ignore[arg-type]
+
+
+def test_none_is_no_data_type() -> None:
+    with pytest.raises(ShapeError, match="unknown data type None; use one of f32"):
+        MemoryDesc((2, 3), None)
+
+
+@pytest.mark.parametrize("position", ["a", 1.5, None])
+def test_a_position_is_an_integer(position: object) -> None:
+    with pytest.raises(ShapeError, match="position must be an integer, got"):
+        MemoryDesc((2, 3)).index_at(position)  # type: ignore[arg-type]
+
+
 def test_scalar() -> None:
     md = MemoryDesc((), "f64")
     assert (md.ndim, md.nelems, md.nbytes, md.offset(()), md.index_at(0)) == (0, 1, 8, 0, ())

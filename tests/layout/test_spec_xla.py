@@ -86,6 +86,11 @@ def test_text_form_prints_back(text: str) -> None:
     assert str(parse_shape(text)) == text
 
 
+def test_text_form_is_text() -> None:
+    with pytest.raises(FormatError, match="5 is not an array shape such as"):
+        parse_shape(5)  # type: ignore[arg-type]
+
+
 def test_text_form_without_layout() -> None:
     assert parse_shape("f32[2,3]") == make_shape("f32", (2, 3))
 
