@@ -134,6 +134,11 @@ class CompiledModel:
         InputError
             An input or a tensor of ``out`` does not fit.
         """
+        if not isinstance(inputs, Sequence):
+            raise InputError(
+                f"model {self.graph.name} takes a list or tuple of tensors, one for each input, got "
+                f"{type(inputs).__name__}"
+            )
         return self._executor.run(inputs, out)
 
     def throughput(self, streams: int | None = None) -> StreamPool:

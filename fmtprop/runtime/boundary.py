@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fmtprop.errors import InputError
-from fmtprop.ir.tensors import data_type, torch_dtype
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.mkldnn_inputs import in_format
 
@@ -56,6 +56,7 @@ class Port:
             and tensor.dtype is self.dtype
             and tensor.is_cpu
             and tensor.layout is torch.strided
+            and not tensor.is_nested  # which has no shape
             and tensor.shape == self.dims
             and tensor.stride() == self.strides
             and not tensor.requires_grad
@@ -99,6 +100,8 @@ class Port:
         if tensor.device.type != "cpu":
             remedy = f"pass {self.name}.cpu()" if kind == "input" else "pass a tensor on the CPU"
             raise InputError(f"{name} is on {tensor.device}, but plans run on the CPU: {remedy}")
+        if tensor.is_nested:  # one with strided layout has no shape that could be asked for
+            raise InputError(f"{name} is a nested tensor; pass a dense one of shape {self.dims}")
         if tensor.layout is not torch.strided and not (kind == "input" and tensor.is_mkldnn):
             remedy = f" ({self.name}.to_dense())" if kind == "input" else ""
             raise InputError(f"{name} has layout {tensor.layout}; pass a strided tensor{remedy}")
@@ -112,8 +115,10 @@ class Port:
                 f"{name} has no memory of its own (a fake tensor, one inside torch.func.vmap or torch.compile, or "
                 "one whose storage was emptied); pass a real tensor, and call the model outside of what transforms it"
             )
-        if data_type(tensor.dtype) is not self.desc.dtype:
+        if tensor.dtype is not self.dtype:
             remedy = "" if kind == "input" else f"; {self._remedy()}"
+            if kind == "input" and tensor.is_quantized:
+                remedy = f"; pass {self.name}.dequantize()"
             raise InputError(
                 f"{name} is {tensor.dtype}, but the model was compiled for {self.desc.dtype.value}{remedy}"
             )

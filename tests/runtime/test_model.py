@@ -219,6 +219,30 @@ def test_not_a_tensor(small):
         small[1]([1.0])
 
 
+@pytest.mark.parametrize("inputs", [5, None, torch.ones(1, 3), iter(())])
+def test_flat_inputs_that_are_no_list(small, inputs):
+    kind = type(inputs).__name__
+    with pytest.raises(fp.InputError, match=rf"Small takes a list or tuple of tensors, one for each input, got {kind}"):
+        small[1].run_flat(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: torch.nested.nested_tensor([x[0], x[1]]), "is a nested tensor; pass a dense one of shape"),
+        (lambda x: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged), "is a nested tensor"),
+        (lambda x: x.to(torch.complex64), "is torch.complex64, but the model was compiled for f32"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), r"is torch.qint8, .* for f32; pass x.dequantize"),
+    ],
+    ids=["nested", "jagged", "complex", "quantized"],
+)
+def test_a_kind_of_tensor_that_no_plan_takes(small, change, message):
+    _, net, x = small
+    with pytest.raises(fp.InputError, match=f"input x {message}"):
+        net(change(x))
+
+
 def test_wrong_number_of_inputs(small):
     with pytest.raises(fp.InputError, match=r"takes 1 inputs \(x\), got 2"):
         small[1](small[2], small[2])
