@@ -120,6 +120,10 @@ def compile(
         )
     if not isinstance(pin, Mapping | None):
         raise UnsupportedOpError(f'pin must map "node.operand" to a MemoryDesc or a tag, got {type(pin).__name__}')
+    if not isinstance(release_weights, bool):
+        raise UnsupportedOpError(
+            f"The 'release_weights' parameter of compile must be True or False. Got {release_weights!r} instead."
+        )
     options = Options(
         dtype=dtype,
         policy=policy,

@@ -6,6 +6,7 @@ is read is its own module's affair.
 
 from __future__ import annotations
 
+import os
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -52,9 +53,13 @@ def load(path: str | Path) -> Graph:
     >>> load("chain").input_nodes[0].results
     (f32[1,3,32,32],)
     """
-    file = Path(path)
+    file = _path(path)
+    try:
+        exists = file.exists()
+    except OSError as error:
+        raise ImportModelError(f"{file} cannot be read: {error.strerror}; give a file that can: {_KINDS}") from error
     bare = file.name == str(path) and not file.suffix
-    if bare and (file.name in builtin_names() or not file.exists()):
+    if bare and (file.name in builtin_names() or not exists):
         return graph_file.load(_builtin(file.name))
     _check_file(file)
     kind = file.suffix.lower()
@@ -97,7 +102,7 @@ def save(graph: Graph, path: str | Path) -> None:
             f"only a Graph can be saved, got {type(graph).__name__}; import the model with "
             "fmtprop.from_torch(module, example_inputs) and save what it returns"
         )
-    file = Path(path)
+    file = _path(path)
     if file.suffix.lower() != ".json":
         raise ImportModelError(f"{file}: graphs are saved as .json, not {file.suffix or 'without extension'!r}")
     if not file.parent.is_dir():
@@ -112,6 +117,12 @@ def save(graph: Graph, path: str | Path) -> None:
                 begun.with_name(begun.name + ".part").unlink()
         reason = error.strerror if isinstance(error, OSError) else error
         raise ImportModelError(f"{file} cannot be written: {reason}; save it to another place") from error
+
+
+def _path(path: object) -> Path:
+    if isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str):
+        return Path(path)
+    raise ImportModelError(f"a path must be a str or a pathlib.Path, got {path!r}; files are {_KINDS}")
 
 
 def _builtin(name: str) -> Path:

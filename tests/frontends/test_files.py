@@ -72,6 +72,19 @@ def test_files_that_cannot_be_read(tmp_path, name, content, message):
         load(path)
 
 
+@pytest.mark.parametrize("path", [None, b"a.json", 5])
+def test_a_path_is_text_or_a_path(path):
+    with pytest.raises(ImportModelError, match=r"a path must be a str or a pathlib\.Path, got "):
+        load(path)
+    with pytest.raises(ImportModelError, match=r"a path must be a str or a pathlib\.Path, got "):
+        save(Graph("empty"), path)
+
+
+def test_a_name_that_is_too_long():
+    with pytest.raises(ImportModelError, match=r"n\.json cannot be read: .*; give a file that can: "):
+        load(f"{300 * 'n'}.json")
+
+
 def test_a_directory_is_no_model(tmp_path):
     with pytest.raises(ImportModelError, match=r"is a directory; give a file: \.json"):
         load(tmp_path)

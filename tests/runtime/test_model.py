@@ -259,6 +259,12 @@ def test_a_wrong_option_names_parameter_and_values(option, value):
         fp.compile(nn.ReLU(), torch.ones(1), **{option: value})
 
 
+@pytest.mark.parametrize("option", ["confirm", "winograd", "release_weights"])
+def test_a_switch_is_true_or_false(option):
+    with pytest.raises(fp.UnsupportedOpError, match=f"The '{option}' parameter of compile must be True or False. Got"):
+        fp.compile(nn.ReLU(), torch.ones(1), **{option: "x"})
+
+
 def test_a_thing_that_is_no_model():
     with pytest.raises(fp.ImportModelError, match=r"cannot compile a int: pass a torch.nn.Module"):
         fp.compile(3)
