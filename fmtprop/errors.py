@@ -15,7 +15,7 @@
     └── LibraryError          the oneDNN library
         ├── LoadError         cannot be found or loaded
         ├── DnnlError         answered with an error status
-        └── HandleError       a native handle was used after it was closed
+        └── HandleError       a native handle was used after it was closed, or was to be copied
 
 A message names the node, the operand and axis, the value, the rule, and what to do next.
 """
@@ -88,7 +88,7 @@ class LoadError(LibraryError, ImportError):
 
 
 class HandleError(LibraryError):
-    """A native handle was used after it was closed."""
+    """A native handle was used after it was closed, or was to be copied or pickled."""
 
 
 class DnnlError(LibraryError, RuntimeError):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from ctypes import c_void_p
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from fmtprop.errors import HandleError
 
@@ -92,6 +92,19 @@ class Handle(Generic[P]):
         """Destroy the native object now, if it is still alive."""
         if _ALIVE.pop(self._key, None) is not None:
             self._destroy(self._pointer)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: there would be two owners, or one in a process without the object.
+
+        Raises
+        ------
+        HandleError
+            Always.
+        """
+        raise HandleError(
+            f"a {self.handle_kind} handle belongs to one owner in one process and can be neither copied nor pickled. "
+            "A graph with formats holds such handles: copy or pickle the imported one, and compile it again"
+        )
 
     def __enter__(self: S) -> S:
         return self

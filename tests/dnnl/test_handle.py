@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -27,6 +30,14 @@ def test_close_is_idempotent_and_use_afterwards_is_an_error() -> None:
     assert dnnl.live_handles().get("stream", 0) == alive - 1
     with pytest.raises(HandleError, match=r"stream handle used after close\(\): create a new Stream"):
         stream.wait()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_handle_has_one_owner(duplicate: Callable[[object], object]) -> None:
+    with dnnl.Stream() as stream:
+        with pytest.raises(HandleError, match="a stream handle belongs to one owner in one process and can be neither"):
+            duplicate(stream)
+        assert not stream.closed
 
 
 def test_with_and_garbage_collection_destroy() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
+import pickle
 import resource
 import threading
 import warnings
@@ -268,6 +270,16 @@ def test_a_switch_is_true_or_false(option):
 def test_a_thing_that_is_no_model():
     with pytest.raises(fp.ImportModelError, match=r"cannot compile a int: pass a torch.nn.Module"):
         fp.compile(3)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_a_formatted_graph_says_why_it_cannot_be_copied(small, duplicate):
+    module, net, x = small
+    with pytest.raises(fp.HandleError, match=r"neither copied nor pickled. .* the imported one, and compile it again"):
+        duplicate(net.graph)
+    assert relative_error(copy.deepcopy(net)(x), expected(module, x)) < 1e-5
+    imported = fp.from_torch(module, x)
+    duplicate(imported)
 
 
 # ---------------------------------------------------------------- threads, forks, leaks
