@@ -263,9 +263,10 @@ class _Walk:
                 continue
             if value is None or call.type(value) != expected:
                 shown = None if value is None else call.type(value)
+                where = f" from {call.origin}" if call.origin else ""  # the model itself has no name
                 _LOG.warning(
-                    "%s from %s: importer of op %s made result %d as %s, the exporter says %s; runs as aten instead",
-                    call.target, call.origin, self.table[call.target][0], index, shown, expected,
+                    "%s%s: importer of op %s made result %d as %s, the exporter says %s; runs as aten instead",
+                    call.target, where, self.table[call.target][0], index, shown, expected,
                 )  # fmt: skip
                 return None
         return tuple(found)

@@ -578,7 +578,11 @@ def test_an_importer_that_means_something_else_is_not_used(monkeypatch, caplog):
     monkeypatch.setitem(op.torch, "aten.linear.default", wrong)
     module = nn.Linear(16, 4)
     graph = from_torch(module, TOKENS)
-    assert graph.count("aten") == 1 and "importer of op inner_product made result 0 as f32[2,5,16]" in caplog.text
+    said = "importer of op inner_product made result 0 as f32[2,5,16]"
+    # no submodule, nothing to come from
+    assert graph.count("aten") == 1 and f"aten.linear.default: {said}" in caplog.text
+    from_torch(nn.Sequential(module), TOKENS)
+    assert f"aten.linear.default from 0: {said}" in caplog.text
     compare(run(graph, TOKENS), module(TOKENS).detach())
 
 
