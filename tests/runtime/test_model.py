@@ -267,6 +267,21 @@ def test_a_switch_is_true_or_false(option):
         fp.compile(nn.ReLU(), torch.ones(1), **{option: "x"})
 
 
+class Returns(nn.Module):
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def forward(self, x):
+        return self.result(x)
+
+
+@pytest.mark.parametrize("result", [lambda x: None, lambda x: (), lambda x: x.shape[0]], ids=["none", "empty", "size"])
+def test_a_module_that_returns_no_tensor(result):
+    with pytest.raises(fp.ImportModelError, match=r"Returns returns no tensor .*; return what it computes"):
+        fp.compile(Returns(result), torch.ones(2, 3))
+
+
 def test_a_thing_that_is_no_model():
     with pytest.raises(fp.ImportModelError, match=r"cannot compile a int: pass a torch.nn.Module"):
         fp.compile(3)
