@@ -237,8 +237,8 @@ def _import(model: Any, example_inputs: Any) -> Graph:
                 raise
             # the rule speaks to those who build graphs
             raise ImportModelError(
-                f"{type(model).__name__} returns no tensor (but None, a number or nothing), so nothing can be compiled; "
-                "return what it computes"
+                f"{type(model).__name__} returns no tensor (but None, a number or nothing), so there is nothing to "
+                "compile; return what it computes"
             ) from error
     raise ImportModelError(
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
