@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from fmtprop.runtime.contest import Contest, _winner
 from fmtprop.stages import normalise
 from fmtprop.tuning import costs
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
+from tests.other_plans import unlike_any_other
 
 
 @pytest.fixture
@@ -34,12 +34,6 @@ def usual_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = dict(zip(FOOTPRINTS, (3e10, 2.5e10, 2e10), strict=True))
     peaks = Peaks({DataType.F32: 1.8e11, DataType.BF16: 3e11}, reading, 5e10, 3e-6)
     monkeypatch.setattr(costs, "peaks", lambda cache: peaks)
-
-
-def unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `propagate` be a policy whose reorders nobody would pay for, so that no other plan is like it."""
-    usual = contestants.greedy
-    monkeypatch.setattr(contestants, "greedy", lambda policy, *model: replace(usual("naive", *model), name=policy))
 
 
 @pytest.mark.parametrize("winner", [0, 1])

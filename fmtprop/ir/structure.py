@@ -285,7 +285,7 @@ def _take(path: str, spec: Any, value: Any, found: dict[int, Any]) -> None:
     if kind == "slot":
         found[content] = value
     elif kind == "value":
-        if isinstance(value, bool) != isinstance(content, bool) or not isinstance(value, _SCALARS) or value != content:
+        if not _is_same(value, content):
             raise _changed(path, value, repr(content))
     elif kind == "opaque":
         if repr(value) != content:
@@ -297,6 +297,13 @@ def _take(path: str, spec: Any, value: Any, found: dict[int, Any]) -> None:
             _take(f"{path}[{i}]", child, item, found)
     else:
         _take_named(path, content if kind == "dict" else spec["items"], value, found)
+
+
+def _is_same(value: Any, content: Any) -> bool:
+    """Whether a number or text is the one that a model was imported with; NaN is NaN."""
+    if isinstance(value, bool) != isinstance(content, bool) or not isinstance(value, _SCALARS):
+        return False
+    return bool(value == content or (value != value and content != content))
 
 
 def _take_named(path: str, items: Iterable[Any], value: Any, found: dict[int, Any]) -> None:

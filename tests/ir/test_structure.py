@@ -211,3 +211,10 @@ DEEP = '{"positional":[["x",{"slot":0}]],"keyword":[],"results":' + '{"list":[' 
 def test_what_is_wrong_with_a_description_is_named(text, message):
     with pytest.raises(GraphError, match=f"graph structure: .*{message}"):
         check_structure(text, 1, 1)
+
+
+def test_nan_is_the_nan_that_a_model_was_imported_with():
+    text = describe([("x", Slot(0)), ("fill", float("nan"))], [], Slot(0))
+    assert flatten_arguments(text, ("x", float("nan")), {}) == ["x"]
+    with pytest.raises(InputError, match=r"fill: got 1\.0, but the model was imported with nan"):
+        flatten_arguments(text, ("x", 1.0), {})

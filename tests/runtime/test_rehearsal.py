@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop import planner
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.runtime import build_plan
@@ -16,6 +15,7 @@ from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.rehearsal import can_rehearse, rehearse
 from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from tests.other_plans import unlike_any_other
 
 X = torch.randn(1, 3, 20, 20)
 
@@ -81,7 +81,6 @@ def test_operators_of_pytorch_see_no_stand_ins(
 ) -> None:
     assert can_rehearse(formatted(module, x)) is possible
     # both ways to a verdict end in a plan of the model's own weights
-    greedy = AssignFormats("naive", OneDnnTarget(), ReferenceTarget())
-    monkeypatch.setattr(planner._Planner, "_greedy", lambda self, policy: greedy.run(self.normal))
+    unlike_any_other(monkeypatch)
     net = fp.compile(module, x, tune="remeasure", tune_budget=0.1)
     torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-4)
