@@ -162,7 +162,8 @@ def check_pickle(program: bytes, where: str, records: Mapping[str, int]) -> None
     try:
         for opcode, argument, position in pickletools.genops(program):
             machine.step(opcode.name, argument, position or 0)
-    except (ValueError, IndexError, OverflowError, struct.error) as error:
+    # Python warns of a backslash that begins no escape: an error where the caller made warnings errors
+    except (ValueError, IndexError, OverflowError, struct.error, DeprecationWarning) as error:
         raise ImportModelError(f"{where} is a damaged pickle: {error}") from error
 
 

@@ -314,6 +314,7 @@ PICKLES = {
     "empty": (b"", "is a damaged pickle"),
     "cut in a string": (b"\x80\x04\x8c\xffabc", "is a damaged pickle"),
     "unknown instruction": (b"\x80\x02\xff.", "is a damaged pickle"),
+    "no escape in a name": (b"\x80\x02ctorch._ut\\ils\n_rebuild_tensor_v2\n.", "is a damaged pickle"),
     "unknown protocol": (b"\x80\x4eN.", "is written in pickle protocol 78, which does not exist"),
     "reads past a record": (b"\x80\x02" + STORAGE + b"M\xff\xfftQ.", "reads 65535 elements (262140 bytes) of record"),
     "reads backwards": (b"\x80\x02" + STORAGE + b"J\xff\xff\xff\xfftQ.", "reads -1 elements"),
