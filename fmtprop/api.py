@@ -16,7 +16,7 @@ import torch
 
 from fmtprop import collector, dnnl
 from fmtprop.compiled import CompiledModel, random_inputs
-from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOpError, VerifyError
+from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
 from fmtprop.ir.graph import Graph
@@ -230,16 +230,7 @@ def _import(model: Any, example_inputs: Any) -> Graph:
         check_examples(model, example_inputs)
         return model
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
-        try:
-            return from_torch(model, example_inputs)
-        except VerifyError as error:
-            if "has no output" not in str(error):
-                raise
-            # the rule speaks to those who build graphs
-            raise ImportModelError(
-                f"{type(model).__name__} returns no tensor (but None, a number or nothing), so there is nothing to "
-                "compile; return what it computes"
-            ) from error
+        return from_torch(model, example_inputs)
     raise ImportModelError(
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph or the path of a graph file"

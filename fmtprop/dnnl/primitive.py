@@ -26,7 +26,7 @@ from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.repro import benchdnn_line
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
 
-# of descriptors that were put away and are made anew; a hint among their arguments may have been put away too
+# of sketches that make their native objects; a hint among the arguments may be a sketch too
 _lock = threading.RLock()
 
 # several times what any primitive has: where its primitive cache knows one, oneDNN goes back to the start
@@ -51,7 +51,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     Parameters
     ----------
     pointer : dnnl_primitive_desc_t or None
-        The handle; this object becomes its owner. None for one that is put away from the start.
+        The handle; this object becomes its owner. None for a sketch, which makes one when it is needed.
     recipe : Recipe
         What it was created from.
     index : int
@@ -75,14 +75,14 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     @property
     def handle(self) -> _abi.dnnl_primitive_desc_t:
-        """The native pointer; a new one if the last was put away.
+        """The native pointer; made now for a `sketch`.
 
         Raises
         ------
         HandleError
             If this object was closed.
         DnnlError
-            If oneDNN does not offer what was put away any more.
+            If oneDNN does not offer the implementation of a sketch any more.
         """
         if self._away:
             self._fetch()
@@ -97,16 +97,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         """Destroy the native object now, if it is still alive."""
         self._away = False
         super().close()
-
-    def put_away(self) -> None:
-        """Free the native object until it is asked for again, and make it anew then.
-
-        It takes 15 kB. Planning asks for thousands, and uses few of them.
-        """
-        if not self._away and not self.closed:
-            _ = self.impl, self.kind  # by which it is known again
-            super().close()
-            self._away = True
 
     def _fetch(self) -> None:
         with _lock:
@@ -212,9 +202,9 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         return PrimitiveDesc(_clone(self), self.recipe, self.index)
 
     def sketch(self) -> PrimitiveDesc:
-        """Return the same implementation put away, by what has been asked about it so far: see `put_away`.
+        """Return the same implementation without a native object, by what has been asked about it so far.
 
-        It takes no native object until it is used.
+        It makes one when it is used. They take 15 kB, and planning asks for thousands and uses few of them.
         """
         _ = self.impl, self.kind  # by which it is known again
         other = PrimitiveDesc(None, self.recipe, self.index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,9 +111,6 @@ def save(graph: Graph, path: str | Path) -> None:
             raise ImportModelError(f"{file} is a directory; give the name of a file")
         graph_file.save(graph, file)
     except (OSError, SafetensorError) as error:
-        for begun in (file, file.with_suffix(".safetensors")):
-            with suppress(OSError):
-                begun.with_name(begun.name + ".part").unlink()
         reason = error.strerror if isinstance(error, OSError) else error
         raise ImportModelError(f"{file} cannot be written: {reason}; save it to another place") from error
 

@@ -107,6 +107,11 @@ def _from_torch(
         _check_examples(program, example_inputs, kwargs)
     signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
     graph = _Importer(program, name or _name_of(program, module), signature).graph
+    if not graph.output_nodes:
+        raise ImportModelError(
+            f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; return "
+            "what it computes"
+        )
     verify(graph, Stage.IMPORTED)
     return graph
 

@@ -32,7 +32,7 @@ from typing import Any
 import networkx as nx
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.file_data import Reader, Writer
+from fmtprop.ir.file_data import Reader, Writer, replacing
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.networkx_form import from_networkx, plain_node
 from fmtprop.ir.node import Value
@@ -92,9 +92,8 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
     text = "{\n" + fields + ',\n"nodes": [\n' + ",\n".join(rows) + "\n]\n}\n"
     writer.write()
     # A reader never sees half a file: the side file is complete before the document that names it appears.
-    temporary = target.with_name(target.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(target)
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _added(graph: Graph) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,21 @@ class Writer:
             pointer = owned.untyped_storage().data_ptr()
             dense[name] = owned.clone() if pointer in owners else owned
             owners.add(pointer)
-        temporary = self.path.with_name(self.path.name + ".part")
-        save_file(dense, temporary)
-        temporary.replace(self.path)
+        with replacing(self.path) as temporary:
+            save_file(dense, temporary)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which takes the place of another once it is whole; nothing is left of a failure."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 class Reader:

@@ -73,24 +73,6 @@ def test_no_reference_cycles_keep_handles_alive() -> None:
         gc.enable()
 
 
-def test_what_is_put_away_is_made_anew_when_it_is_needed() -> None:
-    every = list(convolution().implementations())
-    told = [(pd.impl, pd.query_md("weights"), pd.scratchpad_nbytes) for pd in every]
-    before = dnnl.live_handles()["primitive_desc"]
-    for pd in every:
-        pd.put_away()
-        pd.put_away()
-        assert not pd.closed
-    assert dnnl.live_handles().get("primitive_desc", 0) == before - len(every)
-    # in another order, and with some of them in oneDNN's primitive cache
-    for pd, known in reversed(list(zip(every, told, strict=True))):
-        dnnl.Primitive(pd)
-        fresh = pd.clone()
-        assert (fresh.impl, fresh.query_md("weights"), fresh.scratchpad_nbytes) == known
-        fresh.close()
-    assert dnnl.live_handles()["primitive_desc"] == before
-
-
 def test_sketches_of_a_walk_are_what_implementations_are() -> None:
     every = [(pd.impl, pd.query_md("weights"), pd.scratchpad_nbytes) for pd in convolution().implementations()]
     before = dnnl.live_handles().get("primitive_desc", 0)
@@ -103,8 +85,10 @@ def test_sketches_of_a_walk_are_what_implementations_are() -> None:
         assert dnnl.live_handles()["primitive_desc"] == before + 1, "a sketch takes no native object"
     assert told == every and len(every) > 1
     walker.close()
+    # in another order, and with some of them in oneDNN's primitive cache
     for pd, known in reversed(list(zip(sketches, every, strict=True))):
         assert not pd.closed
+        dnnl.Primitive(pd).close()
         with pd.clone() as fresh:
             assert (fresh.impl, fresh.query_md("weights"), fresh.scratchpad_nbytes) == known
     for pd in sketches:
@@ -113,12 +97,12 @@ def test_sketches_of_a_walk_are_what_implementations_are() -> None:
     assert dnnl.live_handles().get("primitive_desc", 0) == before
 
 
-def test_many_threads_make_anew_once() -> None:
-    pd = convolution()
+def test_many_threads_make_a_sketch_s_object_once() -> None:
+    whole = convolution()
     for _ in range(20):
-        pd.put_away()
+        pd = whole.sketch()
         before = dnnl.live_handles().get("primitive_desc", 0)
-        threads = [threading.Thread(target=lambda: pd.handle) for _ in range(4)]
+        threads = [threading.Thread(target=lambda pd=pd: pd.handle) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -126,29 +110,23 @@ def test_many_threads_make_anew_once() -> None:
         assert dnnl.live_handles()["primitive_desc"] == before + 1
 
 
-def test_what_is_put_away_can_be_closed() -> None:
-    pd = convolution()
-    pd.put_away()
+def test_a_sketch_can_be_closed() -> None:
+    pd = convolution().sketch()
     pd.close()
     assert pd.closed
-    pd.put_away()
     with pytest.raises(HandleError, match=r"primitive_desc handle used after close"):
         pd.clone()
 
 
-def test_a_hint_may_have_been_put_away_too() -> None:
-    hint = convolution("forward_training")
+def test_a_hint_may_be_a_sketch_too() -> None:
+    hint = convolution("forward_training").sketch()
     dims = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3)), any_of((1, 8, 6, 6))
     backward = dnnl.convolution_backward_data("convolution_direct", *dims, (1, 1), (0, 0), (1, 1), (1, 1), hint)
-    impl = backward.impl
-    for pd in (hint, backward):
-        pd.put_away()
-    assert backward.clone().impl == impl
+    assert backward.sketch().clone().impl == backward.impl
 
 
 def test_an_implementation_that_is_not_offered_any_more_is_named() -> None:
-    pd = convolution()
-    pd.put_away()
+    pd = convolution().sketch()
     pd.__dict__["impl"] = "jit:of_yesterday"
     with pytest.raises(DnnlError, match=r"jit:of_yesterday is not offered any more; was the number of threads changed"):
         dnnl.Primitive(pd)
