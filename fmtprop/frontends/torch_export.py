@@ -81,6 +81,8 @@ def from_torch(
     """
     # The exporter patches torch while it works: two at once would break each other, and all that follow.
     with _EXPORTING:
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
         return _from_torch(module, example_inputs, dict(kwargs or {}), name)
 
 

@@ -605,3 +605,8 @@ def test_what_a_program_makes_itself_is_computed_at_import():
     graph = check(Positions(), TOKENS, aten=None)
     assert [node.attrs.target for node in graph if node.op == "aten"] == ["aten.masked_fill.Scalar"]
     assert "weight" in graph.constants
+
+
+def test_keyword_examples_have_names():
+    with pytest.raises(ImportModelError, match=r"kwargs must be a dict of example keyword inputs by name, got \[1\]"):
+        from_torch(nn.ReLU(), torch.ones(2), kwargs=[1])
