@@ -23,11 +23,12 @@ from fmtprop.ir.graph import Graph
 from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
 from fmtprop.planner import make_plan
+from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.stages import make_room, normalise
 
-__all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs", "relative_error"]
+__all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs"]
 
 
 def compile(
@@ -210,21 +211,6 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
     return net
 
 
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference over the largest expected magnitude; inf where NaN or infinity disagree."""
-    got, expected = got.detach().double(), expected.detach().double()
-    if got.shape != expected.shape:
-        return float("inf")
-    finite = torch.isfinite(expected)
-    if not torch.equal(got[~finite].nan_to_num(), expected[~finite].nan_to_num()):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    scale = expected[finite].abs().max().item()
-    worst = (got - expected)[finite].abs().nan_to_num(float("inf")).max().item()
-    return worst / scale if scale else worst
-
-
 def _import(model: Any, example_inputs: Any) -> Graph:
     if isinstance(model, Graph):
         check_examples(model, example_inputs)
@@ -289,7 +275,7 @@ def _check_whole(net: CompiledModel, graph: Graph) -> None:
     expected = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
     tolerance = TOLERANCES[net.precision]
     for (name, _), got, want in zip(net.plan.outputs, net.run_flat(inputs), expected, strict=True):
-        error = relative_error(got, want) if want.dtype.is_floating_point else float(not torch.equal(got, want))
+        error = error_of_numbers(got, want)
         if error > tolerance:
             raise PlanError(
                 f"model {graph.name}: output {name} is off by {error:.1e} relative to PyTorch (tolerance "

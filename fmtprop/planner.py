@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fmtprop.compiled import random_inputs
 from fmtprop.contestants import BEST, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants, greedy
-from fmtprop.errors import PlanError
+from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.optimal import Certificate
@@ -110,14 +110,22 @@ class _Planner:
         self.target, self.fallback = OneDnnTarget(), ReferenceTarget()
         self.memory = Memory() if options.verify != "off" else None
         self.cache = TuningCache()
+        #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
+        self.costs: TunedCosts | None = None
         self.tuning: Tuning | None = None
         #: whether compiling may take long
         self.patient = options.tune in MEASURING
 
     def run(self) -> Planned:
         """Assign and freeze, again where a primitive of a plan gives a wrong answer."""
+        wrong: list[Mismatch] = []
         for _ in range(_ATTEMPTS):
-            chosen = self._chosen()
+            try:
+                chosen = self._chosen()
+            except UnsupportedOpError:
+                if wrong:
+                    break  # nobody is left
+                raise
             if self.again is not None:
                 self.normal.constants.clear()  # the formatted graph has them still
             self.target.forget()
@@ -125,7 +133,7 @@ class _Planner:
             graph = chosen.kept.graph
             plan = build_plan(graph, self.target, consume=self.again is not None)
             self.lap("plan")
-            wrong = check_steps(plan.steps, self.memory) if self.memory is not None else []
+            wrong = check_steps(plan.steps, self.memory, plan.packed) if self.memory is not None else []
             self.lap("check")
             if not wrong:
                 self.cache.add(chosen.verdict)
@@ -147,7 +155,7 @@ class _Planner:
             kept = greedy(options.policy, self.normal, self.target, self.fallback, options)
             self.lap("assign")
             return _Chosen(kept)
-        costs = self._costs()
+        self.costs = costs = self.costs or self._new_costs()
         rivals = Contestants(self.normal, self.target, self.fallback, costs, options)
         entrants = [rivals.best]
         if options.confirm and not options.pin:
@@ -165,7 +173,7 @@ class _Planner:
         }
         return _Chosen(kept, kept.certificate or rivals.best.certificate, result, verdict)
 
-    def _costs(self) -> TunedCosts:
+    def _new_costs(self) -> TunedCosts:
         options = self.options
         return costs_for(
             options.tune,

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fmtprop.runtime.agreement import relative_error
+
 __all__ = ["Agreement", "compare_outputs", "tensors_of"]
 
 
@@ -66,28 +68,12 @@ def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
         if a.shape != b.shape:
             message = f"output {index}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
             return Agreement(False, math.inf, tolerance, message)
-        error = _relative_error(a.detach().to(torch.float64), b.detach().to(torch.float64))
+        error = relative_error(a, b)
         worst = max(worst, error)
         if error > tolerance:
             message = f"output {index}: largest relative error {error:.3g} exceeds the tolerance {tolerance:g}"
             return Agreement(False, worst, tolerance, message)
     return Agreement(True, worst, tolerance)
-
-
-def _relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    if expected.numel() == 0:
-        return 0.0
-    finite = torch.isfinite(expected)
-    same = torch.where(finite, torch.isfinite(actual), (actual == expected) | (actual.isnan() & expected.isnan()))
-    if not bool(same.all()):
-        return math.inf
-    if not bool(finite.any()):
-        return 0.0
-    difference = float((actual[finite] - expected[finite]).abs().max())
-    scale = float(expected[finite].abs().max())
-    if difference == 0.0:
-        return 0.0
-    return difference / scale if scale else math.inf
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

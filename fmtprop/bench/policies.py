@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs, relative_error
+from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.report import Comparison
+from fmtprop.runtime.agreement import error_of_numbers
 
 __all__ = ["compare_policies", "use_threads"]
 
@@ -94,13 +95,7 @@ def use_threads(threads: int | None) -> None:
 
 def _worst_error(net: CompiledModel, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Return the largest relative error of all outputs; infinite where a whole-number output differs at all."""
-    return max(_error(got, want) for got, want in zip(net.run_flat(inputs), expected, strict=True))
-
-
-def _error(got: torch.Tensor, want: torch.Tensor) -> float:
-    if want.dtype.is_floating_point:
-        return relative_error(got, want)
-    return 0.0 if torch.equal(got, want) else float("inf")
+    return max(map(error_of_numbers, net.run_flat(inputs), expected))
 
 
 def _silent(what: str, done: int, total: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from ctypes import byref
 from typing import ClassVar
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
+from fmtprop.locks import ProcessLock
 
 _CPU = _abi.ENUMS["dnnl_engine_kind_t"]["cpu"]
 _IN_ORDER = _abi.ENUMS["dnnl_stream_flags_t"]["stream_in_order"]
@@ -28,7 +28,7 @@ class Engine(Handle[_abi.dnnl_engine_t]):
     handle_kind = "engine"
     __slots__ = ()
     _shared: ClassVar[Engine | None] = None
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[ProcessLock] = ProcessLock()
 
     def __init__(self) -> None:
         pointer = _abi.dnnl_engine_t()
@@ -46,7 +46,7 @@ class Engine(Handle[_abi.dnnl_engine_t]):
         shared = cls._shared
         if shared is not None and not shared.closed:
             return shared
-        with cls._lock:
+        with cls._lock.current:
             if cls._shared is None or cls._shared.closed:
                 cls._shared = Engine()
             return cls._shared

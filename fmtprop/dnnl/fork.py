@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from fmtprop.dnnl.library import lib, loaded
 from fmtprop.errors import LibraryError, LoadError
+from fmtprop.locks import ProcessLock
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class _State:
     worker: ThreadPoolExecutor | None = None
 
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 
 
 def fork_guard() -> bool:
@@ -83,7 +84,7 @@ def after_fork(function: Callable[[], T]) -> T:
 
 
 def _worker() -> ThreadPoolExecutor:
-    with _lock:
+    with _lock.current:
         if _State.worker is None:
             _State.worker = ThreadPoolExecutor(1, "fmtprop-after-fork", _keeping_threads())
         return _State.worker
@@ -103,8 +104,6 @@ def _before() -> None:
 
 
 def _in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
     _State.worker = None
     _State.crippled = threading.get_ident() if _State.pool_at_fork else None
 

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 import re
-import threading
 from ctypes import c_int
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.locate import INSTALL_HINT, Candidate, candidates, explicit_path, opencl_cpu_driver
 from fmtprop.errors import DnnlError, LibraryError, LoadError
+from fmtprop.locks import ProcessLock
 
 OPENCL_DRIVERS = "OCL_ICD_FILENAMES"
 
@@ -149,7 +149,7 @@ class Library:
             function(ctypes.c_int(max(1, count)))
 
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 _loaded: Library | None = None
 _rejections: tuple[Rejection, ...] = ()
 
@@ -184,7 +184,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
     3
     """
     global _loaded
-    with _lock:
+    with _lock.current:
         if _loaded is None:
             _loaded = _load_first(_wanted(path))
         elif path is not None and os.path.realpath(path) != os.path.realpath(_loaded.path):

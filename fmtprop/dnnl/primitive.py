@@ -6,7 +6,6 @@ collects.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int
 from functools import cached_property
@@ -25,9 +24,10 @@ from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.repro import benchdnn_line
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
+from fmtprop.locks import ProcessLock
 
 # of sketches that make their native objects; a hint among the arguments may be a sketch too
-_lock = threading.RLock()
+_lock = ProcessLock()
 
 # several times what any primitive has: where its primitive cache knows one, oneDNN goes back to the start
 _LONGEST_WALK = 200
@@ -99,7 +99,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         super().close()
 
     def _fetch(self) -> None:
-        with _lock:
+        with _lock.current:
             if not self._away:
                 return  # another thread has
             # Not by its place alone: oneDNN names one again that its primitive cache knows, which moves the others.

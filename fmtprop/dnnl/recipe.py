@@ -5,7 +5,6 @@ Owns the translation of a refusal to an error; must not know any particular prim
 
 from __future__ import annotations
 
-import threading
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,13 @@ from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status, status_name
 from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.repro import benchdnn_line
+from fmtprop.locks import ProcessLock
 
 _REMEDIES = {
     "unimplemented": "no implementation takes these formats and data types: use `any`, a plain format, or f32",
     "invalid_arguments": "the dimensions or parameters do not fit each other",
 }
-_lock = threading.Lock()
+_lock = ProcessLock()
 _default_attr: PrimitiveAttr | None = None
 
 
@@ -77,7 +77,7 @@ def _c_argument(value: Any) -> Any:
 def default_attr() -> PrimitiveAttr:
     """Return the attributes used where none are given: scratchpad mode user."""
     global _default_attr
-    with _lock:
+    with _lock.current:
         if _default_attr is None or _default_attr.closed:
             _default_attr = PrimitiveAttr()
         return _default_attr

@@ -8,7 +8,6 @@ targets or plans.
 from __future__ import annotations
 
 import inspect
-import threading
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +27,11 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.locks import ProcessLock
 
 __all__ = ["from_torch"]
 
-_EXPORTING = threading.RLock()
+_EXPORTING = ProcessLock()
 
 
 def from_torch(
@@ -80,7 +80,7 @@ def from_torch(
     (['input'], ['0.bias', '0.weight'])
     """
     # The exporter patches torch while it works: two at once would break each other, and all that follow.
-    with _EXPORTING:
+    with _EXPORTING.current:
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
         return _from_torch(module, example_inputs, dict(kwargs or {}), name)

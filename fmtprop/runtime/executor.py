@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from functools import partial
 import torch
 
 from fmtprop import dnnl
+from fmtprop.locks import ProcessLock
 from fmtprop.runtime.boundary import Boundary, Port
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
@@ -44,7 +44,7 @@ class Executor:
         )
         self._checked = checked
         self._runners = {plan.threads: _Runner(plan)}
-        self._planning = threading.Lock()
+        self._planning = ProcessLock()
 
     def run(
         self,
@@ -102,7 +102,7 @@ class Executor:
 
     def close(self) -> None:
         """Release every context that is not running, and plans for other numbers of threads than the first."""
-        with self._planning:
+        with self._planning.current:
             runners, self._runners = self._runners, {self.plan.threads: self._runners[self.plan.threads]}
         for runner in runners.values():
             runner.close()
@@ -129,7 +129,7 @@ class Executor:
         return outcome
 
     def _runner(self, threads: int) -> _Runner:
-        with self._planning:
+        with self._planning.current:
             runner = self._runners.get(threads)
             if runner is None:
                 plan = for_threads(self.plan, threads, Memory() if self._checked else None)
@@ -153,5 +153,9 @@ class _Runner:
             return Context(self.plan)
 
     def close(self) -> None:
-        while self.free:
-            self.free.pop().close()
+        while True:
+            try:
+                context = self.free.pop()
+            except IndexError:  # empty, or a run took the last one
+                return
+            context.close()

@@ -101,7 +101,7 @@ def for_threads(plan: Plan, threads: int, memory: Memory | None) -> Plan:
                     stacklevel=2,
                 )
                 return plan
-            wrong = check_steps(other.steps, memory) if memory is not None else []
+            wrong = check_steps(other.steps, memory, other.packed[len(plan.packed) :]) if memory is not None else []
             if not wrong:
                 return other
             for mismatch in wrong:

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import threading
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from pathlib import Path
 import filelock
 
 from fmtprop import dnnl
+from fmtprop.locks import ProcessLock
 from fmtprop.tuning.directory import cache_directory
 
 _HEADER = "fmtprop tuning 1"
@@ -66,7 +66,7 @@ class TuningCache:
         self.path = path if path is not None else default_path()
         self._timeout = timeout
         self._warned = False
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._records = self._read()
         #: what could not be written yet
         self._unsaved: dict[str, float] = {}
@@ -89,7 +89,7 @@ class TuningCache:
         good = {key: value for key, value in records.items() if _sound(key, value)}
         if not good:
             return
-        with self._lock:
+        with self._lock.current:
             self._records.update(good)
             self._unsaved.update(good)
             try:

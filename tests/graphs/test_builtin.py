@@ -12,9 +12,9 @@ import torch
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.api import relative_error
 from fmtprop.options import OPTIMAL
 from fmtprop.passes.policies import POLICIES
+from fmtprop.runtime.agreement import relative_error
 from graphs import make
 from graphs.architectures import ARCHITECTURES
 

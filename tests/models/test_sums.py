@@ -72,3 +72,11 @@ def test_sums_of_nothing_are_zero(function, dims, policy):
 def test_the_mean_of_nothing_is_nan():
     x = torch.randn(1, 2, 0, 3)
     assert fp.compile(Function(lambda x: x.mean((2, 3))), x)(x).isnan().all()
+
+
+def test_a_window_that_reaches_far_beyond_its_source_is_summed_by_onednn():
+    """As the last pooling of EfficientNet in `transformers`: 640x640 over 3x3."""
+    model, x = nn.AvgPool2d(640, ceil_mode=True), torch.randn(2, 8, 3, 3)
+    net = fp.compile(model, x, tune="model")
+    assert [step.target for step in net.plan.steps] == ["onednn"]
+    torch.testing.assert_close(net(x), model(x))

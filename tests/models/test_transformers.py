@@ -15,7 +15,7 @@ import torch
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.api import relative_error
+from fmtprop.runtime.agreement import relative_error
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.api import relative_error
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType
@@ -15,6 +14,7 @@ from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
+from fmtprop.runtime.agreement import relative_error
 
 
 def lowered(module: nn.Module, x: torch.Tensor) -> Graph:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.api import relative_error
 from fmtprop.ops.lrn import Lrn
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.remove_identities import RemoveIdentities
+from fmtprop.runtime.agreement import relative_error
 
 
 @pytest.mark.parametrize("dims", [(2, 16, 7), (2, 16, 7, 5), (1, 9, 3, 4, 5)])

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.api import relative_error
 from fmtprop.errors import DnnlError, UnsupportedOpError
 from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Home
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.api import relative_error
 from fmtprop.errors import PlanError
 from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
@@ -30,6 +29,7 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import channel_blocked
 from fmtprop.passes.policies import Option, Question
 from fmtprop.runtime import Executor, Plan, build_plan
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.constants import ConstantStore, release
 from fmtprop.runtime.plan import Home
 from fmtprop.stages import normalise

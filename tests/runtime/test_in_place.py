@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmtprop.api import relative_error
 from fmtprop.errors import PlanError
 from fmtprop.frontends import load
 from fmtprop.ir.graph import Graph
@@ -22,8 +21,9 @@ from fmtprop.ops.sum import Sum
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.runtime import Executor, Plan, build_plan
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Access, Home
-from fmtprop.runtime.selfcheck import check_step
+from fmtprop.runtime.selfcheck import check_primitive
 from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.runtime.in_place import blocks_of, put_in_place
@@ -279,7 +279,8 @@ def test_a_sum_is_added_into_its_slot():
     assert copies(plan) == []
     assert start(plan, "a") == start(plan, "b") == start(plan, "d") == (start(plan, "first")[0], 8)
     for name in "bd":
-        assert check_step(next(step for step in plan.steps if step.node.name == name)) is None
+        step = next(step for step in plan.steps if step.node.name == name)
+        assert check_primitive(step.node, step.primitive) is None
 
 
 def test_a_residual_that_a_concat_holds_is_copied_before_it_is_added_to():

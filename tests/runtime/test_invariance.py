@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.api import relative_error
 from fmtprop.ir import TensorType
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
@@ -24,6 +23,7 @@ from fmtprop.passes.formats import like, usual
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.policies import Option, Policy, Question
 from fmtprop.runtime import Executor, build_plan
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
 

@@ -17,7 +17,8 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.api import Options, relative_error
+from fmtprop.api import Options
+from fmtprop.runtime.agreement import relative_error
 
 
 class Small(nn.Module):
@@ -375,16 +376,16 @@ def test_compiling_and_dropping_leaks_no_handles():
 def test_a_wrong_primitive_is_planned_around(monkeypatch):
     from fmtprop.runtime import selfcheck
 
-    honest = selfcheck.check_step
+    honest = selfcheck.check_primitive
     blamed: list[str] = []
 
-    def accuse(step):
-        if not blamed and step.node.op == "convolution":
-            blamed.append(step.node.choice.impl)
+    def accuse(node, primitive):
+        if not blamed and node.op == "convolution":
+            blamed.append(node.choice.impl)
             return 1.0
-        return honest(step)
+        return honest(node, primitive)
 
-    monkeypatch.setattr(selfcheck, "check_step", accuse)
+    monkeypatch.setattr(selfcheck, "check_primitive", accuse)
     monkeypatch.setattr(selfcheck.Memory, "__contains__", lambda self, key: False)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(
@@ -402,8 +403,8 @@ def test_checks_are_remembered_across_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     module, x = nn.Conv2d(8, 8, 3).eval(), torch.randn(1, 8, 9, 9)
     counted: list[str] = []
-    honest = selfcheck.check_step
-    monkeypatch.setattr(selfcheck, "check_step", lambda step: counted.append(step.node.name) or honest(step))
+    honest = selfcheck.check_primitive
+    monkeypatch.setattr(selfcheck, "check_primitive", lambda *a: counted.append(a[0].name) or honest(*a))
     fp.compile(module, x)
     first = len(counted)
     fp.compile(module, x)
@@ -430,7 +431,7 @@ def test_verify_full_checks_the_whole_model(small, monkeypatch):
     module, _, x = small
     from fmtprop import api
 
-    monkeypatch.setattr(api, "relative_error", lambda got, want: 1.0)
+    monkeypatch.setattr(api, "error_of_numbers", lambda got, want: 1.0)
     with pytest.raises(fp.PlanError, match=r"output output_1 is off by 1.0e\+00 relative to PyTorch"):
         fp.compile(module, x, verify="full")
 

@@ -14,8 +14,9 @@ from fmtprop import dnnl
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime import selfcheck
+from fmtprop.runtime.agreement import TOLERANCE
 from fmtprop.runtime.plan import Access, Step
-from fmtprop.runtime.selfcheck import Memory, Mismatch, check_step, check_steps, key_of
+from fmtprop.runtime.selfcheck import Memory, Mismatch, check_primitive, check_steps, primitive_key
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning.directory import cache_directory
 from tests.targets.nodes import chosen, convolution, request
@@ -29,6 +30,10 @@ def memory(tmp_path) -> Memory:
 def step_of(node: Node) -> Step:
     operands = {name: Access(0, desc) for name, desc in node.choice.operands.items()}
     return Step(node, operands, tuple(Access(0, d) for d in node.descs), None, dnnl.Primitive(node.choice.handle))
+
+
+def check(step: Step) -> float | None:
+    return check_primitive(step.node, step.primitive)
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +59,20 @@ def spoil(monkeypatch: pytest.MonkeyPatch, operand: str) -> None:
 
 
 def test_a_right_primitive_passes(right):
-    assert check_step(right) is None
+    assert check(right) is None
 
 
 @pytest.mark.parametrize("operand", [(32, 16, 3, 3), (2, 16, 10, 10), (32,)], ids=["weights", "src", "bias"])
 def test_one_wrong_element_of_an_operand_is_found(right, monkeypatch, operand):
     spoil(monkeypatch, operand)
-    error = check_step(right)
+    error = check(right)
     assert error is not None
-    assert error > selfcheck.TOLERANCE[fp.DataType.F32]
+    assert error > TOLERANCE[fp.DataType.F32]
 
 
 def test_a_result_that_is_not_written_is_found(right, monkeypatch):
     monkeypatch.setattr(dnnl.Primitive, "execute", lambda *_: None)
-    assert check_step(right) is not None
+    assert check(right) is not None
 
 
 def test_a_primitive_of_another_op_is_found(right):
@@ -75,9 +80,9 @@ def test_a_primitive_of_another_op_is_found(right):
     node, formats = convolution()
     bare = chosen(OneDnnTarget(), node, {name: desc for name, desc in formats.items() if name != "bias"})
     tailed = bare.with_(post_ops=())
-    assert check_step(step_of(tailed)) is None
+    assert check(step_of(tailed)) is None
     relu = fp.ir.PostOp("eltwise", fp.ops.Eltwise("relu"))
-    assert check_step(step_of(tailed.with_(post_ops=(relu,)))) is not None
+    assert check(step_of(tailed.with_(post_ops=(relu,)))) is not None
 
 
 def test_a_mismatch_names_node_implementation_error_and_reproducer(right, memory, monkeypatch):
@@ -91,64 +96,58 @@ def test_a_mismatch_names_node_implementation_error_and_reproducer(right, memory
     )
 
 
-def test_nan_in_the_result_is_wrong_and_nan_in_the_reference_is_not_compared():
-    want = torch.tensor([1.0, float("nan"), 2.0])
-    assert selfcheck._error(torch.tensor([1.0, 5.0, 2.0]), want, fp.DataType.F32) is None
-    assert selfcheck._error(torch.tensor([float("nan"), 5.0, 2.0]), want, fp.DataType.F32) == float("inf")
-    assert selfcheck._error(torch.zeros(0), torch.zeros(0), fp.DataType.F32) is None
-
-
-def test_other_types_than_floats_must_be_equal():
-    assert selfcheck._error(torch.tensor([1, 2]), torch.tensor([1, 2]), fp.DataType.S32) is None
-    assert selfcheck._error(torch.tensor([1, 3]), torch.tensor([1, 2]), fp.DataType.S32) == 0.5
-
-
 # ---------------------------------------------------------------- what is remembered
 
 
 def test_what_passed_is_not_checked_again_and_what_failed_is(right, memory, monkeypatch):
     spoil(monkeypatch, (32, 16, 3, 3))
     assert check_steps([right], memory)
-    assert key_of(right) not in memory
+    assert primitive_key(right.node) not in memory
     assert check_steps([right], memory)
     monkeypatch.undo()
     assert check_steps([right], memory) == []
-    assert key_of(right) in memory
-    assert key_of(right) in Memory(memory.path)
-    monkeypatch.setattr(selfcheck, "check_step", lambda _: pytest.fail("checked again"))
+    assert primitive_key(right.node) in memory
+    assert primitive_key(right.node) in Memory(memory.path)
+    monkeypatch.setattr(selfcheck, "check_primitive", lambda *_: pytest.fail("checked again"))
     assert check_steps([right], Memory(memory.path)) == []
 
 
 def test_equal_steps_are_checked_once(right, memory, monkeypatch):
     twin = dataclasses.replace(right, node=right.node.with_(name="conv_2", origin="elsewhere"))
-    assert key_of(twin) == key_of(right)
+    assert primitive_key(twin.node) == primitive_key(right.node)
     counted = []
-    monkeypatch.setattr(selfcheck, "check_step", lambda step: counted.append(step.node.name))
+    monkeypatch.setattr(selfcheck, "check_primitive", lambda node, _: counted.append(node.name))
     check_steps([right, twin], memory)
     assert counted == ["conv_1"]
 
 
 def test_steps_of_the_reference_target_are_passed_over(right, memory):
     assert check_steps([dataclasses.replace(right, primitive=None)], memory) == []
-    assert key_of(right) not in memory
+    assert primitive_key(right.node) not in memory
 
 
 def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
     node, formats = convolution()
     target = OneDnnTarget()
-    keys = {key_of(right)}
+    keys = {primitive_key(right.node)}
     for candidate in target.candidates(node, request(node, formats)):
-        keys.add(key_of(step_of(node.with_(descs=candidate.results, choice=candidate.choice("")))))
+        keys.add(primitive_key(node.with_(descs=candidate.results, choice=candidate.choice(""))))
     count = len(keys)
     assert count == len(list(target.candidates(node, request(node, formats))))  # by implementation and format
     relu, tanh = (fp.ir.PostOp("eltwise", fp.ops.Eltwise(alg)) for alg in ("relu", "tanh"))
     for tail in ((relu,), (tanh,), (relu, tanh), (tanh, relu)):
-        keys.add(key_of(dataclasses.replace(right, node=right.node.with_(post_ops=tail))))
+        keys.add(primitive_key(right.node.with_(post_ops=tail)))
     attrs = dataclasses.replace(right.node.attrs, strides=(2, 2))
-    keys.add(key_of(dataclasses.replace(right, node=right.node.with_(attrs=attrs))))
-    monkeypatch.setattr(type(dnnl.lib()), "threads", 77)
-    keys.add(key_of(right))
-    assert len(keys) == count + 6
+    keys.add(primitive_key(right.node.with_(attrs=attrs)))
+    for name, other in (("threads", 77), ("isa", "AVX512_CORE")):  # which the library tells at each question
+        with monkeypatch.context() as patch:
+            patch.setattr(type(dnnl.lib()), name, other)
+            keys.add(primitive_key(right.node))
+    for name, other in (("runtime", "SEQ"), ("hash", "another")):
+        with monkeypatch.context() as patch:
+            patch.setitem(vars(dnnl.lib()), name, other)
+            keys.add(primitive_key(right.node))
+    assert len(keys) == count + 9
 
 
 def test_the_file_is_of_this_library_and_instruction_set(tmp_path, monkeypatch):
@@ -166,8 +165,8 @@ def test_without_an_override_the_cache_is_the_users(monkeypatch):
 
 def test_garbage_in_the_file_is_ignored(tmp_path, right):
     path = tmp_path / "verified.txt"
-    path.write_bytes(b"\xff\xfe not a key\n\n" + key_of(right).encode() + b"\n")
-    assert key_of(right) in Memory(path)
+    path.write_bytes(b"\xff\xfe not a key\n\n" + primitive_key(right.node).encode() + b"\n")
+    assert primitive_key(right.node) in Memory(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -176,6 +175,42 @@ def test_what_only_the_library_can_lay_out_is_laid_out_by_it(dtype):
     numbers = torch.randint(-8, 9, desc.dims, generator=torch.Generator().manual_seed(0)).to(dtype)
     by_library = selfcheck._packed_by_library(numbers, dnnl.NativeDesc.from_desc(desc))
     assert torch.equal(by_library, selfcheck._packed(numbers, desc))
+
+
+# ---------------------------------------------------------------- what ran once, on constants
+
+
+@pytest.fixture
+def packing() -> Node:
+    """What packs the weights of a convolution."""
+    net = fp.compile(nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9), policy="propagate", verify="off")
+    (node,) = net.plan.packed
+    return node
+
+
+def test_what_packs_weights_is_checked(packing, memory, monkeypatch):
+    assert check_steps([], memory, [packing]) == []
+    assert primitive_key(packing) in memory
+    spoil(monkeypatch, packing.results[0].dims)
+    (mismatch,) = check_steps([], Memory(memory.path.with_name("empty.txt")), [packing])
+    assert mismatch.node is packing
+    assert "--reorder" in str(mismatch)
+
+
+def test_a_compilation_checks_what_packs_its_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    checked = []
+    honest = selfcheck.check_primitive
+    monkeypatch.setattr(selfcheck, "check_primitive", lambda *a: checked.append(a[0].name) or honest(*a))
+    net = fp.compile(nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9), policy="propagate")
+    assert net.plan.packed
+    assert {node.name for node in net.plan.packed} <= set(checked)
+
+
+def test_what_only_the_library_can_read_is_passed_over(packing, memory):
+    opaque = MemoryDesc.opaque(packing.results[0].dims, "f32", 1 << 16, "the library's")
+    assert check_steps([], memory, [packing.with_(descs=(opaque,))]) == []
+    assert primitive_key(packing.with_(descs=(opaque,))) not in memory
 
 
 # ---------------------------------------------------------------- in a model

@@ -18,7 +18,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.api import relative_error
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.streams import StreamPool
 
 SOON = 30.0  # seconds; what takes longer hangs

@@ -11,8 +11,8 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.api import relative_error
 from fmtprop.runtime import threads as threading_plans
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Home
 from fmtprop.runtime.selfcheck import Mismatch
 from fmtprop.runtime.threads import current_threads, for_threads, running_with

@@ -13,7 +13,6 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.arguments import arguments
 from tests.ops.test_depthwise_fusion import fuse, pair
 from tests.targets.nodes import request
-from tests.targets.test_onednn import step_of
 
 
 def offers(target, node, types, formats=None):
@@ -46,7 +45,7 @@ def test_every_implementation_passes_the_plans_own_check(channels, stride, size,
         assert all({**offer.operands, "dst": offer.results[0]}[name] == desc for name, desc in formats.items())
         assert offer.handle.kind == "convolution"
         if not offer.is_ref:
-            assert selfcheck.check_step(step_of(formatted)) is None, offer.impl
+            assert selfcheck.check_primitive(formatted) is None, offer.impl
 
 
 def test_weights_and_bias_have_arguments_of_their_own():

@@ -13,7 +13,6 @@ from fmtprop.ops import OPS, Binary, Conv, Eltwise, InnerProduct, MatMul, Sum
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
 from tests.targets.nodes import node_of, request
-from tests.targets.test_onednn import step_of
 
 WITH_EQUIVALENTS = [op for op in OPS if op.equivalents]
 PROBLEMS = [pytest.param(op, s, id=f"{op.name}-{s.name}") for op in WITH_EQUIVALENTS for s in op.samples()]
@@ -114,7 +113,7 @@ def test_each_passes_the_plans_own_check(op, sample, tails):
         ),
     }[tails]
     for node in others(offers(op.name, sample.attrs, {**sample.types, **typed(**dims)}, post_ops)):
-        assert selfcheck.check_step(step_of(node)) is None, node.choice.impl
+        assert selfcheck.check_primitive(node) is None, node.choice.impl
         assert node.choice.handle.repro.startswith("benchdnn"), node.choice.handle.repro
         for name, desc in node.choice.operands.items():
             assert desc.kind == "blocked", name
@@ -129,7 +128,7 @@ def test_a_channels_last_operand_of_a_tail_is_seen_as_rows():
     assert nodes
     for node in nodes:
         assert node.choice.operands["post_op_0"] == last
-        assert selfcheck.check_step(step_of(node)) is None
+        assert selfcheck.check_primitive(node) is None
     plain = others(offers("convolution", Conv.make(2), types, post_ops, {"post_op_0": MemoryDesc((2, 16, 5, 7))}))
     assert plain == []
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fmtprop as fp
-from fmtprop.api import relative_error
 from fmtprop.errors import InputError, PlanError, UnsupportedOpError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
@@ -23,6 +22,7 @@ from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.formats import channels_last
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Access, Step
 from fmtprop.runtime.tensor_check import check_tensor_steps
 from fmtprop.runtime.tensors import TensorExecutor

@@ -128,7 +128,7 @@ def test_a_sum_scales_what_it_adds(target, scale):
     node, formats = convolution(post_ops=[PostOp("sum", Sum((scale,)), "post_op_0")])
     residual = MemoryDesc.any((2, 32, 10, 10), "f32")
     step = step_of(chosen(target, node, {**formats, "post_op_0": residual}))
-    assert selfcheck.check_step(step) is None
+    assert selfcheck.check_primitive(step.node, step.primitive) is None
 
 
 def test_a_binary_tail_comes_in_the_format_asked_for_or_in_onednns(target):
@@ -138,7 +138,7 @@ def test_a_binary_tail_comes_in_the_format_asked_for_or_in_onednns(target):
     wanted = MemoryDesc.any((2, 32, 10, 10), "f32")
     free = chosen(target, node, {**formats, "post_op_0": wanted})
     assert free.choice.operands["post_op_0"].kind == "blocked"
-    assert selfcheck.check_step(step_of(free)) is None
+    assert selfcheck.check_primitive(free) is None
 
 
 def test_a_tail_that_onednn_has_not_is_refused_by_name(target):
@@ -221,7 +221,7 @@ def test_a_product_of_bf16_may_store_f32(target):
     node = node.with_(results=(TensorType(node.results[0].dims, "f32"),))
     best = chosen(target, node, formats)
     assert not best.choice.handle.is_reference
-    assert selfcheck.check_step(step_of(best)) is None
+    assert selfcheck.check_primitive(best) is None
 
 
 # ---------------------------------------------------------------- routed around
@@ -309,7 +309,7 @@ def test_known_bad_is_not_offered(target, tag):
 def test_known_bad_is_bad_and_the_plans_own_check_would_find_it(target, monkeypatch, tag):
     monkeypatch.setattr(onednn, "known_bad", lambda *_: None)
     node, formats = resampling(tag)
-    error = selfcheck.check_step(step_of(chosen(target, node, formats)))
+    error = selfcheck.check_primitive(chosen(target, node, formats))
     assert error is not None
     assert error > 0.5
 

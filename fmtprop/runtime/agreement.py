@@ -1,0 +1,129 @@
+"""What a check needs: numbers to try a primitive on, and how far an answer is from the right one."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from functools import cache
+
+import torch
+
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import DataType, MemoryDesc
+
+__all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers"]
+
+#: largest error of one primitive, relative to the largest magnitude of the reference
+TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
+
+#: eltwise algorithms that are defined on positive numbers only
+_POSITIVE = frozenset({"log", "sqrt", "pow"})
+
+
+def small_numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
+    """Return numbers for an operand of a node, the same at each call.
+
+    Parameters
+    ----------
+    node : Node
+        What will compute with them.
+    name : str
+        The operand.
+    desc : MemoryDesc
+        Its format; the data type and the dimensions count, and along which axes all elements lie in one place.
+
+    Returns
+    -------
+    torch.Tensor
+        Of the operand's dimensions: quarters between -2 and 2 (positive ones for a logarithm, a divisor or a variance),
+        whose sums are exact in f32 at these sizes, or integers.
+    """
+    algorithms = {getattr(p.attrs, "alg", "") for p in node.post_ops} | {getattr(node.attrs, "alg", "")}
+    positive = name == "variance" or (node.op == "eltwise" and algorithms & _POSITIVE) or "div" in algorithms
+    single = desc.dims
+    if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
+        single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
+    pool = _pool(1 if positive else -8, 9, desc.dtype)
+    start = zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()) % pool.numel()
+    count = math.prod(single)
+    rounds = -(-(start + count) // pool.numel())
+    return pool.repeat(rounds)[start : start + count].reshape(single).expand(desc.dims)
+
+
+@cache
+def _pool(low: int, high: int, dtype: DataType) -> torch.Tensor:
+    """Return random quarters, or integers, to take numbers from: a prime number, so that no axis repeats with them."""
+    seeded = torch.Generator("cpu").manual_seed(0)
+    numbers = torch.randint(low, high, (65537,), generator=seeded, dtype=torch.int8, device="cpu").to(
+        torch_dtype(dtype)
+    )
+    return numbers.div_(4) if dtype.is_floating else numbers
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference over the largest expected magnitude.
+
+    Parameters
+    ----------
+    got, expected : torch.Tensor
+        Any data types; whole numbers and truth values agree or do not.
+
+    Returns
+    -------
+    float
+        Infinity where the shapes differ, and where one has a NaN or an infinity that the other has not. The difference
+        itself where all that is expected is 0.
+
+    Examples
+    --------
+    >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
+    0.25
+    >>> relative_error(torch.tensor([1.0, 0.0]), torch.tensor([1.0, torch.nan]))
+    inf
+    """
+    if got.shape != expected.shape:
+        return math.inf
+    same = (got == expected) | (got.isnan() & expected.isnan()) | expected.isfinite()
+    return error_of_numbers(got, expected) if same.all() else math.inf
+
+
+def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the same, but let be whatever stands where NaN or an infinity is expected.
+
+    oneDNN and PyTorch differ there by design (docs/numerics.md).
+
+    Parameters
+    ----------
+    got, expected : torch.Tensor
+        Any data types.
+
+    Returns
+    -------
+    float
+        Infinity where the shapes differ, and where something else than a number stands for one.
+    """
+    if got.shape != expected.shape:
+        return math.inf
+    if not expected.is_floating_point():
+        return 0.0 if (got == expected).all() else math.inf
+    if not expected.numel():
+        return 0.0
+    # bf16 has too few digits for differences
+    wide = torch.promote_types(torch.promote_types(got.dtype, expected.dtype), torch.float32)
+    got, expected = got.detach().to(wide), expected.detach().to(wide)
+    scale, worst = _largest(expected), _largest(got - expected)
+    if not math.isfinite(scale):
+        finite = expected.isfinite()
+        if not finite.any():
+            return 0.0
+        scale, worst = _largest(expected[finite]), _largest(got[finite] - expected[finite])
+    if math.isnan(worst):
+        return math.inf
+    return worst / scale if scale else worst
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest magnitude; NaN if there is one."""
+    low, high = torch.aminmax(tensor)
+    return max(-low.item(), high.item()) if not torch.isnan(low) else math.nan

@@ -1,0 +1,61 @@
+"""How far an answer is from the right one: numbers, whole numbers, NaN and infinity."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+import torch
+
+from fmtprop.runtime.agreement import error_of_numbers, relative_error
+
+CASES = [
+    # got, expected, both errors: strict, and of the numbers alone
+    ([1.0, 2.5], [1.0, 2.0], 0.25, 0.25),
+    ([1.0, 2.0], [1.0, 2.0], 0.0, 0.0),
+    ([0.0, 1e-3], [0.0, 0.0], 1e-3, 1e-3),  # nothing to be relative to
+    ([1.0, 5.0, 2.0], [1.0, nan, 2.0], inf, 0.0),
+    ([1.0, 0.0, 2.5], [1.0, nan, 2.0], inf, 0.25),
+    ([nan, 5.0, 2.0], [1.0, nan, 2.0], inf, inf),
+    ([nan, 2.0], [1.0, 2.0], inf, inf),
+    ([inf, 2.0], [1.0, 2.0], inf, inf),
+    ([1.0, nan], [1.0, nan], 0.0, 0.0),
+    ([1.0, inf], [1.0, inf], 0.0, 0.0),
+    ([1.0, -inf], [1.0, inf], inf, 0.0),
+    ([1.0, 3.4028234e38], [1.0, inf], inf, 0.0),
+    ([0.0], [nan], inf, 0.0),
+    ([nan], [nan], 0.0, 0.0),
+    ([], [], 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("got", "expected", "strict", "of_numbers"), CASES)
+def test_errors(got, expected, strict, of_numbers, dtype):
+    pair = torch.tensor(got, dtype=dtype), torch.tensor(expected, dtype=dtype)
+    assert relative_error(*pair) == pytest.approx(strict)
+    assert error_of_numbers(*pair) == pytest.approx(of_numbers)
+
+
+@pytest.mark.parametrize("error", [relative_error, error_of_numbers])
+def test_whole_numbers_and_truth_values_agree_or_do_not(error):
+    assert error(torch.tensor([1, 2]), torch.tensor([1, 2])) == 0.0
+    assert error(torch.tensor([1, 3]), torch.tensor([1, 2])) == inf
+    assert error(torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1, 2])) == 0.0
+    assert error(torch.tensor([True]), torch.tensor([False])) == inf
+
+
+@pytest.mark.parametrize("error", [relative_error, error_of_numbers])
+def test_other_shapes_never_agree(error):
+    assert error(torch.zeros(2, 1), torch.zeros(1, 2)) == inf
+    assert error(torch.zeros(0), torch.zeros(1)) == inf
+
+
+def test_differences_are_told_in_a_type_that_has_the_digits():
+    one, next_one = torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1.0 + 2**-7], dtype=torch.bfloat16)
+    assert relative_error(next_one, one) == 2**-7
+    assert relative_error(one, torch.tensor([1.0 + 1e-12], dtype=torch.float64)) == pytest.approx(1e-12, rel=1e-3)
+
+
+def test_gradients_do_not_matter():
+    assert relative_error(torch.ones(2, requires_grad=True), torch.ones(2)) == 0.0
