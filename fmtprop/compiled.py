@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from fmtprop.report import Report
     from fmtprop.runtime.contest import Contest
     from fmtprop.tuning import Tuning
+
+#: runs before those that count, and those that do, where nothing else is asked for
+_WARMUP, _REPEATS = 3, 10
 
 
 class CompiledModel:
@@ -68,7 +72,7 @@ class CompiledModel:
         self.tuning = tuning
         self._executor = executor_of(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
-        self._has_out = "out" in argument_names(graph.structure)
+        self._arguments = frozenset(argument_names(graph.structure))
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Run the model on torch tensors.
@@ -110,7 +114,7 @@ class CompiledModel:
         >>> y
         tensor([0., 0., 2.])
         """
-        if out is not None and self._has_out:
+        if out is not None and "out" in self._arguments:
             raise InputError(
                 f"{self.graph.name}: out= is ambiguous, since the model has an argument called 'out': give that by "
                 "position, and tensors for the results to run_flat(inputs, out=...)"
@@ -171,7 +175,7 @@ class CompiledModel:
         *args: Any,
         runs: int | None = None,
         seconds: float | None = None,
-        warmup: int = 3,
+        warmup: int = _WARMUP,
         **kwargs: Any,
     ) -> BenchmarkResult:
         """Time the model: one run after the other, with the threads that torch uses now.
@@ -181,7 +185,7 @@ class CompiledModel:
         *args, **kwargs
             Inputs; random ones when none are given.
         runs : int, optional
-            Runs that count.
+            Runs that count. A model's own arguments of this name or the next two are given by position.
         seconds : float, optional
             How long to go on, if ``runs`` is not given; one second if neither is given.
         warmup : int
@@ -195,7 +199,7 @@ class CompiledModel:
         Raises
         ------
         InputError
-            An input does not fit, or a number is out of range.
+            An input does not fit, a number is out of range, or the model has an argument of that name.
 
         Examples
         --------
@@ -204,12 +208,13 @@ class CompiledModel:
         >>> net.benchmark(runs=5).runs
         5
         """
+        self._check_names(runs=runs is not None, seconds=seconds is not None, warmup=warmup is not _WARMUP)
         inputs = self._inputs(args, kwargs)
         times = time_runs(lambda: self._executor.run(inputs), runs, seconds, warmup)
         threads = self._executor.prepare(current_threads()).threads
         return BenchmarkResult(self.graph.name, self.precision, self.options.policy, threads, times)
 
-    def profile(self, *args: Any, repeats: int = 10, **kwargs: Any) -> list[float]:
+    def profile(self, *args: Any, repeats: int = _REPEATS, **kwargs: Any) -> list[float]:
         """Return the median seconds of every step of the plan.
 
         Parameters
@@ -217,17 +222,23 @@ class CompiledModel:
         *args, **kwargs
             Inputs; random ones when none are given.
         repeats : int
-            Runs, after two that are not counted.
+            Runs, after two that are not counted. A model's own argument of this name is given by position.
 
         Returns
         -------
         list of float
             Seconds, in the order of ``plan.steps``.
+
+        Raises
+        ------
+        InputError
+            An input does not fit, a number is out of range, or the model has an argument of that name.
         """
+        self._check_names(repeats=repeats is not _REPEATS)
         _check_repeats(repeats)
         inputs = self._inputs(args, kwargs)
         runs = [self._executor.profile(inputs)[1] for _ in range(repeats + 2)][2:]
-        return [sorted(times)[len(times) // 2] for times in zip(*runs, strict=True)]
+        return [median(times) for times in zip(*runs, strict=True)]
 
     def random_inputs(self, seed: int = 0) -> list[torch.Tensor]:
         """Return seeded random inputs that fit the model: normal for floats, 0 or 1 for integers and booleans."""
@@ -256,6 +267,15 @@ class CompiledModel:
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the graph's inputs as a call would take them, random ones for a call without arguments."""
         return flatten_arguments(self.graph.structure, args, kwargs) if args or kwargs else self.random_inputs()
+
+    def _check_names(self, **given: bool) -> None:
+        """Refuse a keyword that was given and may have been meant for the model."""
+        for name, is_given in given.items():
+            if is_given and name in self._arguments:
+                raise InputError(
+                    f"{self.graph.name}: {name}= is ambiguous, since the model has an argument called {name!r}: give "
+                    "that by position"
+                )
 
     def close(self) -> None:
         """Release the native objects of idle contexts; the model can still be run."""

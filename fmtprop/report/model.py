@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -234,7 +235,7 @@ def _whole_run(net: Compiled, repeats: int) -> float:
         start = perf_counter()
         net.run_flat(inputs)
         times.append(perf_counter() - start)
-    return sorted(times[2:])[len(times[2:]) // 2]
+    return median(times[2:])
 
 
 def _step_row(step: Step, seconds: float) -> StepRow:

@@ -178,6 +178,12 @@ class Boundary(NamedTuple):
         return tensors
 
 
+def write_out(target: torch.Tensor, result: torch.Tensor) -> None:
+    """Write a result to a checked tensor of the caller's."""
+    with torch.inference_mode():  # outside of it, PyTorch writes no tensors that were made in it
+        target.copy_(result)
+
+
 def _has_memory(tensor: torch.Tensor) -> bool:
     """Whether there are numbers to read: wrappers and tensors that only record refuse, or point nowhere."""
     return not isinstance(tensor, torch._subclasses.FakeTensor) and _points_somewhere(tensor)

@@ -13,7 +13,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
-from fmtprop.runtime.boundary import Port
+from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
@@ -110,8 +110,7 @@ class Context:
             if out is not None:
                 given = out[index]
                 if result is not given:
-                    with torch.inference_mode():  # outside of it, PyTorch writes no tensors that were made in it
-                        given.copy_(result)
+                    write_out(given, result)
                 result = given
             elif output.external is None:
                 result = result.clone(memory_format=torch.preserve_format)

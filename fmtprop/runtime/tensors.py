@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fmtprop import dnnl
-from fmtprop.runtime.boundary import Boundary, Port
+from fmtprop.runtime.boundary import Boundary, Port, write_out
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.runtime.tensor_calls import function_of, viewed
@@ -91,8 +91,10 @@ class TensorExecutor:
         results: list[torch.Tensor] = self._guarded(lambda: self._run_with(tensors, threads))
         if targets is None:
             return results
-        with torch.no_grad():
-            return [target.copy_(result) for target, result in zip(targets, results, strict=True)]
+        for target, result in zip(targets, results, strict=True):
+            write_out(target, result)
+            torch.autograd.graph.increment_version(target)  # for graphs that saved the tensor
+        return targets
 
     def profile(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], list[float]]:
         """Execute the plan once and return the seconds of each step beside the results."""

@@ -347,3 +347,44 @@ def test_an_output_may_have_gaps(policy):
     gaps = MemoryDesc((3, 8), strides=(20, 1))
     net = fp.compile(model, x, policy=policy, boundary={"output_1": gaps})
     torch.testing.assert_close(net(x), model(x))
+
+
+# ---------------------------------------------------------------- arguments of the model, and of what measures it
+
+
+class Named(nn.Module):
+    """Has arguments that are called as those of `benchmark` and `profile`."""
+
+    def forward(self, x, runs, seconds, warmup, repeats):
+        return x + runs + seconds + warmup + repeats
+
+
+def test_arguments_of_the_model_are_not_taken_for_those_of_what_measures_it():
+    x = torch.ones(3)
+    net = fp.compile(Named(), (x,) * 5)
+    for given in ({"runs": x}, {"seconds": x}, {"warmup": x}, {"runs": 5}, {"warmup": 1}):
+        with pytest.raises(fp.InputError, match=rf"{next(iter(given))}= is ambiguous, since the model has an argument"):
+            net.benchmark(x, **given)
+    with pytest.raises(fp.InputError, match="repeats= is ambiguous"):
+        net.profile(x, x, x, x, repeats=x)
+    assert net.benchmark(x, x, x, x, x).runs > 0
+    assert len(net.profile(x, x, x, x, x)) == len(net.plan.steps)
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+def test_a_tensor_made_in_inference_mode_takes_results(target):
+    net = fp.compile(nn.Linear(4, 4).eval(), torch.ones(2, 4), target=target)
+    with torch.inference_mode():
+        out = torch.empty(2, 4)
+    assert net(torch.ones(2, 4), out=out) is out
+    torch.testing.assert_close(out.clone(), net(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+def test_writing_to_a_tensor_that_a_graph_saved_is_noticed(target):
+    net = fp.compile(nn.ReLU(), torch.ones(3), target=target)
+    y, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    product = w * y
+    net(torch.ones(3), out=y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
