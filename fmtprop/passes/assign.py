@@ -9,7 +9,7 @@ views transform descriptors and fall back to a reorder where a format can't take
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from fmtprop.errors import FormatError, GraphError, UnsupportedOpError
@@ -168,6 +168,7 @@ class Assignment:
     def _visit_op(self, node: Node) -> None:
         operands = self._operands(node)
         candidate, reason = self._decide(node, {name: tensor.desc for name, tensor in operands.items()})
+        candidate = self._at_their_places(candidate, operands)
         inputs = {
             name: self._convert(tensor, candidate.operands[name], node, name) for name, tensor in operands.items()
         }
@@ -206,6 +207,15 @@ class Assignment:
         raise UnsupportedOpError(
             f"{node.label}: neither {self.spec.target.name} nor {self.spec.fallback.name} can run it"
         )
+
+    def _at_their_places(self, candidate: Candidate, operands: Mapping[str, Placed]) -> Candidate:
+        """Let operands be read where they lie: which format a target chooses never says where a slice begins."""
+        moved = {}
+        for name, tensor in operands.items():
+            actual = self.out.desc_of(tensor.value)
+            if actual != candidate.operands[name] and actual.at_start() == candidate.operands[name]:
+                moved[name] = actual
+        return replace(candidate, operands={**candidate.operands, **moved}) if moved else candidate
 
     # ------------------------------------------------------------------ building
 

@@ -141,8 +141,14 @@ class Boundary(NamedTuple):
         Raises
         ------
         InputError
-            Their number is wrong, or one does not fit.
+            Their number is wrong, one does not fit, or the call is being recorded.
         """
+        recorder = _recorder()
+        if recorder:
+            raise InputError(
+                f"model {self.model} cannot be recorded by {recorder}, which sees PyTorch's operators only and would "
+                "take its results for uninitialised tensors; record the module that it was compiled from"
+            )
         if len(inputs) != len(self.inputs):
             names = ", ".join(port.name for port in self.inputs)
             raise InputError(f"model {self.model} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
@@ -182,6 +188,15 @@ def write_out(target: torch.Tensor, result: torch.Tensor) -> None:
     """Write a result to a checked tensor of the caller's."""
     with torch.inference_mode():  # outside of it, PyTorch writes no tensors that were made in it
         target.copy_(result)
+
+
+def _recorder() -> str:
+    """Return what records the operators that are called now, if anything does."""
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    key = torch._C._TorchDispatchModeKey.PROXY
+    before = torch._ops._get_dispatch_mode_pre_dispatch(key)  # type: ignore[no-untyped-call]
+    return "make_fx" if torch._C._get_dispatch_mode(key) is not None or before is not None else ""
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -140,7 +140,8 @@ class _Builder:
     def _run_once(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Execute a node of constants now: weights are packed once."""
         operands = {name: (self.constants[self.roots[a.buffer].index], a.desc) for name, a in inputs.items()}
-        for index, tensor in enumerate(self.constants.compute(node, operands)):
+        unread = {index for index in range(len(node.results)) if not self.pending[Value(node.name, index)]}
+        for index, tensor in enumerate(self.constants.compute(node, operands, unread)):
             self._place(node, index, self._constant(self.constants.keep(tensor)))
         self.packed[node.name] = node
         for value in self.graph.inputs(node.name).values():

@@ -5,7 +5,7 @@ Owns what becomes of parameters: each distinct one is kept once, and their origi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import aligned_bytes, view
 
@@ -98,15 +98,23 @@ class ConstantStore:
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         return self.keep(flat) if own else self._append(flat)
 
-    def compute(self, node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]]) -> list[torch.Tensor]:
-        """Execute a node on constants, once, and return its results as flat bytes."""
+    def compute(
+        self,
+        node: Node,
+        operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]],
+        unread: Collection[int] = (),
+    ) -> list[torch.Tensor]:
+        """Execute a node on constants, once, and return its results as flat bytes; `unread` ones may hold anything."""
         results = [aligned_bytes(desc.nbytes) for desc in node.descs]
         if node.choice is not None and node.choice.target == "onednn":
             _execute(node, operands, results)
         else:
             tensors = {name: view(flat, desc) for name, (flat, desc) in operands.items()}
-            for flat, desc, value in zip(results, node.descs, call_reference(node, tensors), strict=True):
-                view(flat, desc).copy_(value)
+            places = [
+                None if index in unread else view(flat, desc)
+                for index, (flat, desc) in enumerate(zip(results, node.descs, strict=True))
+            ]
+            write_results(node, places, call_reference(node, tensors))
         return results
 
 

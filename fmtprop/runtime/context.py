@@ -14,7 +14,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.runtime.boundary import Port, write_out
-from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
@@ -41,7 +41,7 @@ class Context:
         #: buffer -> the memory objects that look into the caller's tensor of the current run
         self._external = {i: _External() for i, b in enumerate(plan.buffers) if b.home in (Home.INPUT, Home.OUTPUT)}
         self._keep: list[object] = []
-        self._calls: list[_Call] = [self._call_of(step) for step in plan.steps]
+        self._calls: list[_Call] = [self._call_of(step, index) for index, step in enumerate(plan.steps)]
         self._inputs = [self._external.get(buffer) for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
 
@@ -132,9 +132,10 @@ class Context:
         is_written = self.plan.buffers[access.buffer].home is Home.OUTPUT
         return _Output(Port(name, access.desc), access, self._external[access.buffer] if is_written else None)
 
-    def _call_of(self, step: Step) -> _Call:
+    def _call_of(self, step: Step, index: int) -> _Call:
         if step.primitive is None:
-            return (self._call_reference, step, None, None, None)
+            read = [a if self.plan.buffers[a.buffer].last > index else None for a in step.results]
+            return (self._call_reference, step, read, None, None)
         places = {**step.operands, **dict(zip(("dst", "dst_1", "dst_2"), step.results, strict=False))}
         pd = step.primitive.desc
         bound = [(number, self._memory(places[name], md)) for name, number, md in arguments(step.node, pd)]
@@ -166,10 +167,10 @@ class Context:
             return view(self.plan.constants[buffer.index], access.desc)
         return view_of_tensor(self._external[access.buffer].tensor, access.desc)
 
-    def _call_reference(self, step: Step, *_: None) -> int:
+    def _call_reference(self, step: Step, results: Sequence[Access | None], *_: None) -> int:
         operands = {name: self._tensor(access) for name, access in step.operands.items()}
-        for access, value in zip(step.results, call_reference(step.node, operands), strict=True):
-            self._tensor(access).copy_(value)
+        places = [None if access is None else self._tensor(access) for access in results]
+        write_results(step.node, places, call_reference(step.node, operands))
         return 0
 
 

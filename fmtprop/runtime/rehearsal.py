@@ -7,7 +7,7 @@ bytes as the last-level cache holds comes from beyond it, whatever comes in betw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -77,10 +77,15 @@ class _StandIns(ConstantStore):
             return self._append(torch.empty(0, dtype=torch.uint8))
         return super().add(data, type_, desc, packed=True)
 
-    def compute(self, node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]]) -> list[torch.Tensor]:
+    def compute(
+        self,
+        node: Node,
+        operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]],
+        unread: Collection[int] = (),
+    ) -> list[torch.Tensor]:
         """Return numbers for what oneDNN would compute."""
         if node.choice is None or node.choice.target != "onednn":
-            return super().compute(node, operands)
+            return super().compute(node, operands, unread)
         return [self._take(desc) for desc in node.descs]
 
     def _take(self, desc: MemoryDesc) -> torch.Tensor:

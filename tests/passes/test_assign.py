@@ -171,6 +171,17 @@ def test_a_slice_is_made_dense_where_the_op_wants_it():
     assert formatted.desc_of(formatted.inputs("after")["src"]) == MemoryDesc((1, 8, 4, 4), tag=LAST)
 
 
+@pytest.mark.parametrize("policy", ["propagate", "plain", "naive"])
+def test_a_slice_in_the_format_that_the_op_wants_is_read_where_it_lies(policy):
+    g = Graph("slice")
+    x = g.input("x", TensorType((2, 16, 4, 4)))
+    second = emit(g, "slice", {"src": x}, Slice((1, 0, 0, 0), (1, 16, 4, 4), (1, 1, 1, 1)))
+    g.output(conv(g, second, 8, "after"))
+    formatted = assign(g, TableTarget({"convolution": "abcd"}), policy)
+    assert activation_reorders(formatted) == []
+    assert formatted.node("after").choice.operands["src"].offset0 == 16 * 4 * 4
+
+
 def test_ref_is_never_planned_where_another_format_has_more():
     target = TableTarget({"convolution": BLOCKED}, ref=frozenset({("pooling", BLOCKED)}))
     formatted = assign(chain(), target)

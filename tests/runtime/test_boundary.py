@@ -352,7 +352,7 @@ def test_an_output_may_have_gaps(policy):
 # ---------------------------------------------------------------- arguments of the model, and of what measures it
 
 
-class Named(nn.Module):
+class Measured(nn.Module):
     """Has arguments that are called as those of `benchmark` and `profile`."""
 
     def forward(self, x, runs, seconds, warmup, repeats):
@@ -361,7 +361,7 @@ class Named(nn.Module):
 
 def test_arguments_of_the_model_are_not_taken_for_those_of_what_measures_it():
     x = torch.ones(3)
-    net = fp.compile(Named(), (x,) * 5)
+    net = fp.compile(Measured(), (x,) * 5)
     for given in ({"runs": x}, {"seconds": x}, {"warmup": x}, {"runs": 5}, {"warmup": 1}):
         with pytest.raises(fp.InputError, match=rf"{next(iter(given))}= is ambiguous, since the model has an argument"):
             net.benchmark(x, **given)
@@ -388,3 +388,31 @@ def test_writing_to_a_tensor_that_a_graph_saved_is_noticed(target):
     net(torch.ones(3), out=y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+# ---------------------------------------------------------------- recording
+
+
+def _make_fx(net, x, **options):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(lambda a: net(a), **options)(x)
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+@pytest.mark.parametrize(
+    ("record", "who"),
+    [
+        (lambda net, x: torch.jit.trace(lambda a: net(a), x, check_trace=False), "torch.jit.trace"),
+        (_make_fx, "make_fx"),
+        (lambda net, x: _make_fx(net, x, pre_dispatch=True), "make_fx"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_records_operators_is_refused(record, who, target):
+    """It would record tensors that nobody writes."""
+    x = torch.ones(2, 3)
+    net = fp.compile(nn.Linear(3, 2).eval(), x, target=target)
+    with pytest.raises(fp.InputError, match=f"cannot be recorded by {who}"):
+        record(net, x)
+    assert net(x).shape == (2, 2)

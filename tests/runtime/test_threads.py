@@ -201,12 +201,12 @@ def test_a_wrong_primitive_of_the_new_plan_is_replaced(monkeypatch):
     _, net, _ = compiled(2)
     honest, blamed = threading_plans.check_steps, []
 
-    def accuse(steps, memory):
+    def accuse(steps, memory, packed):
         found = [s for s in steps if s.primitive is not None and s.node.op == "convolution"]
         if not blamed:
             blamed.append(found[0].node.choice.impl)
             return [Mismatch(found[0].node, 1.0, "benchdnn")]
-        return honest(steps, memory)
+        return honest(steps, memory, packed)
 
     monkeypatch.setattr(threading_plans, "check_steps", accuse)
     with pytest.warns(RuntimeWarning, match=r"is off by 1.0e\+00 relative; .*; choosing another implementation"):
