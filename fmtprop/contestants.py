@@ -62,7 +62,7 @@ class Contestant:
         for node in self.graph.nodes():
             choice, places[node.name] = node.choice, len(places)
             if choice is not None:
-                tail = tuple((post_op.op, post_op.attrs) for post_op in node.post_ops)
+                tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
                 inputs = [(key, places[value.node], value.index) for key, value in self.graph.inputs(node.name).items()]
                 formats = [persistent_text(desc) for desc in (*choice.operands.values(), *node.descs)]
                 how = (node.op, node.attrs, tail, choice.target, choice.impl, tuple(choice.operands), formats, inputs)

@@ -58,6 +58,7 @@ def test_other_versions_agree(include: Path) -> None:
     tags = {name: number for number, name in enumerate(_abi.FORMAT_TAGS)}
     for name, number in abi.enums["dnnl_format_tag_t"].items():
         assert tags.get(name, number) == number or name == "format_tag_last", name
+    assert abi.args
     assert abi.args.items() <= {name: int(member) for name, member in _abi.Arg.__members__.items()}.items()
 
 

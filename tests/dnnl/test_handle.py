@@ -152,7 +152,7 @@ def test_one_of_many_threads_destroys() -> None:
 
 def test_a_failed_constructor_leaves_nothing() -> None:
     before = dnnl.live_handles().get("memory", 0)
-    with pytest.raises(Exception, match=r"needs a concrete format, not `any`"):
+    with pytest.raises(DnnlError, match=r"needs a concrete format, not `any`"):
         dnnl.Memory(dnnl.Engine.cpu(), any_of((2, 2)), None)
     gc.collect()
     assert dnnl.live_handles().get("memory", 0) == before

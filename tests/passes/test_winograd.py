@@ -245,6 +245,7 @@ def test_a_filtered_model_runs(size):
     module, x = Two().eval(), torch.randn(size)
     net = fp.compile(module, x, confirm=False, verify="full")
     assert sum(step.node.name.endswith(".joined") for step in net.plan.steps) == 2
+    assert {step.target for step in net.plan.steps} == {"onednn"}
     assert not any(step.node.choice.impl.startswith("ref") for step in net.plan.steps)
     torch.testing.assert_close(net(x), module(x), rtol=1e-5, atol=1e-5)
 

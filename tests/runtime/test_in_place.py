@@ -181,7 +181,8 @@ def test_inputs_and_constants_are_copied():
     plan = m.plan(m.conv(m.join(x, m.conv(x, 8, "a"), c), 8, "end"))
     assert copies(plan) == ["cat.src_0_copy", "cat.src_2_copy"]
     assert [start(plan, name)[1] for name in ("cat.src_0_copy", "a", "cat.src_2_copy")] == [0, 16, 24]
-    assert all("has its place within the result" in s.node.choice.reason for s in plan.steps if s in plan.reorders)
+    assert [step.node.name for step in plan.reorders] == copies(plan)
+    assert all("has its place within the result" in step.node.choice.reason for step in plan.reorders)
 
 
 def test_what_lies_in_another_concat_or_twice_in_one_is_copied():

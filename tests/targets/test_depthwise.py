@@ -66,7 +66,9 @@ def test_weights_in_a_format_that_the_fused_code_does_not_take_are_not_offered()
 
 def test_a_wrapper_of_fast_code_is_no_reference():
     node, types = problem()
-    for offer, _ in offers(OneDnnTarget(), node, types):
+    found = offers(OneDnnTarget(), node, types)
+    assert found
+    for offer, _ in found:
         wrapped = offer.impl.removeprefix("ref_fused_convolution:any:")
         assert offer.is_ref == ("ref:" in wrapped)
 

@@ -6,7 +6,9 @@ from math import prod
 
 import pytest
 
+from fmtprop import dnnl
 from fmtprop.ir.node import PostOp
+from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import OPS, Binary, Conv, Eltwise, InnerProduct, MatMul, Sum
@@ -15,7 +17,18 @@ from fmtprop.targets import OneDnnTarget
 from tests.targets.nodes import node_of, request
 
 WITH_EQUIVALENTS = [op for op in OPS if op.equivalents]
-PROBLEMS = [pytest.param(op, s, id=f"{op.name}-{s.name}") for op in WITH_EQUIVALENTS for s in op.samples()]
+
+#: the samples that are products of two matrices, which other primitives compute too
+APPLICABLE = {
+    "convolution": ("1x1", "1x1_one_place", "1x1_3d_odd"),
+    "inner_product": tuple(s.name for s in opdef("inner_product").samples()),
+    "matmul": ("2d", "2d_odd", "vector", "one_input", "one_matrix", "one_matrix_4d"),
+}
+PROBLEMS = [
+    pytest.param(op, next(s for s in op.samples() if s.name == name), id=f"{op.name}-{name}")
+    for op in WITH_EQUIVALENTS
+    for name in APPLICABLE[op.name]
+]
 
 
 def offers(op, attrs, types, post_ops=(), formats=None):
@@ -33,6 +46,11 @@ def offers(op, attrs, types, post_ops=(), formats=None):
 def others(nodes):
     """Return the nodes that run by another primitive than their op's own."""
     return [node for node in nodes if node.choice.handle.kind != node.op]
+
+
+def has_its_own_only(op, attrs, types):
+    nodes = offers(op, attrs, types)
+    return bool(nodes) and others(nodes) == []
 
 
 def typed(**dims):
@@ -74,13 +92,13 @@ def test_each_is_offered_after_the_ops_own_and_named_by_its_primitive(op, attrs,
     ],
 )
 def test_other_convolutions_are_no_products(attrs, weights):
-    assert others(offers("convolution", attrs, typed(src=(1, 32, 8, 8), weights=weights))) == []
+    assert has_its_own_only("convolution", attrs, typed(src=(1, 32, 8, 8), weights=weights))
 
 
 def test_batches_of_weights_and_columns_of_bias_are_matmuls_alone():
-    assert others(offers("matmul", MatMul(), typed(src=(3, 9, 32), weights=(3, 32, 16)))) == []
-    assert others(offers("matmul", MatMul(), typed(src=(16, 32), weights=(32, 16), bias=(16, 1)))) == []
-    assert others(offers("matmul", MatMul(), typed(src=(2, 9, 32), weights=(32, 1), bias=(1, 9, 1)))) == []
+    assert has_its_own_only("matmul", MatMul(), typed(src=(3, 9, 32), weights=(3, 32, 16)))
+    assert has_its_own_only("matmul", MatMul(), typed(src=(16, 32), weights=(32, 16), bias=(16, 1)))
+    assert has_its_own_only("matmul", MatMul(), typed(src=(9, 32), weights=(32, 1), bias=(9, 1)))
 
 
 def test_what_does_not_apply_is_no_refusal():
@@ -112,7 +130,13 @@ def test_each_passes_the_plans_own_check(op, sample, tails):
             {"post_op_0": result.dims, "post_op_1": result.dims},
         ),
     }[tails]
-    for node in others(offers(op.name, sample.attrs, {**sample.types, **typed(**dims)}, post_ops)):
+    nodes = others(offers(op.name, sample.attrs, {**sample.types, **typed(**dims)}, post_ops))
+    # only code for AVX2 and later adds to dst behind another post-op, and not every one to a single row or column
+    rare = tails == "add_sum_relu" and (dnnl.lib().isa in ("sse41", "avx") or sample.name in ("one_row", "one_output"))
+    if rare and not nodes:
+        pytest.skip("this oneDNN has no fast code for this tail")
+    assert nodes
+    for node in nodes:
         assert selfcheck.check_primitive(node) is None, node.choice.impl
         assert node.choice.handle.repro.startswith("benchdnn"), node.choice.handle.repro
         for name, desc in node.choice.operands.items():
@@ -129,8 +153,9 @@ def test_a_channels_last_operand_of_a_tail_is_seen_as_rows():
     for node in nodes:
         assert node.choice.operands["post_op_0"] == last
         assert selfcheck.check_primitive(node) is None
-    plain = others(offers("convolution", Conv.make(2), types, post_ops, {"post_op_0": MemoryDesc((2, 16, 5, 7))}))
-    assert plain == []
+    plain = offers("convolution", Conv.make(2), types, post_ops, {"post_op_0": MemoryDesc((2, 16, 5, 7))})
+    assert plain
+    assert others(plain) == []
 
 
 def test_a_tail_that_varies_along_some_of_the_joined_axes_has_no_equivalent():
@@ -154,7 +179,9 @@ def test_products_run_in_channels_last_slices_where_convolutions_have_slow_code_
 @pytest.mark.parametrize("op", WITH_EQUIVALENTS, ids=lambda op: op.name)
 def test_weights_hold_the_same_elements_in_either_shape(op):
     sample = next(s for s in op.samples() if prod(s.types["weights"].dims) > 64 and s.name in ("1x1", "2d"))
-    for node in others(offers(op.name, sample.attrs, sample.types)):
+    nodes = others(offers(op.name, sample.attrs, sample.types))
+    assert nodes
+    for node in nodes:
         seen = node.choice.handle.query_md("weights")
         assert seen.nbytes == node.choice.operands["weights"].nbytes, node.choice.impl
         assert seen.desc.padding_bytes == node.choice.operands["weights"].padding_bytes

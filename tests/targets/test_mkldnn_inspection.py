@@ -189,7 +189,7 @@ def test_no_weights_are_reordered_in_a_run(models, isa):
         executed = [line for line in lines[start:end] if ",exec,cpu," in line]
         assert [line for line in executed if ",reorder," in line] == []
         convolutions = [line for line in executed if re.search(r"cpu,(de)?convolution,", line)]
-        assert len(convolutions) == 2 * int(lines[end + 1])
+        assert len(convolutions) == 2 * int(lines[end + 1]) > 0
     assert any(",reorder," in line for line in lines[: starts[0]])  # the log has them where they are
 
 

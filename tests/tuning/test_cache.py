@@ -9,10 +9,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
 
+from fmtprop import dnnl
 from fmtprop.tuning.cache import TuningCache, default_path, key_of
 
 RECORDS = {f"{number:032x}": (number + 1) * 1e-6 for number in range(20)}
@@ -286,6 +288,21 @@ def test_keys_differ_by_problem_and_by_threads() -> None:
         torch.set_num_threads(before)
     assert one != two
     assert key_of({"op": "x"}) != key_of({"op": "y"})
+
+
+def test_keys_differ_by_library_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("version", "hash", "runtime", "isa", "threads")
+    keys = [key_of({"op": "x"})]
+    library = SimpleNamespace(**{name: getattr(dnnl.lib(), name) for name in names})
+    monkeypatch.setattr(dnnl, "lib", lambda: library)
+    assert key_of({"op": "x"}) == keys[0]
+    for name in names:
+        with monkeypatch.context() as patch:
+            patch.setattr(library, name, "another")
+            keys.append(key_of({"op": "x"}))
+    monkeypatch.setattr("fmtprop.tuning.cache._cpu", lambda: "another")
+    keys.append(key_of({"op": "x"}))
+    assert len(set(keys)) == 1 + len(names) + 1
 
 
 def test_the_directory_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
