@@ -92,17 +92,17 @@ def _verdict(comparison: Comparison) -> str:
 
 def certificate_text(report: Report) -> str:
     """Return how good the choice of policy `optimal` is, where its costs came from, and what running it showed."""
-    c = report.certificate or {}
-    proof = "proved optimal" if c["gap"] <= 1e-9 else f"gap {c['gap']:.2%}"
-    lines = [
-        f"policy {report.policy}: costs {_time(c['objective'])}, lower bound {_time(c['bound'])} ({proof}); propagate "
-        f"costs {_time(c['propagate'])}; {c['alternatives']} alternatives solved in {_time(c['seconds'])}"
-    ]
+    lines = []
+    if (c := report.certificate) is not None:
+        lines.append(
+            f"policy {report.policy}: costs {_time(c.objective)}, lower bound {_time(c.bound)} ({c.proof}); propagate "
+            f"costs {_time(c.propagate)}; {c.alternatives} alternatives solved in {_time(c.seconds)}"
+        )
     if (t := report.tuning) is not None:
-        lines.append(f"costs: {t['measured']} measured, {t['cached']} from the cache, {t['modelled']} from the model")
+        lines.append(f"costs: {t.measured} measured, {t.cached} from the cache, {t.modelled} from the model")
     if (run := report.contest) is not None:
-        times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run["names"], run["seconds"], strict=True))
-        lines.append(f"run in turns, {times}; kept: {run['names'][run['winner']]}")
+        times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run.names, run.seconds, strict=True))
+        lines.append(f"run in turns, {times}; kept: {run.names[run.winner]}")
     return "\n".join(lines)
 
 
