@@ -276,7 +276,7 @@ def resampling(tag: str, tail: str = "binary"):
 )
 def test_known_bad_resampling(version, tag, tail, bad):
     node, formats = resampling(tag, tail)
-    why = known_bad(version, node, formats, "simple:any")
+    why = known_bad(version, node, formats)
     assert (why is not None) is bad
     assert why is None or "resampling" in why
 
@@ -285,11 +285,11 @@ def test_known_bad_binary_tail():
     node, formats = convolution(post_ops=[PostOp("binary", Binary("add"), "post_op_0")])
     dense = MemoryDesc((2, 32, 10, 10), "f32", tag="acdb")
     gaps = MemoryDesc((2, 32, 10, 10), "f32", strides=(6400, 200, 20, 1))
-    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": dense}, "brgconv:avx2") is None
+    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": dense}) is None
     padded = MemoryDesc((2, 30, 10, 10), "f32", tag="aBcd8b")
-    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": padded}, "jit:uni") is None
-    assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps}, "brgconv:avx2")
-    assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}, "brgconv:avx2") is None
+    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": padded}) is None
+    assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps})
+    assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}) is None
 
 
 affected = pytest.mark.skipif(
