@@ -132,7 +132,7 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (total / _windows(attrs, inside, 0).sum(inner),)
 
 
-def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the pooling's primitive descriptor.
 
     Raises
@@ -145,7 +145,7 @@ def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     if attrs.alg != "max":
         check_summands("pooling", prod(attrs.kernel))
     pd = dnnl.pooling_forward(
-        prop_kind,
+        "forward_inference",
         f"pooling_{attrs.alg}",
         descs["src"],
         descs["dst"],

@@ -31,11 +31,6 @@ _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
 class OneDnnTarget:
     """Candidates from the oneDNN library that is loaded.
 
-    Parameters
-    ----------
-    prop_kind : str
-        ``"forward_inference"`` or ``"forward_training"``.
-
     Notes
     -----
     Answers are kept by value (op, attributes, post-ops, request), so that equal layers share one primitive descriptor.
@@ -43,8 +38,7 @@ class OneDnnTarget:
 
     name = "onednn"
 
-    def __init__(self, prop_kind: str = "forward_inference") -> None:
-        self.prop_kind = prop_kind
+    def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}
         self._rejected: set[object] = set()
         #: attributes without operands, which many nodes share
@@ -108,7 +102,7 @@ class OneDnnTarget:
         try:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
-            return primitive(node.attrs, natives, self._attributes(node, natives), self.prop_kind)
+            return primitive(node.attrs, natives, self._attributes(node, natives))
         except (FormatError, ShapeError, UnsupportedOpError):
             return None
         except DnnlError as error:
