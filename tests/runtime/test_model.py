@@ -267,6 +267,12 @@ def test_a_switch_is_true_or_false(option):
         fp.compile(nn.ReLU(), torch.ones(1), **{option: "x"})
 
 
+@pytest.mark.parametrize("budget", [-1.0, 0, float("nan"), True, "2"])
+def test_a_tuning_budget_is_a_time(budget):
+    with pytest.raises(fp.UnsupportedOpError, match=f"tune_budget must be a number of seconds above 0, got {budget!r}"):
+        fp.compile(nn.ReLU(), torch.ones(1), tune_budget=budget)
+
+
 class Returns(nn.Module):
     def __init__(self, result):
         super().__init__()
