@@ -391,7 +391,7 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
         return honest(step)
 
     monkeypatch.setattr(selfcheck, "check_step", accuse)
-    monkeypatch.setattr(selfcheck.Memory, "__contains__", lambda self, key: False)
+    monkeypatch.setattr(selfcheck.PassedChecks, "__contains__", lambda self, key: False)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(
         RuntimeWarning, match=r"is off by 1.0e\+00 relative; reproduce with: benchdnn .*; planning around it"
