@@ -11,11 +11,11 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from fmtprop.layout import MemoryDesc, convert, pack, unpack
+from fmtprop.machine import cpu_model
 
 DIMS = (64, 256, 56, 56)
 
@@ -29,13 +29,6 @@ def seconds(call: Callable[[], object], repeat: int = 5, number: int = 1) -> flo
             call()
         best = min(best, (time.perf_counter() - start) / number)
     return best
-
-
-def cpu() -> str:
-    """Return the processor's name."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(": ")[2] if names else platform.processor()
 
 
 def bench_buffers() -> bool:
@@ -87,7 +80,7 @@ def bench_descriptors() -> bool:
 
 def main() -> int:
     """Run all and tell whether the targets are met."""
-    print(f"{cpu()}; Python {platform.python_version()}, numpy {np.__version__}")
+    print(f"{cpu_model()}; Python {platform.python_version()}, numpy {np.__version__}")
     met = [bench_buffers(), bench_descriptors()]
     print("targets met" if all(met) else "targets MISSED")
     return 0 if all(met) else 1

@@ -7,15 +7,14 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fmtprop.bench import Environment
 from fmtprop.ir.builtin import builtin_names
+from fmtprop.report.text import render
 
 __all__ = ["add_options", "headline", "table", "tell", "warn_if_busy", "write_json"]
 
@@ -57,7 +56,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     Examples
     --------
-    >>> [line.rstrip() for line in table("size", ["what", "KB"], [["a", "1"]]).splitlines()]
+    >>> table("size", ["what", "KB"], [["a", "1"]]).splitlines()
     ['  size', 'what  KB', 'a      1']
     """
     grid = Table(title=title, box=None, pad_edge=False, show_edge=False)
@@ -65,9 +64,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         grid.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*row)
-    out = StringIO()
-    Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(grid)
-    return out.getvalue().rstrip("\n")
+    return render(grid, _WIDTH).rstrip("\n")
 
 
 def write_json(path: Path | None, data: Any) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.options import Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.merge_siblings import MergeSiblings
@@ -20,7 +21,6 @@ from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, pric
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Target
 from fmtprop.tuning import MEASURING, TunedCosts
-from fmtprop.tuning.machine import last_level_cache_nbytes
 from fmtprop.tuning.problem import persistent_text
 
 __all__ = ["BEST", "DIRECT", "GREEDY", "MERGED", "NAMES", "SLICED", "Contestant", "Contestants"]

@@ -19,7 +19,7 @@ from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
 from fmtprop.runtime.rehearsal import can_rehearse, rehearse
-from fmtprop.runtime.selfcheck import Memory, Mismatch, check_steps
+from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_steps
 from fmtprop.stages import make_room, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import plan_tensors
@@ -108,7 +108,7 @@ class _Planner:
     def __init__(self, normal: Graph, options: Options, lap: Lap, again: Callable[[], Graph] | None) -> None:
         self.normal, self.options, self.lap, self.again = normal, options, lap, again
         self.target, self.fallback = OneDnnTarget(), ReferenceTarget()
-        self.memory = Memory() if options.verify != "off" else None
+        self.memory = PassedChecks() if options.verify != "off" else None
         self.cache = TuningCache()
         #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
         self.costs: TunedCosts | None = None

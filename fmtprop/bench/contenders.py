@@ -22,12 +22,12 @@ from fmtprop.bench.compare import compare_outputs, tensors_of
 from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peak import PEAK, prepare_peak
 from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
-from fmtprop.bench.policies import use_threads
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import as_module, load, save
 from fmtprop.ir.graph import Graph
 from fmtprop.report import TOLERANCES
+from fmtprop.runtime.process import use_threads
 
 __all__ = ["REFERENCE", "Contender", "Material", "contender", "export", "race_in_processes"]
 

@@ -9,9 +9,10 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from fmtprop.machine import cpu_fields, cpu_model
 
 __all__ = ["Environment"]
 
@@ -21,7 +22,6 @@ _ISA_FLAGS = (
     *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
 )
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,12 @@ class Environment:
         >>> Environment.capture(threads=2).threads
         2
         """
-        fields = _cpuinfo()
-        flags = set(fields.get("flags", "").split())
+        flags = set(cpu_fields().get("flags", "").split())
         affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
         return cls(
-            cpu=fields.get("model name") or platform.processor() or platform.machine(),
+            cpu=cpu_model(),
             isa=tuple(flag for flag in _ISA_FLAGS if flag in flags),
             cpus=len(affinity(0)) if affinity else os.cpu_count() or 1,
             threads=torch.get_num_threads() if threads is None else threads,
             versions={"python": platform.python_version(), "torch": torch.__version__, **(versions or {})},
         )
-
-
-def _cpuinfo() -> dict[str, str]:
-    """Read the first processor's fields, or nothing where there is no such file."""
-    if not _CPUINFO.exists():
-        return {}
-    first = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -27,6 +27,7 @@ from fmtprop import collector
 from fmtprop.bench.compare import Agreement, compare_outputs, tensors_of
 from fmtprop.bench.environment import Environment
 from fmtprop.errors import FmtpropError
+from fmtprop.runtime.benchmark import quartiles
 
 __all__ = [
     "Benchmark",
@@ -60,15 +61,7 @@ class Quartiles:
     @classmethod
     def of(cls, values: Sequence[float]) -> Quartiles:
         """Summarise at least one value, interpolating linearly between the two nearest."""
-        ordered = sorted(values)
-
-        def at(share: float) -> float:
-            position = share * (len(ordered) - 1)
-            below = math.floor(position)
-            above = min(below + 1, len(ordered) - 1)
-            return ordered[below] + (position - below) * (ordered[above] - ordered[below])
-
-        return cls(at(0.25), at(0.5), at(0.75))
+        return cls(*quartiles(values))
 
 
 @dataclass(frozen=True)

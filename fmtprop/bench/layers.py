@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph
-from fmtprop.bench.policies import use_threads
 from fmtprop.frontends import load
+from fmtprop.runtime.process import use_threads
 
 __all__ = ["Group", "Layer", "compare_layers", "prepare_fmtprop", "prepare_onnxruntime", "prepare_openvino"]
 

@@ -16,12 +16,12 @@ from torch import nn
 from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
 from fmtprop.bench.compare import compare_outputs
-from fmtprop.bench.policies import use_threads
 from fmtprop.bench.processes import Prepared
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import from_torch
 from fmtprop.layout import MemoryDesc
 from fmtprop.report import TOLERANCES
+from fmtprop.runtime.process import use_threads
 
 __all__ = ["PEAK", "PEAK_FLOPS", "prepare_peak"]
 

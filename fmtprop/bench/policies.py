@@ -16,8 +16,9 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.report import Comparison
 from fmtprop.runtime.agreement import error_of_numbers
+from fmtprop.runtime.process import use_threads
 
-__all__ = ["compare_policies", "use_threads"]
+__all__ = ["compare_policies"]
 
 #: called with what is being done, steps done, steps in all
 Progress = Callable[[str, int, int], None]
@@ -85,12 +86,6 @@ def compare_policies(
         net.close()
     say("done", total, total)
     return Comparison.of(reports, errors)
-
-
-def use_threads(threads: int | None) -> None:
-    """Set the threads of torch, and with them oneDNN's, for the whole process; ``None`` leaves them."""
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def _worst_error(net: CompiledModel, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
+
+from fmtprop.report.text import render
 
 if TYPE_CHECKING:
     from fmtprop.bench.interleave import Benchmark, Quartiles
 
 __all__ = ["benchmark_text"]
-
-_WIDTH = 132
 
 
 def benchmark_text(benchmark: Benchmark) -> str:
@@ -33,10 +32,7 @@ def benchmark_text(benchmark: Benchmark) -> str:
         table.add_column(column, justify="left" if column == "runtime" else "right")
     for entry in benchmark.entries:
         table.add_row(entry.name, _cell(entry.latency), _cell(entry.speedup), f"{entry.agreement.error:.1e}")
-    out = StringIO()
-    console = Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
-    console.print(Group(_environment(benchmark), table, *benchmark.failures))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"  # rich pads titles
+    return render(Group(_environment(benchmark), table, *benchmark.failures))
 
 
 def _environment(benchmark: Benchmark) -> str:

@@ -32,8 +32,8 @@ def tune(
     """
     with progress() as say:
         from fmtprop.api import Options, compile_graph
-        from fmtprop.bench.policies import use_threads
         from fmtprop.frontends import load
+        from fmtprop.runtime.process import use_threads
 
         def measuring(done: int, total: int) -> None:
             say("measuring", done, total)

@@ -16,6 +16,7 @@ from fmtprop.dnnl.capability import supports
 from fmtprop.dnnl.library import Library, load, rejections
 from fmtprop.dnnl.locate import ENV_LIBRARY, INSTALL_HINT, Candidate, candidates, explicit_path
 from fmtprop.errors import LoadError
+from fmtprop.machine import cpu_model
 
 DATA_TYPES = ("f32", "bf16", "f16", "s8")
 VARIABLES = (
@@ -159,7 +160,7 @@ def diagnose() -> Diagnosis:
             findings=tuple(Finding(r.candidate.path, r.candidate.origin, "rejected", r.reason) for r in rejections()),
             error=str(error),
             cpus=cpus,
-            cpu=_cpu_model(),
+            cpu=cpu_model(),
             torch=torch,
             torch_threads=threads,
             environment=environment,
@@ -176,7 +177,7 @@ def diagnose() -> Diagnosis:
         isa=library.isa,
         threads=library.threads,
         cpus=cpus,
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         data_types=data_types,
         torch=torch,
         torch_threads=threads,
@@ -214,15 +215,6 @@ def _torch(library: Library | None = None) -> tuple[str, int]:
     if module is not None:
         return str(module.__version__), int(module.get_num_threads())
     return (library.torch if library is not None else "not installed"), 0
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            match = re.search(r"^model name\s*:\s*(.*)$", file.read(), flags=re.M)
-    except OSError:
-        return "unknown CPU"
-    return match.group(1) if match else "unknown CPU"
 
 
 def _openmp_runtimes() -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class Sample:
 
 Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
 Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
-Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None", str], Lowering]
+Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None"], Lowering]
 View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
 
@@ -130,7 +130,7 @@ class OpDef:
     reference : callable
         ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch.
     primitive : callable, optional
-        ``(attrs, native descs by operand and result, primitive attr, prop_kind) -> Lowering``; pure.
+        ``(attrs, native descs by operand and result, primitive attr) -> Lowering``; pure. For inference.
     equivalents : tuple of callable
         Other primitives that compute the same from the same operands, each given under its own execution argument;
         same signature as `primitive`. UnsupportedOpError or FormatError where one does not apply.

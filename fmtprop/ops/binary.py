@@ -90,7 +90,7 @@ def reference(attrs: Binary, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (FUNCTIONS[attrs.alg](a, b).to(torch.promote_types(a.dtype, b.dtype)),)
 
 
-def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the binary primitive descriptor."""
     from fmtprop import dnnl
 

@@ -72,7 +72,7 @@ def reference(attrs: Concat, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (torch.cat(operand_list("src", tensors), attrs.axis),)
 
 
-def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the concat primitive descriptor."""
     from fmtprop import dnnl
 

@@ -157,7 +157,7 @@ def reference(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.T
     return (convolve(src, weights, bias, attrs.strides, 0, dilation, attrs.groups),)
 
 
-def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the direct convolution's primitive descriptor.
 
     A depthwise convolution among the post-ops changes dst: oneDNN wants to hear of what it works on, and answers with
@@ -173,7 +173,7 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
     fused = attr is not None and any(op.kind == "convolution" for op in attr.ops)
     asked = descs["dst"].desc
     pd = dnnl.convolution_forward(
-        prop_kind,
+        "forward_inference",
         "convolution_direct",
         descs["src"],
         descs["weights"],
@@ -214,7 +214,7 @@ def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDes
     return dnnl.NativeDesc.from_desc(MemoryDesc(dims, dst.dtype, tag=dst.tag))
 
 
-def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the product of the places of all images, each a row of channels, with the transposed weights."""
     _check_pointwise(attrs, descs)
     spatial = tuple(range(2, len(attrs.strides) + 2))
@@ -223,15 +223,13 @@ def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr
     return Regrouping("convolution", tensors).lower(descs, attr, make_matmul)
 
 
-def _as_inner_product(
-    attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def _as_inner_product(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the inner product over the places of all images."""
     _check_pointwise(attrs, descs)
     spatial = tuple(range(2, len(attrs.strides) + 2))
     rows = ((0, *spatial), (1,))
     tensors = {"src": rows, "weights": ((0,), (1, *spatial)), "bias": ((0,),), "dst": rows}
-    return Regrouping("convolution", tensors).lower(descs, attr, make_inner_product(prop_kind))
+    return Regrouping("convolution", tensors).lower(descs, attr, make_inner_product)
 
 
 def _check_pointwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> None:

@@ -122,12 +122,12 @@ def reference(attrs: Deconv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (dst,)
 
 
-def primitive(attrs: Deconv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Deconv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the direct deconvolution's primitive descriptor."""
     from fmtprop import dnnl
 
     pd = dnnl.deconvolution_forward(
-        prop_kind,
+        "forward_inference",
         "deconvolution_direct",
         descs["src"],
         descs["weights"],

@@ -85,12 +85,12 @@ def reference(attrs: Eltwise, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (FUNCTIONS[attrs.alg](tensors["src"], attrs.alpha, attrs.beta),)
 
 
-def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the eltwise primitive descriptor."""
     from fmtprop import dnnl
 
     alg = f"eltwise_{attrs.alg}"
-    pd = dnnl.eltwise_forward(prop_kind, alg, descs["src"], descs["dst"], attrs.alpha, attrs.beta, attr=attr)
+    pd = dnnl.eltwise_forward("forward_inference", alg, descs["src"], descs["dst"], attrs.alpha, attrs.beta, attr=attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -64,34 +64,28 @@ def reference(attrs: InnerProduct, tensors: Mapping[str, torch.Tensor]) -> tuple
     return (F.linear(src.flatten(1), weights.flatten(1), None if bias is None else bias.to(src.dtype)),)
 
 
-def primitive(
-    attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def primitive(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the inner product's primitive descriptor."""
     from fmtprop import dnnl
 
     operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
-    pd = dnnl.inner_product_forward(prop_kind, *operands, attr=attr)
+    pd = dnnl.inner_product_forward("forward_inference", *operands, attr=attr)
     return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
 
-def _as_matmul(
-    attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def _as_matmul(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the product of the batch items, each a row, with the transposed weights."""
     inputs = tuple(range(1, len(descs["src"].dims)))
     tensors = {"src": ((0,), inputs), "weights": (inputs, (0,)), "bias": ((), (0,)), "dst": ((0,), (1,))}
     return Regrouping("inner_product", tensors).lower(descs, attr, make_matmul)
 
 
-def _as_convolution(
-    attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def _as_convolution(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the 1x1 convolution that sees the batch items as the places of one image."""
     inputs = tuple(range(1, len(descs["src"].dims)))
     weights, dst = ((0,), inputs, (), ()), ((), (1,), (0,), ())
     tensors = {"src": ((), inputs, (0,), ()), "weights": weights, "bias": ((0,),), "dst": dst}
-    return Regrouping("inner_product", tensors, "acdb").lower(descs, attr, make_pointwise(prop_kind))
+    return Regrouping("inner_product", tensors, "acdb").lower(descs, attr, make_pointwise)
 
 
 # ---------------------------------------------------------------- importers

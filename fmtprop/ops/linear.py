@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
-    from fmtprop.ops.regrouping import Make
 
 
 def make_matmul(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
@@ -20,26 +19,18 @@ def make_matmul(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> 
     return dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
 
 
-def make_inner_product(prop_kind: str) -> Make:
-    """Return what creates the inner product of [M, K] and [N, K], bias [N]."""
+def make_inner_product(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
+    """Create the inner product of [M, K] and [N, K], bias [N]."""
+    from fmtprop import dnnl
 
-    def make(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
-        from fmtprop import dnnl
-
-        operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
-        return dnnl.inner_product_forward(prop_kind, *operands, attr=attr)
-
-    return make
+    operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
+    return dnnl.inner_product_forward("forward_inference", *operands, attr=attr)
 
 
-def make_pointwise(prop_kind: str) -> Make:
-    """Return what creates the convolution of [1, K, M, 1] with [N, K, 1, 1], bias [N]."""
+def make_pointwise(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
+    """Create the convolution of [1, K, M, 1] with [N, K, 1, 1], bias [N]."""
+    from fmtprop import dnnl
 
-    def make(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
-        from fmtprop import dnnl
-
-        operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
-        window = ((1, 1), (0, 0), (0, 0), (0, 0))
-        return dnnl.convolution_forward(prop_kind, "convolution_direct", *operands, *window, attr=attr)
-
-    return make
+    operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
+    window = ((1, 1), (0, 0), (0, 0), (0, 0))
+    return dnnl.convolution_forward("forward_inference", "convolution_direct", *operands, *window, attr=attr)

@@ -90,12 +90,12 @@ def reference(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
     return (src * (attrs.k + attrs.alpha * mean) ** -attrs.beta,)
 
 
-def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the primitive descriptor of the local response normalization."""
     from fmtprop import dnnl
 
     numbers = (attrs.size, attrs.alpha, attrs.beta, attrs.k)
-    pd = dnnl.lrn_forward(prop_kind, f"lrn_{attrs.alg}", descs["src"], descs["dst"], *numbers, attr=attr)
+    pd = dnnl.lrn_forward("forward_inference", f"lrn_{attrs.alg}", descs["src"], descs["dst"], *numbers, attr=attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -92,7 +92,7 @@ def reference(attrs: MatMul, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
 # ---------------------------------------------------------------- primitive
 
 
-def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the matrix product's primitive descriptor.
 
     Where one matrix multiplies a whole batch, src, bias, dst and the second sources of binary post-ops are seen with
@@ -119,27 +119,23 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     return Regrouping("matmul", tensors).lower(descs, attr, make_matmul)
 
 
-def _as_inner_product(
-    attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def _as_inner_product(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the inner product over the rows of src."""
     _check_linear(descs)
     last = len(descs["src"].dims) - 1
     rows = (tuple(range(last)), (last,))
     tensors = {"src": rows, "weights": ((1,), (0,)), "bias": (tuple(range(last + 1)),), "dst": rows}
-    return Regrouping("matmul", tensors).lower(descs, attr, make_inner_product(prop_kind))
+    return Regrouping("matmul", tensors).lower(descs, attr, make_inner_product)
 
 
-def _as_convolution(
-    attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def _as_convolution(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the convolution that sees the rows of src as the places of one image."""
     _check_linear(descs)
     last = len(descs["src"].dims) - 1
     image = ((), (last,), tuple(range(last)), ())
     weights = ((1,), (0,), (), ())
     tensors = {"src": image, "weights": weights, "bias": (tuple(range(last + 1)),), "dst": image}
-    return Regrouping("matmul", tensors, "acdb").lower(descs, attr, make_pointwise(prop_kind))
+    return Regrouping("matmul", tensors, "acdb").lower(descs, attr, make_pointwise)
 
 
 def _check_linear(descs: Mapping[str, NativeDesc]) -> None:

@@ -199,31 +199,29 @@ def _lowered(pd: PrimitiveDesc, descs: Mapping[str, NativeDesc]) -> Lowering:
     return Lowering(pd, resolve)
 
 
-def primitive_batch(
-    attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def primitive_batch(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the batch normalization's primitive descriptor."""
     from fmtprop import dnnl
 
     flags = _flags("batch_normalization", descs)
-    pd = dnnl.batch_normalization_forward(prop_kind, descs["src"], descs["dst"], attrs.epsilon, flags, attr=attr)
+    pd = dnnl.batch_normalization_forward(
+        "forward_inference", descs["src"], descs["dst"], attrs.epsilon, flags, attr=attr
+    )
     return _lowered(pd, descs)
 
 
-def primitive_layer(
-    attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def primitive_layer(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the layer normalization's primitive descriptor."""
     from fmtprop import dnnl
 
     flags = _flags("layer_normalization", descs)
-    pd = dnnl.layer_normalization_forward(prop_kind, descs["src"], descs["dst"], None, attrs.epsilon, flags, attr=attr)
+    pd = dnnl.layer_normalization_forward(
+        "forward_inference", descs["src"], descs["dst"], None, attrs.epsilon, flags, attr=attr
+    )
     return _lowered(pd, descs)
 
 
-def primitive_group(
-    attrs: GroupNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def primitive_group(attrs: GroupNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the group normalization's primitive descriptor; oneDNN before 3.3 has none."""
     from fmtprop import dnnl
 
@@ -231,7 +229,7 @@ def primitive_group(
         raise UnsupportedOpError("group_normalization: this oneDNN has none; install oneDNN 3.3 or later")
     flags = _flags("group_normalization", descs)
     pd = dnnl.group_normalization_forward(
-        prop_kind, descs["src"], descs["dst"], attrs.groups, attrs.epsilon, flags, attr=attr
+        "forward_inference", descs["src"], descs["dst"], attrs.groups, attrs.epsilon, flags, attr=attr
     )
     return _lowered(pd, descs)
 

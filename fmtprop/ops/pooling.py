@@ -132,7 +132,7 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (total / _windows(attrs, inside, 0).sum(inner),)
 
 
-def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the pooling's primitive descriptor.
 
     Raises
@@ -146,7 +146,7 @@ def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
         # a window may reach far beyond its source
         check_summands("pooling", prod(map(min, attrs.kernel, descs["src"].dims[2:])))
     pd = dnnl.pooling_forward(
-        prop_kind,
+        "forward_inference",
         f"pooling_{attrs.alg}",
         descs["src"],
         descs["dst"],

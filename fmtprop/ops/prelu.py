@@ -54,11 +54,11 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
     return (torch.where(src > 0, src, src * weights.to(src.dtype)),)
 
 
-def primitive(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the prelu primitive descriptor."""
     from fmtprop import dnnl
 
-    pd = dnnl.prelu_forward(prop_kind, descs["src"], descs["weights"], descs["dst"], attr=attr)
+    pd = dnnl.prelu_forward("forward_inference", descs["src"], descs["weights"], descs["dst"], attr=attr)
     return lowering(pd, {"src": "src", "weights": "weights", "dst": "dst"})
 
 

@@ -100,9 +100,7 @@ def reference(attrs: Reduction, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     return (FUNCTIONS[attrs.alg](wide, attrs.axes, attrs.p, attrs.eps).to(src.dtype),)
 
 
-def primitive(
-    attrs: Reduction, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def primitive(attrs: Reduction, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the reduction primitive descriptor.
 
     Raises

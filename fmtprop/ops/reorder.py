@@ -59,7 +59,7 @@ def reference(attrs: Reorder, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (src.to(dtype, copy=True, memory_format=torch.contiguous_format),)
 
 
-def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the reorder primitive descriptor.
 
     oneDNN's reorder has no `any`: a destination without a format gets its source's, so that a conversion of the data

@@ -101,13 +101,13 @@ def reference(attrs: Resampling, tensors: Mapping[str, torch.Tensor]) -> tuple[t
     return (src,)
 
 
-def primitive(
-    attrs: Resampling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str
-) -> Lowering:
+def primitive(attrs: Resampling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the resampling's primitive descriptor; factors follow from the dimensions."""
     from fmtprop import dnnl
 
-    pd = dnnl.resampling_forward(prop_kind, f"resampling_{attrs.alg}", None, descs["src"], descs["dst"], attr=attr)
+    pd = dnnl.resampling_forward(
+        "forward_inference", f"resampling_{attrs.alg}", None, descs["src"], descs["dst"], attr=attr
+    )
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

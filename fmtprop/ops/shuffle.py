@@ -72,7 +72,7 @@ def reference(attrs: Shuffle, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (src.reshape(grouped).transpose(axis, axis + 1).reshape(src.shape),)
 
 
-def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the shuffle primitive descriptor, or on strided formats the reorder that does the same.
 
     oneDNN v3.2 shuffles blocked channels well and has only a reference loop for all else, while a reorder between the
@@ -83,7 +83,7 @@ def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     if descs["src"].desc.is_plain and (descs["dst"].is_any or descs["dst"].desc.is_plain):
         return _as_reorder(attrs, descs, attr)
     size = descs["src"].dims[attrs.axis] // attrs.groups
-    pd = dnnl.shuffle_forward(prop_kind, descs["src"], descs["dst"], attrs.axis, size, attr=attr)
+    pd = dnnl.shuffle_forward("forward_inference", descs["src"], descs["dst"], attrs.axis, size, attr=attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -68,12 +68,12 @@ def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (function(tensors["src"], dim=attrs.axis),)
 
 
-def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the softmax primitive descriptor."""
     from fmtprop import dnnl
 
     alg = f"softmax_{attrs.alg}"
-    pd = dnnl.softmax_forward(prop_kind, alg, descs["src"], descs["dst"], attrs.axis, attr=attr)
+    pd = dnnl.softmax_forward("forward_inference", alg, descs["src"], descs["dst"], attrs.axis, attr=attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

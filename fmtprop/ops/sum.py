@@ -72,7 +72,7 @@ def reference(attrs: Sum, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
     return (total.to(dtype),)
 
 
-def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, prop_kind: str) -> Lowering:
+def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the sum primitive descriptor."""
     from fmtprop import dnnl
 

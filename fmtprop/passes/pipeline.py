@@ -1,4 +1,4 @@
-"""The rewrites that bring an imported graph to normal form, in order, and what a policy may want beyond."""
+"""The rewrites that bring an imported graph to normal form, in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
-from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.remove_identities import RemoveIdentities
 
-__all__ = ["NEST", "NORMALISE"]
+__all__ = ["NORMALISE"]
 
 #: imported graph -> normal graph
 NORMALISE: tuple[Pass, ...] = (
@@ -30,6 +29,3 @@ NORMALISE: tuple[Pass, ...] = (
     # last: a fused op matches no pattern any more
     FusePostOps(),
 )
-
-#: normal graph -> normal graph, for a policy that puts concats in place
-NEST: tuple[Pass, ...] = (NestConcats(),)

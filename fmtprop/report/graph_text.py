@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from fmtprop.ir.node import Node
 from fmtprop.passes.formats import describe
 from fmtprop.report.model import op_with_tail
 
-__all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_json", "graph_text", "graphs_text", "op_counts"]
+__all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_text", "graphs_text", "op_counts"]
 
 
 def graph_text(graph: Graph, title: str = "") -> str:
@@ -84,11 +83,6 @@ def op_counts(graph: Graph) -> Counter[str]:
 
 
 # ---------------------------------------------------------------- JSON
-
-
-def graph_json(graph: Graph) -> str:
-    """Return a graph as JSON text; see :func:`graph_data`."""
-    return json.dumps(graph_data(graph), indent=1, allow_nan=False)
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 import re
-from pathlib import Path
 
 import torch
 
 from fmtprop import dnnl
+from fmtprop.machine import cpu_model
 
 
 def machine(target: str = "onednn") -> dict[str, str]:
@@ -31,7 +31,7 @@ def machine(target: str = "onednn") -> dict[str, str]:
         isa = str(library.isa)
         onednn = f"{'.'.join(map(str, library.version))} ({library.hash[:8]}, {library.runtime})"
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "isa": isa,
         "threads": str(torch.get_num_threads()),
         "onednn": onednn,
@@ -44,12 +44,3 @@ def _inside_torch() -> str:
     """Return the version of PyTorch's own oneDNN, as its build configuration names it."""
     match = re.search(r"(?:MKL-DNN|oneDNN)\D*v?(\d+\.\d+\.\d+)", torch.__config__.show())
     return match.group(1) if match else "of unknown version"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"

@@ -20,6 +20,10 @@ from fmtprop.runtime.plan import Plan, Step
 if TYPE_CHECKING:
     import torch
 
+    from fmtprop.passes.optimal import Certificate
+    from fmtprop.runtime.contest import Contest
+    from fmtprop.tuning import Tuning
+
 #: version of the JSON form
 SCHEMA = 1
 
@@ -31,9 +35,9 @@ class Compiled(Protocol):
     precision: str
     compile_seconds: dict[str, float]
     options: Any
-    certificate: Any
-    tuning: Any
-    contest: Any
+    certificate: Certificate | None
+    tuning: Tuning | None
+    contest: Contest | None
 
     def profile(self, *, repeats: int) -> list[float]:
         """Return the median seconds of each step."""
@@ -130,11 +134,11 @@ class Report:
         Constants packed once: node, format, bytes.
     memory : mapping of str to int
         Bytes: ``constants``, ``arena``, ``peak`` (the arena's lower bound).
-    certificate : mapping of str to float, optional
-        Of policy `optimal`: the fields of :class:`fmtprop.passes.optimal.Certificate`.
-    tuning : mapping of str to float, optional
-        Of policy `optimal`: where its costs came from, the fields of :class:`fmtprop.tuning.Tuning`.
-    contest : mapping of str to object, optional
+    certificate : Certificate, optional
+        Of policy `optimal`: how good the choice is by its costs.
+    tuning : Tuning, optional
+        Of policy `optimal`: where its costs came from.
+    contest : Contest, optional
         Of policy `optimal`: how long the plans took that were run against each other, if they were.
     """
 
@@ -148,9 +152,9 @@ class Report:
     reorders: tuple[ReorderRow, ...]
     packed: tuple[tuple[str, str, int], ...]
     memory: Mapping[str, int]
-    certificate: Mapping[str, float] | None = None
-    tuning: Mapping[str, float] | None = None
-    contest: Mapping[str, Any] | None = None
+    certificate: Certificate | None = None
+    tuning: Tuning | None = None
+    contest: Contest | None = None
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
@@ -185,9 +189,9 @@ class Report:
             reorders=reorders,
             packed=packed,
             memory=memory,
-            certificate=_fields(net.certificate),
-            tuning=_fields(net.tuning),
-            contest=_fields(net.contest),
+            certificate=net.certificate,
+            tuning=net.tuning,
+            contest=net.contest,
         )
 
     @property
@@ -222,10 +226,6 @@ class Report:
         from fmtprop.report.text import report_text
 
         return report_text(self)
-
-
-def _fields(record: Any) -> dict[str, Any] | None:
-    return None if record is None else asdict(record)
 
 
 def _whole_run(net: Compiled, repeats: int) -> float:

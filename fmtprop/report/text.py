@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fmtprop.report.comparison import Comparison
     from fmtprop.report.model import Report
 
-_WIDTH = 132
 _SLOWEST = 10
 #: reorders of each policy in a summary; the report has all
 _COSTLIEST = 5
@@ -25,13 +24,13 @@ def report_text(report: Report) -> str:
         parts.insert(1, certificate_text(report) + "\n")
     if report.fallbacks:
         parts.append(_fallbacks(report))
-    return _render(Group(*parts))
+    return render(Group(*parts))
 
 
 def comparison_text(comparison: Comparison) -> str:
     """Return several policies side by side, then the whole report of each."""
     whole = [text for report in comparison.reports for text in ("", report_text(report))]
-    return _render(Group(*_head(comparison), *whole))
+    return render(Group(*_head(comparison), *whole))
 
 
 def comparison_summary(comparison: Comparison) -> str:
@@ -41,7 +40,7 @@ def comparison_summary(comparison: Comparison) -> str:
         parts.append(_counts(report))
         if report.reorders:
             parts.append(_reorders(report, _COSTLIEST))
-    return _render(Group(*parts))
+    return render(Group(*parts))
 
 
 # ---------------------------------------------------------------- parts
@@ -92,17 +91,17 @@ def _verdict(comparison: Comparison) -> str:
 
 def certificate_text(report: Report) -> str:
     """Return how good the choice of policy `optimal` is, where its costs came from, and what running it showed."""
-    c = report.certificate or {}
-    proof = "proved optimal" if c["gap"] <= 1e-9 else f"gap {c['gap']:.2%}"
-    lines = [
-        f"policy {report.policy}: costs {_time(c['objective'])}, lower bound {_time(c['bound'])} ({proof}); propagate "
-        f"costs {_time(c['propagate'])}; {c['alternatives']} alternatives solved in {_time(c['seconds'])}"
-    ]
+    lines = []
+    if (c := report.certificate) is not None:
+        lines.append(
+            f"policy {report.policy}: costs {_time(c.objective)}, lower bound {_time(c.bound)} ({c.proof}); propagate "
+            f"costs {_time(c.propagate)}; {c.alternatives} alternatives solved in {_time(c.seconds)}"
+        )
     if (t := report.tuning) is not None:
-        lines.append(f"costs: {t['measured']} measured, {t['cached']} from the cache, {t['modelled']} from the model")
+        lines.append(f"costs: {t.measured} measured, {t.cached} from the cache, {t.modelled} from the model")
     if (run := report.contest) is not None:
-        times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run["names"], run["seconds"], strict=True))
-        lines.append(f"run in turns, {times}; kept: {run['names'][run['winner']]}")
+        times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run.names, run.seconds, strict=True))
+        lines.append(f"run in turns, {times}; kept: {run.names[run.winner]}")
     return "\n".join(lines)
 
 
@@ -171,9 +170,18 @@ def _fallbacks(report: Report) -> Table:
 # ---------------------------------------------------------------- words
 
 
-def _render(content: RenderableType) -> str:
+def render(content: RenderableType, width: int = 132) -> str:
+    """Return tables and paragraphs as plain text.
+
+    Parameters
+    ----------
+    content : RenderableType
+        What rich can print; strings are taken literally.
+    width : int, optional
+        Characters of the longest line.
+    """
     out = StringIO()
-    Console(file=out, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False).print(content)
+    Console(file=out, width=width, color_system=None, highlight=False, markup=False, emoji=False).print(content)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"  # rich pads titles
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
@@ -55,9 +55,7 @@ class BenchmarkResult:
     @property
     def quartiles(self) -> tuple[float, float]:
         """Seconds that a quarter and three quarters of the runs stayed below."""
-        if len(self.times) == 1:
-            return self.times[0], self.times[0]
-        low, _, high = quantiles(self.times, n=4, method="inclusive")
+        low, _, high = quartiles(self.times)
         return low, high
 
     @property
@@ -89,6 +87,25 @@ class BenchmarkResult:
             f"{self.fastest * 1e3:.3f} ms fastest of {self.runs} runs; {self.precision}, {self.policy}, "
             f"{self.threads} threads"
         )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return lower quartile, median and upper quartile, interpolating linearly between the two nearest values.
+
+    Parameters
+    ----------
+    values : sequence of float
+        At least one.
+
+    Examples
+    --------
+    >>> quartiles([4.0, 1.0, 3.0, 2.0])
+    (1.75, 2.5, 3.25)
+    """
+    if len(values) == 1:  # before Python 3.13 the library wants two
+        return values[0], values[0], values[0]
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return low, middle, high
 
 
 def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None, warmup: int) -> tuple[float, ...]:

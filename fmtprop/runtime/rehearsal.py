@@ -17,12 +17,12 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Target
 from fmtprop.runtime.build import build_plan, computed_nodes
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import ALIGNMENT, numbers
-from fmtprop.tuning.machine import last_level_cache_nbytes
 
 __all__ = ["can_rehearse", "rehearse"]
 

@@ -55,7 +55,7 @@ class Mismatch:
         return f"{self.node.label}: {impl} is off by {self.error:.1e} relative; reproduce with: {self.repro}"
 
 
-class Memory:
+class PassedChecks:
     """The keys of the checks that passed, shared by all processes of a user.
 
     Parameters
@@ -94,14 +94,14 @@ class Memory:
             _warn(f"cannot write {self.path} ({error}); the checks will be repeated")
 
 
-def check_steps(steps: Iterable[Step], memory: Memory, packed: Iterable[Node] = ()) -> list[Mismatch]:
+def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[Node] = ()) -> list[Mismatch]:
     """Check every distinct primitive that is not known to be right.
 
     Parameters
     ----------
     steps : iterable of Step
         A plan's steps; those of the reference target are passed over.
-    memory : Memory
+    memory : PassedChecks
         What passed before; extended.
     packed : iterable of Node
         Nodes that ran once, on constants. A result that only the library can read is passed over: the check of what

@@ -26,7 +26,7 @@ from fmtprop.passes.target import Candidate, Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
-from fmtprop.runtime.selfcheck import Memory, check_steps
+from fmtprop.runtime.selfcheck import PassedChecks, check_steps
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 
@@ -66,7 +66,7 @@ def on_cpu() -> AbstractContextManager[object]:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def for_threads(plan: Plan, threads: int, memory: Memory | None) -> Plan:
+def for_threads(plan: Plan, threads: int, memory: PassedChecks | None) -> Plan:
     """Return the same plan for another number of threads.
 
     Parameters
@@ -75,7 +75,7 @@ def for_threads(plan: Plan, threads: int, memory: Memory | None) -> Plan:
         Shares its constants with the result.
     threads : int
         At least 1.
-    memory : Memory or None
+    memory : PassedChecks or None
         Which primitives are known to be right; None to check none.
 
     Returns

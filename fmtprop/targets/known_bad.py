@@ -25,23 +25,23 @@ class KnownBad:
     first, fixed : tuple of int
         Versions from ``first`` on and before ``fixed`` have it.
     matches : callable
-        ``(node, request, impl) -> bool``.
+        ``(node, request) -> bool``.
     why : str
         What goes wrong.
     """
 
     first: Version
     fixed: Version
-    matches: Callable[[Node, Request, str], bool]
+    matches: Callable[[Node, Request], bool]
     why: str
 
 
-def _resampling_with_tail_not_row_major(node: Node, request: Request, impl: str) -> bool:
+def _resampling_with_tail_not_row_major(node: Node, request: Request) -> bool:
     tail = any(post_op.op in ("sum", "binary") for post_op in node.post_ops)
     return node.op == "resampling" and tail and request["src"] != plain(request["src"])
 
 
-def _binary_tail_not_dense(node: Node, request: Request, impl: str) -> bool:
+def _binary_tail_not_dense(node: Node, request: Request) -> bool:
     tails = [post_op.operand for post_op in node.post_ops if post_op.op == "binary" and post_op.operand]
     return any(request[name].kind == "blocked" and not request[name].is_dense for name in tails)
 
@@ -62,9 +62,9 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
 )
 
 
-def known_bad(version: Version, node: Node, request: Request, impl: str) -> str | None:
+def known_bad(version: Version, node: Node, request: Request) -> str | None:
     """Return why this combination must not be used with this library version, or None."""
     for row in KNOWN_BAD:
-        if row.first <= version < row.fixed and row.matches(node, request, impl):
+        if row.first <= version < row.fixed and row.matches(node, request):
             return row.why
     return None

@@ -31,11 +31,6 @@ _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
 class OneDnnTarget:
     """Candidates from the oneDNN library that is loaded.
 
-    Parameters
-    ----------
-    prop_kind : str
-        ``"forward_inference"`` or ``"forward_training"``.
-
     Notes
     -----
     Answers are kept by value (op, attributes, post-ops, request), so that equal layers share one primitive descriptor.
@@ -43,11 +38,8 @@ class OneDnnTarget:
 
     name = "onednn"
 
-    def __init__(self, prop_kind: str = "forward_inference") -> None:
-        self.prop_kind = prop_kind
+    def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}
-        #: (node label, what the library said) for each request that it declined: read by reports and tests
-        self.declined: list[tuple[str, str]] = []
         self._rejected: set[object] = set()
         #: attributes without operands, which many nodes share
         self._attrs: dict[object, dnnl.PrimitiveAttr] = {}
@@ -91,7 +83,7 @@ class OneDnnTarget:
         seen: set[object] = set()
         for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
-            lowering = self._lower(node, request, primitive, log=is_own)
+            lowering = self._lower(node, request, primitive)
             if lowering is None:
                 continue
             for pd in lowering.pd.walk():
@@ -105,20 +97,18 @@ class OneDnnTarget:
                     seen.add(identity)
                     yield candidate
 
-    def _lower(self, node: Node, request: Request, primitive: Primitive, *, log: bool) -> Lowering | None:
+    def _lower(self, node: Node, request: Request, primitive: Primitive) -> Lowering | None:
+        """Return what the primitive makes of a request, None where it or oneDNN declines."""
         try:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
-            return primitive(node.attrs, natives, self._attributes(node, natives), self.prop_kind)
-        except (FormatError, ShapeError, UnsupportedOpError) as error:
-            refusal = str(error)
+            return primitive(node.attrs, natives, self._attributes(node, natives))
+        except (FormatError, ShapeError, UnsupportedOpError):
+            return None
         except DnnlError as error:
             if error.status not in _DECLINED:
                 raise
-            refusal = str(error)
-        if log:
-            self.declined.append((node.label, refusal))
-        return None
+            return None
 
     def _attributes(self, node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
         if any(post_op.operands for post_op in node.post_ops):
@@ -139,7 +129,7 @@ class OneDnnTarget:
         for name, desc in request.items():
             if desc.kind == "blocked" and formats.get(name) == desc.at_start():
                 formats[name] = desc
-        if known_bad(dnnl.lib().version, node, {**request, **formats}, pd.impl) is not None:
+        if known_bad(dnnl.lib().version, node, {**request, **formats}) is not None:
             return None
         for post_op in node.post_ops:
             if post_op.op == "sum" and post_op.operand is not None:

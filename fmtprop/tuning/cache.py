@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -26,14 +25,13 @@ import filelock
 
 from fmtprop import dnnl
 from fmtprop.locks import ProcessLock
+from fmtprop.machine import cpu_model
 from fmtprop.tuning.directory import cache_directory
 
 _HEADER = "fmtprop tuning 1"
 
 #: bytes; a million records are a tenth of this: whatever is larger is not ours
 _MAX_NBYTES = 1 << 30
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 class TuningCache:
@@ -179,14 +177,7 @@ def key_of(problem: Mapping[str, object]) -> str:
 @lru_cache(maxsize=1)
 def _cpu() -> str:
     """Return the processor's model name and the processors that this machine has."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                model = value.strip()
-                break
-    return f"{model} x{os.cpu_count()}"
+    return f"{cpu_model()} x{os.cpu_count()}"
 
 
 def _line(key: str, value: float) -> str:

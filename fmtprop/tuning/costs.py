@@ -96,7 +96,7 @@ def costs_for(
     weights_nbytes : int
         Bytes of all weights of the network: how far away weights are.
     budget : float, optional
-        Seconds for measuring; by default no limit.
+        Seconds for measuring, 0 for nothing but what is known; by default no limit.
     progress : callable, optional
         Told (done, total) while problems are measured.
     cache : TuningCache, optional
@@ -110,12 +110,10 @@ def costs_for(
     Raises
     ------
     FmtpropError
-        There is no such `tune`, or the budget is negative.
+        There is no such `tune`.
     """
     if tune not in TUNES:
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
-    if budget is not None and not budget >= 0:
-        raise FmtpropError(f"the budget for measuring is {budget} seconds; it cannot be negative")
     known = cache if cache is not None else TuningCache()
     model = ModelCosts(peaks(known), weights_nbytes)
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress)

@@ -38,11 +38,11 @@ from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.arguments import arguments
 from fmtprop.targets.memory import ALIGNMENT, numbers
 from fmtprop.tuning.calls import Argument, TimedCall
-from fmtprop.tuning.machine import last_level_cache_nbytes
 from fmtprop.tuning.problem import parameters, regime
 
 #: rounds after which a way that takes so many times the best one's time is dropped

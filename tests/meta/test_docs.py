@@ -63,6 +63,13 @@ def test_make_targets_exist() -> None:
     assert "test" in total
 
 
+def test_the_documented_layers_are_the_contract() -> None:
+    listed = read("pyproject.toml").partition("\nlayers = [")[2].partition("]")[0]
+    contract = re.findall(r'"\(?([^")]+)\)?"', listed)
+    section = read("docs/architecture.md").partition("## Who may import whom")[2]
+    assert ["__main__", *re.split(r"\s+→\s+", section.split("```")[1].strip())] == contract
+
+
 def test_pipeline_runs_the_documented_test_command() -> None:
     commands = [line for line in read(".ci/run").splitlines() if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["make test"]

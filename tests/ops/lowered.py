@@ -97,7 +97,7 @@ def lower(op: OpDef, attrs: Any, descs: Mapping[str, MemoryDesc], attr: dnnl.Pri
     assert op.primitive is not None
     natives = {name: dnnl.NativeDesc.from_desc(desc) for name, desc in descs.items()}
     user = attr if attr is not None else dnnl.PrimitiveAttr()
-    return op.primitive(attrs, natives, user, "forward_inference")
+    return op.primitive(attrs, natives, user)
 
 
 def _buffer(nbytes: int) -> torch.Tensor:

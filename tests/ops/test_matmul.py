@@ -64,7 +64,7 @@ def any_(*dims):
 
 def test_formats_come_back_in_the_ops_own_dims():
     descs = natives(src=any_(2, 7, 32), weights=any_(32, 24), dst=any_(2, 7, 24))
-    lowering = MATMUL.primitive(MatMul(), descs, dnnl.PrimitiveAttr(), "forward_inference")
+    lowering = MATMUL.primitive(MatMul(), descs, dnnl.PrimitiveAttr())
     formats = lowering.resolve(lowering.pd)
     assert formats["src"] == MemoryDesc((2, 7, 32), "f32", tag="abc")
     assert formats["dst"] == MemoryDesc((2, 7, 24), "f32", tag="abc")
@@ -75,16 +75,14 @@ def test_formats_come_back_in_the_ops_own_dims():
 def test_a_format_that_cannot_become_rows_is_refused():
     nhwc = MemoryDesc((2, 7, 32), "f32", tag="acb")
     with pytest.raises(FormatError, match=r"src .* cannot be seen as \(14, 32\): reorder it to plain first"):
-        MATMUL.primitive(
-            MatMul(), natives(src=nhwc, weights=any_(32, 24), dst=any_(2, 7, 24)), None, "forward_inference"
-        )
+        MATMUL.primitive(MatMul(), natives(src=nhwc, weights=any_(32, 24), dst=any_(2, 7, 24)), None)
 
 
 def test_a_bias_that_varies_along_some_leading_axes_is_refused():
     bias = MemoryDesc((2, 1, 24), "f32", tag="abc")
     descs = natives(src=any_(2, 7, 32), weights=any_(32, 24), bias=bias, dst=any_(2, 7, 24))
     with pytest.raises(UnsupportedOpError, match=r"sees \(2, 7\) as one axis, but bias has \(2, 1\) there"):
-        MATMUL.primitive(MatMul(), descs, None, "forward_inference")
+        MATMUL.primitive(MatMul(), descs, None)
 
 
 def post_ops(*dims):
@@ -96,7 +94,7 @@ def test_the_operand_of_a_binary_post_op_is_seen_as_rows_too():
     descs = natives(src=any_(2, 7, 32), weights=any_(32, 24), dst=any_(2, 7, 24))
     for dims, rows in (((2, 7, 24), (14, 24)), ((1, 1, 24), (1, 24))):
         attr = dnnl.PrimitiveAttr(post_ops(*dims).append_sum(0.5))
-        lowering = MATMUL.primitive(MatMul(), descs, attr, "forward_inference")
+        lowering = MATMUL.primitive(MatMul(), descs, attr)
         second = lowering.pd.arg_md(dnnl.Arg.ATTR_MULTIPLE_POST_OP(1) | dnnl.Arg.SRC_1)
         assert second is not None
         assert second.dims == rows
@@ -106,10 +104,10 @@ def test_post_ops_that_rows_cannot_carry_are_refused():
     descs = natives(src=any_(2, 7, 32), weights=any_(32, 24), dst=any_(2, 7, 24))
     some = dnnl.PrimitiveAttr(post_ops(1, 7, 24))
     with pytest.raises(UnsupportedOpError, match=r"the operand of post-op 1 has \(1, 7\) there: give it all of these"):
-        MATMUL.primitive(MatMul(), descs, some, "forward_inference")
+        MATMUL.primitive(MatMul(), descs, some)
     prelu = dnnl.PrimitiveAttr(dnnl.PostOps().append_prelu(2))
     with pytest.raises(UnsupportedOpError, match="cannot carry a prelu post-op: keep it as a node of its own"):
-        MATMUL.primitive(MatMul(), descs, prelu, "forward_inference")
+        MATMUL.primitive(MatMul(), descs, prelu)
 
 
 # ---------------------------------------------------------------- importers

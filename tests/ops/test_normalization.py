@@ -91,13 +91,13 @@ def test_vectors_that_are_not_f32_are_refused():
     vectors = {"mean": native((6,), "bf16"), "variance": native((6,))}
     descs = {"src": native(X.dims), "dst": native(X.dims, any_=True), **vectors}
     with pytest.raises(UnsupportedOpError, match="batch_normalization: mean is bf16 but oneDNN takes f32 here"):
-        BATCH_NORMALIZATION.primitive(BatchNorm(), descs, None, "forward_inference")
+        BATCH_NORMALIZATION.primitive(BatchNorm(), descs, None)
 
 
 def test_vectors_come_back_plain():
     vectors = {name: native((6,), any_=True) for name in ("mean", "variance", "shift")}
     descs = {"src": native(X.dims), "dst": native(X.dims, any_=True), **vectors}
-    lowering = BATCH_NORMALIZATION.primitive(BatchNorm(), descs, dnnl.PrimitiveAttr(), "forward_inference")
+    lowering = BATCH_NORMALIZATION.primitive(BatchNorm(), descs, dnnl.PrimitiveAttr())
     formats = lowering.resolve(lowering.pd)
     assert set(formats) == {"src", "dst", "mean", "variance", "shift"}
     assert formats["shift"] == MemoryDesc((6,), "f32", tag="a")
@@ -106,11 +106,11 @@ def test_vectors_come_back_plain():
 def test_group_normalization_needs_a_newer_library():
     descs = {"src": native(X.dims), "dst": native(X.dims, any_=True)}
     if dnnl.lib().has("group_normalization_forward_primitive_desc_create"):
-        lowering = GROUP_NORMALIZATION.primitive(GroupNorm(2), descs, dnnl.PrimitiveAttr(), "forward_inference")
+        lowering = GROUP_NORMALIZATION.primitive(GroupNorm(2), descs, dnnl.PrimitiveAttr())
         assert lowering.resolve(lowering.pd)["dst"].dims == X.dims
         return
     with pytest.raises(UnsupportedOpError, match=r"group_normalization: this oneDNN has none; install oneDNN 3\.3"):
-        GROUP_NORMALIZATION.primitive(GroupNorm(2), descs, None, "forward_inference")
+        GROUP_NORMALIZATION.primitive(GroupNorm(2), descs, None)
 
 
 # ---------------------------------------------------------------- importers

@@ -47,7 +47,7 @@ def test_a_destination_without_format_takes_over_a_dense_one(src, tag):
         "src": dnnl.NativeDesc.from_desc(src),
         "dst": dnnl.NativeDesc.from_desc(MemoryDesc.any(src.dims, "bf16")),
     }
-    lowering = REORDER.primitive(Reorder("bf16"), natives, None, "forward_inference")
+    lowering = REORDER.primitive(Reorder("bf16"), natives, None)
     assert lowering.resolve(lowering.pd)["dst"] == MemoryDesc(src.dims, "bf16", tag=tag)
 
 

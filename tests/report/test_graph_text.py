@@ -11,7 +11,6 @@ from fmtprop.report.graph_text import (
     catalogue_data,
     catalogue_text,
     graph_data,
-    graph_json,
     graph_text,
     graphs_text,
     op_counts,
@@ -83,7 +82,7 @@ def test_counts_leave_the_boundary_out():
 
 
 def test_json_is_valid_where_floats_are_not():
-    data = json.loads(graph_json(tiny()), parse_constant=lambda token: 1 / 0)
+    data = json.loads(json.dumps(graph_data(tiny()), allow_nan=False))
     (clip,) = [node for node in data["nodes"] if node["op"] == "eltwise"]
     assert clip["attrs"] == {"alg": "clip", "alpha": 0.0, "beta": {"float": "inf"}}
     assert clip["inputs"] == {"src": ["x", 0]}

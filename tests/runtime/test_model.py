@@ -268,6 +268,12 @@ def test_a_switch_is_true_or_false(option):
         fp.compile(nn.ReLU(), torch.ones(1), **{option: "x"})
 
 
+@pytest.mark.parametrize("budget", [-1.0, 0, float("nan"), True, "2"])
+def test_a_tuning_budget_is_a_time(budget):
+    with pytest.raises(fp.UnsupportedOpError, match=f"tune_budget must be a number of seconds above 0, got {budget!r}"):
+        fp.compile(nn.ReLU(), torch.ones(1), tune_budget=budget)
+
+
 class Returns(nn.Module):
     def __init__(self, result):
         super().__init__()
@@ -386,7 +392,7 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
         return honest(node, primitive)
 
     monkeypatch.setattr(selfcheck, "check_primitive", accuse)
-    monkeypatch.setattr(selfcheck.Memory, "__contains__", lambda self, key: False)
+    monkeypatch.setattr(selfcheck.PassedChecks, "__contains__", lambda self, key: False)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(
         RuntimeWarning, match=r"is off by 1.0e\+00 relative; reproduce with: benchdnn .*; planning around it"

@@ -16,15 +16,15 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import TOLERANCE
 from fmtprop.runtime.plan import Access, Step
-from fmtprop.runtime.selfcheck import Memory, Mismatch, check_primitive, check_steps, primitive_key
+from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_primitive, check_steps, primitive_key
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning.directory import cache_directory
 from tests.targets.nodes import chosen, convolution, request
 
 
 @pytest.fixture
-def memory(tmp_path) -> Memory:
-    return Memory(tmp_path / "verified.txt")
+def memory(tmp_path) -> PassedChecks:
+    return PassedChecks(tmp_path / "verified.txt")
 
 
 def step_of(node: Node) -> Step:
@@ -107,9 +107,9 @@ def test_what_passed_is_not_checked_again_and_what_failed_is(right, memory, monk
     monkeypatch.undo()
     assert check_steps([right], memory) == []
     assert primitive_key(right.node) in memory
-    assert primitive_key(right.node) in Memory(memory.path)
+    assert primitive_key(right.node) in PassedChecks(memory.path)
     monkeypatch.setattr(selfcheck, "check_primitive", lambda *_: pytest.fail("checked again"))
-    assert check_steps([right], Memory(memory.path)) == []
+    assert check_steps([right], PassedChecks(memory.path)) == []
 
 
 def test_equal_steps_are_checked_once(right, memory, monkeypatch):
@@ -152,7 +152,7 @@ def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
 
 def test_the_file_is_of_this_library_and_instruction_set(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    path = Memory().path
+    path = PassedChecks().path
     assert path.parent == tmp_path == cache_directory()
     assert dnnl.lib().isa in path.name
     assert dnnl.lib().hash[:12] in path.name
@@ -166,7 +166,7 @@ def test_without_an_override_the_cache_is_the_users(monkeypatch):
 def test_garbage_in_the_file_is_ignored(tmp_path, right):
     path = tmp_path / "verified.txt"
     path.write_bytes(b"\xff\xfe not a key\n\n" + primitive_key(right.node).encode() + b"\n")
-    assert primitive_key(right.node) in Memory(path)
+    assert primitive_key(right.node) in PassedChecks(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -192,7 +192,7 @@ def test_what_packs_weights_is_checked(packing, memory, monkeypatch):
     assert check_steps([], memory, [packing]) == []
     assert primitive_key(packing) in memory
     spoil(monkeypatch, packing.results[0].dims)
-    (mismatch,) = check_steps([], Memory(memory.path.with_name("empty.txt")), [packing])
+    (mismatch,) = check_steps([], PassedChecks(memory.path.with_name("empty.txt")), [packing])
     assert mismatch.node is packing
     assert "--reorder" in str(mismatch)
 

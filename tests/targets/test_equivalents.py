@@ -101,14 +101,6 @@ def test_batches_of_weights_and_columns_of_bias_are_matmuls_alone():
     assert has_its_own_only("matmul", MatMul(), typed(src=(9, 32), weights=(32, 1), bias=(9, 1)))
 
 
-def test_what_does_not_apply_is_no_refusal():
-    target = OneDnnTarget()
-    node = node_of("convolution", Conv.make(2), typed(src=(1, 8, 6, 6), weights=(8, 8, 3, 3)))
-    asked = {name: MemoryDesc.any(dims) for name, dims in {"src": (1, 8, 6, 6), "weights": (8, 8, 3, 3)}.items()}
-    assert list(target.candidates(node, request(node, asked)))
-    assert target.declined == []
-
-
 # ---------------------------------------------------------------- right
 
 

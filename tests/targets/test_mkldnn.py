@@ -271,12 +271,16 @@ def test_activation_reorders_are_reported_and_weights_packed_once():
     assert report.memory["arena"] == 0 < report.memory["peak"]
 
 
-def test_optimal_with_measured_costs():
+@pytest.mark.parametrize("budget", [None, 1e-9], ids=["unlimited", "spent at once"])
+def test_optimal_with_measured_costs(budget):
     seen = []
     net = fp.compile(
-        "residual", target="mkldnn", policy="optimal", tune="measure", progress=lambda done, total: seen.append(done)
-    )
-    assert seen and net.certificate.optimal
+        "residual", target="mkldnn", policy="optimal", tune="measure", tune_budget=budget,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    total = seen[-1][1]
+    assert seen[-1] == (total, total) and total > 1, "progress ends before its end"
+    assert net.certificate.optimal
     assert errors(net, fp.load("residual")) < 1e-4
 
 

@@ -46,12 +46,6 @@ def test_an_unknown_tune_is_refused(cache: TuningCache) -> None:
         costs_for("guess", weights_nbytes=1, cache=cache)
 
 
-@pytest.mark.parametrize("budget", [-1.0, float("nan")])
-def test_a_senseless_budget_is_refused(cache: TuningCache, budget: float) -> None:
-    with pytest.raises(FmtpropError, match="cannot be negative"):
-        costs_for("measure", weights_nbytes=1, budget=budget, cache=cache)
-
-
 def test_the_model_measures_nothing(cache: TuningCache, work: Work, no_measuring: None) -> None:
     costs = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
     costs.prepare(work, [(PLAIN, LAST)])

@@ -61,11 +61,15 @@ class Certificate:
         """Whether the choice is proved to be the cheapest."""
         return self.gap <= 1e-9
 
+    @property
+    def proof(self) -> str:
+        """What is known of the choice, in words: that none is cheaper, or by how much one could be."""
+        return "proved optimal" if self.optimal else f"gap {self.gap:.2%}"
+
     def __str__(self) -> str:
-        proof = "proved optimal" if self.optimal else f"gap {self.gap:.2%}"
         saved = 1 - self.objective / self.propagate if self.propagate else 0.0
         return (
-            f"{self.objective * 1e3:.3f} ms by cost, lower bound {self.bound * 1e3:.3f} ms ({proof}), propagate "
+            f"{self.objective * 1e3:.3f} ms by cost, lower bound {self.bound * 1e3:.3f} ms ({self.proof}), propagate "
             f"{self.propagate * 1e3:.3f} ms ({saved:.1%} saved); {self.alternatives} alternatives, {self.seconds:.2f} s"
         )
 

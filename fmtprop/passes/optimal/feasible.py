@@ -58,7 +58,7 @@ def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
         tensors = [tensor for tensor, variable in missing.items() if values[variable] > 0.5]
         ops = [op for op, variable in undone.items() if values[variable] > 0.5]
         if tensors or ops:
-            raise PassError(_explain(problem, table, tensors, ops))
+            raise PassError(_explain(problem, tensors, ops))
         chosen = tuple(index for index in range(len(problem.alternatives)) if values[index] > 0.5)
         cycle = find_cycle(problem, chosen)
         if not cycle:
@@ -73,7 +73,7 @@ def _sources(supplied: Demand, fmt: Format, tensor: Tensor, table: ReorderTable)
     ]
 
 
-def _explain(problem: Problem, table: ReorderTable, tensors: list[Tensor], ops: list[str]) -> str:
+def _explain(problem: Problem, tensors: list[Tensor], ops: list[str]) -> str:
     if tensors:
         tensor = tensors[0]
         written, read = supply(problem).get(tensor, {}), demand(problem)[tensor]

@@ -14,7 +14,7 @@ from fmtprop.passes.optimal.conversions import ReorderTable
 from fmtprop.passes.optimal.problem import Format, Problem, Tensor, find_cycle
 
 
-class Assignment:
+class PartialSolution:
     """A choice under construction, priced as it changes.
 
     Parameters
@@ -138,7 +138,7 @@ def greedy(problem: Problem, table: ReorderTable) -> tuple[int, ...] | None:
         chosen.append(best)
         executed.update(problem.alternatives[best].covers)
         written.update(problem.alternatives[best].writes)
-    possible = Assignment(problem, table).change((), chosen) < math.inf and not find_cycle(problem, chosen)
+    possible = PartialSolution(problem, table).change((), chosen) < math.inf and not find_cycle(problem, chosen)
     return tuple(sorted(chosen)) if possible else None
 
 
@@ -161,7 +161,7 @@ def descend(problem: Problem, table: ReorderTable, chosen: Collection[int], dead
     tuple of int
         A choice that can be executed and is no worse.
     """
-    state = Assignment(problem, table, chosen)
+    state = PartialSolution(problem, table, chosen)
     singles = {
         op: [index for index in indices if len(problem.alternatives[index].covers) == 1]
         for op, indices in problem.covering().items()
@@ -185,7 +185,7 @@ def descend(problem: Problem, table: ReorderTable, chosen: Collection[int], dead
 
 
 def _exchange(
-    problem: Problem, state: Assignment, index: int, singles: dict[str, list[int]]
+    problem: Problem, state: PartialSolution, index: int, singles: dict[str, list[int]]
 ) -> tuple[list[int], list[int]]:
     """Find what must go for an alternative to come, and what comes: it, and something for the ops left alone then.
 

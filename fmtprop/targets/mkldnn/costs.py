@@ -43,7 +43,7 @@ class MkldnnCosts:
     budget : float, optional
         Seconds for that; what is not reached keeps the model's figure.
     progress : callable, optional
-        Called with what is done and how much there is.
+        Called with what is done and how much there is, at the end with the same number twice.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class MkldnnCosts:
             found = self._reorder_candidate(src, dst)
             if found is not None:
                 jobs.setdefault(("reorder", src, dst), lambda pair=found: _timed(*pair))  # type: ignore[misc]
+        tell = self.progress or _silent
         end = None if self.budget is None else perf_counter() + self.budget
         for done, (key, job) in enumerate(jobs.items()):
             if end is not None and perf_counter() > end:
                 break
-            if self.progress is not None:
-                self.progress(done, len(jobs))
+            tell(done, len(jobs))
             if key not in self._known:
                 self._known[key] = job()
+        tell(len(jobs), len(jobs))
 
     def node(self, node: Node, candidate: Candidate) -> float:
         """Return the seconds that a node takes when it runs so."""
@@ -98,6 +99,10 @@ class MkldnnCosts:
         for candidate in self._target.candidates(node, {"src": src, "dst": dst}):
             return node, candidate
         return None
+
+
+def _silent(done: int, total: int) -> None:
+    """Report to nobody."""
 
 
 def _key(node: Node, candidate: Candidate) -> Key:

@@ -153,7 +153,7 @@ def _convolution(node: Node, request: Request) -> Iterator[Candidate]:
     tail = _tail(node, request, then_unary=True)
     plain = "mkldnn::_convolution_pointwise"
     operands = {name: channels_last(request[name]) for name in request if name not in ("dst", "weights", "bias")}
-    yield from _offer(node, request, plain, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
+    yield from _offer(request, plain, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
 
 
 def _deconvolution(node: Node, request: Request) -> Iterator[Candidate]:
@@ -168,7 +168,7 @@ def _deconvolution(node: Node, request: Request) -> Iterator[Candidate]:
     tail = _tail(node, request, then_unary=False, binary=False)
     name = "mkldnn::_convolution_transpose_pointwise"
     operands = {key: channels_last(request[key]) for key in request if key not in ("dst", "weights", "bias")}
-    yield from _offer(node, request, name, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
+    yield from _offer(request, name, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
 
 
 def _inner_product(node: Node, request: Request) -> Iterator[Candidate]:
@@ -182,7 +182,7 @@ def _inner_product(node: Node, request: Request) -> Iterator[Candidate]:
         weights = packed(request["weights"], LinearPacking(rows, order))
         view = None if src.ndim == 2 else (order, (rows, -1))
         yield from _offer(
-            node, request, "mkldnn::_linear_pointwise", tail, {"src": desc, **others, "weights": weights}, (), view
+            request, "mkldnn::_linear_pointwise", tail, {"src": desc, **others, "weights": weights}, (), view
         )
 
 
@@ -197,9 +197,7 @@ def _matmul(node: Node, request: Request) -> Iterator[Candidate]:
     tail = _tail(node, request, then_unary=False)
     operands = {name: row_major(request[name]) for name in request if name not in ("dst", "weights", "bias")}
     recipe = LinearPacking(rows, (1, 0))
-    yield from _offer(
-        node, request, "mkldnn::_linear_pointwise", tail, {**operands, "weights": packed(weights, recipe)}, ()
-    )
+    yield from _offer(request, "mkldnn::_linear_pointwise", tail, {**operands, "weights": packed(weights, recipe)}, ())
 
 
 def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True) -> Tail:
@@ -215,7 +213,6 @@ def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True
 
 
 def _offer(
-    node: Node,
     request: Request,
     operator: str,
     tail: Tail,

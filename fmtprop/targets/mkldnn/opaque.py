@@ -62,7 +62,7 @@ class Rule:
         return has_kernel(self.operator, "MkldnnCPU")
 
 
-def _eltwise(alg: str, alpha: float = 0.0) -> Callable[[Attrs, Dims], bool]:
+def _eltwise(alg: str) -> Callable[[Attrs, Dims], bool]:
     return lambda attrs, dims: isinstance(attrs, Eltwise) and attrs.alg == alg and (alg != "relu" or not attrs.alpha)
 
 

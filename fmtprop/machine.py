@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import platform
 from functools import lru_cache
 from pathlib import Path
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+__all__ = ["cpu_fields", "cpu_model", "last_level_cache_nbytes"]
+
+#: Linux's files; other systems have none
+_CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 
 #: bytes, where the system does not tell
 _USUAL = 16 << 20
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def cpu_model() -> str:
+    """Return the model name of the processor, or its architecture where the system does not tell."""
+    return cpu_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_fields() -> dict[str, str]:
+    """Return what Linux lists about the first processor, such as its ``flags``; nothing on other systems."""
+    try:
+        first, _, _ = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 @lru_cache

@@ -1,0 +1,13 @@
+"""What is set for the whole process: by commands and benchmarks, to which it belongs, and never by a compiled model."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["use_threads"]
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the threads of torch, and with them oneDNN's, for the whole process; ``None`` leaves them."""
+    if threads is not None:
+        torch.set_num_threads(threads)
