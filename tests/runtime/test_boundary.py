@@ -417,3 +417,21 @@ def test_what_records_operators_is_refused(record, who, target):
     with pytest.raises(fp.InputError, match=f"cannot be recorded by {who}"):
         record(net, x)
     assert net(x).shape == (2, 2)
+
+
+# ---------------------------------------------------------------- outputs with gaps
+
+
+@pytest.mark.parametrize("policy", ["plain", "naive", "propagate", "optimal"])
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+@pytest.mark.parametrize("strides", [(1200, 50, 8, 1), (1152, 1, 192, 32)], ids=["rows", "channels_last"])
+def test_an_output_has_the_strides_that_it_is_asked_for(strides, target, policy):
+    module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(2, 8, 8, 8)
+    desc = fp.MemoryDesc((2, 24, 6, 6), "f32", strides=strides)
+    net = fp.compile(module, x, boundary={"output_1": desc}, target=target, policy=policy, tune="model")
+    y = net(x)
+    assert y.stride() == strides
+    assert relative_error(y, module(x).detach()) < 1e-5
+    out = torch.empty_strided((2, 24, 6, 6), strides)
+    assert net(x, out=out) is out
+    assert torch.equal(out, y)

@@ -112,11 +112,13 @@ def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.T
     same = src.dtype is dst.dtype
     if src.is_plain and is_opaque(dst) and same and dst.ndim <= 5:
         return "aten::to_mkldnn", torch.Tensor.to_mkldnn
-    if is_opaque(src) and same and dst.is_plain and dst.is_packed:
+    # a tensor of its own can have gaps (an output in the caller's format), but no element twice
+    can_be_made = dst.is_plain and not dst.has_broadcast and dst.offset0 == 0
+    if is_opaque(src) and same and can_be_made:
         if dst == row_major(dst):
             return "aten::to_dense", torch.Tensor.to_dense
         return "aten::to_dense, aten::copy_", lambda tensor: _copied(tensor.to_dense(), dst)
-    if src.is_plain and dst.is_plain and dst.is_packed:
+    if src.is_plain and can_be_made:
         return "aten::copy_", lambda tensor: _copied(tensor, dst)
     return None
 
