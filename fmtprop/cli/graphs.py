@@ -46,7 +46,7 @@ def show(
     from fmtprop.frontends import load
     from fmtprop.report.graph_dot import graphs_dot
     from fmtprop.report.graph_text import graph_data, graphs_text
-    from fmtprop.stages import snapshots
+    from fmtprop.snapshots import snapshots
 
     with failing(USAGE):
         options = Options(policy=policy, dtype=dtype, target=target)

@@ -91,7 +91,16 @@ def reference_slice(attrs: Slice, tensors: Mapping[str, torch.Tensor]) -> tuple[
     forward = [(a if s > 0 else a + (n - 1) * s, n, abs(s)) for a, n, s in window]
     taken = tensors["src"][tuple(slice(a, a + n * s, s) for a, n, s in forward)]
     backwards = [axis for axis, (_, n, s) in enumerate(window) if s < 0 and n > 1]
-    return (taken.flip(backwards) if backwards else taken,)
+    return (_flipped(taken, backwards) if backwards else taken,)
+
+
+#: PyTorch flips no wide unsigned numbers, but any of their width
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _flipped(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
+    signed = tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
+    return signed.flip(axes).view(tensor.dtype)
 
 
 def reference_expand(attrs: Expand, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

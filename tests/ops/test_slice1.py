@@ -8,6 +8,8 @@ import torch
 import fmtprop as fp
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Graph, TensorType
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import DataType
 from fmtprop.layout.slice1 import Slice1
 from fmtprop.ops import Conv, Eltwise, emit, slice1
 
@@ -26,6 +28,16 @@ def sliced(operator: Slice1, **options) -> Graph:
 def test_s3_examples_run(strides, expected):
     net = fp.compile(sliced(Slice1((0, 0, 0, 1), (1, 1, 4, 3), strides)))
     assert net(IMAGE)[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "s64", "s32", "s16", "s8", "u64", "u32", "u16", "u8"])
+def test_s3_backwards_in_every_type(dtype, target):
+    g = Graph("slice1")
+    backwards = Slice1((0, 0, 0, 1), (1, 1, 4, 3), (1, 1, -2, 2))
+    g.output(slice1(g, g.input("x", TensorType((1, 1, 4, 4), dtype)), backwards))
+    net = fp.compile(g, tune="model", target=target)
+    assert net(IMAGE.to(torch_dtype(DataType.from_any(dtype))))[0, 0].tolist() == [[14, 16], [6, 8]]
 
 
 def test_s2_the_output_need_not_copy_everything():

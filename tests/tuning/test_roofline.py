@@ -13,7 +13,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.target import Candidate
-from fmtprop.stages import snapshots
+from fmtprop.snapshots import snapshots
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 from fmtprop.tuning.roofline import ModelCosts, efficiency
 
