@@ -17,3 +17,15 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FMTPROP_CACHE_DIR", str(folder / "cache"))
         yield
+
+
+@pytest.fixture
+def usual_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let costs be modelled as on an idle machine, whatever else runs now: equal questions have equal answers."""
+    from fmtprop.layout import DataType
+    from fmtprop.tuning import costs
+    from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
+
+    reading = dict(zip(FOOTPRINTS, (3e10, 2.5e10, 2e10), strict=True))
+    peaks = Peaks({DataType.F32: 1.8e11, DataType.BF16: 3e11}, reading, 5e10, 3e-6)
+    monkeypatch.setattr(costs, "peaks", lambda cache: peaks)

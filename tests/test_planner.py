@@ -10,13 +10,10 @@ import torch
 import fmtprop as fp
 from fmtprop import contestants, planner
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.layout import DataType
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.runtime.contest import Contest, _winner
 from fmtprop.stages import normalise
-from fmtprop.tuning import costs
-from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 from tests.other_plans import unlike_any_other
 
 
@@ -26,14 +23,6 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(16, 24, 3)
     ).eval()
-
-
-@pytest.fixture
-def usual_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let costs be modelled as on an idle machine, whatever else runs now."""
-    reading = dict(zip(FOOTPRINTS, (3e10, 2.5e10, 2e10), strict=True))
-    peaks = Peaks({DataType.F32: 1.8e11, DataType.BF16: 3e11}, reading, 5e10, 3e-6)
-    monkeypatch.setattr(costs, "peaks", lambda cache: peaks)
 
 
 @pytest.mark.parametrize("winner", [0, 1])

@@ -42,6 +42,7 @@ def test_titles():
     ]
 
 
+@pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize(
     ("model", "policy", "target"),
     [
@@ -74,5 +75,5 @@ def test_bf16_or_a_warning(monkeypatch):
 def test_unknown_stage_and_policy():
     with pytest.raises(FmtpropError, match="unknown stage 'last'; known: imported, normal, formatted"):
         snapshots(load("chain"), "last")
-    with pytest.raises(UnsupportedOpError, match="'policy' parameter of compile must be one of .* Got 'fast'"):
+    with pytest.raises(UnsupportedOpError, match=r"'policy' parameter of compile must be one of .* Got 'fast'"):
         snapshots(load("chain"), policy="fast")
