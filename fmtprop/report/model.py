@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.node import Node
+from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
 from fmtprop.report.machine import machine
 from fmtprop.runtime.plan import Plan, Step
@@ -85,7 +87,7 @@ class ReorderRow:
     dims : tuple of int
         Logical dimensions.
     nbytes : int
-        Bytes read plus bytes written.
+        Bytes read plus bytes written: elements and the padding of their blocks, not the gaps of a strided view.
     seconds : float
         Median time in the plan.
     share : float
@@ -260,10 +262,31 @@ def _formats(step: Step) -> str:
 
 def _reorder_row(step: Step, seconds: float, total: float) -> ReorderRow:
     (src,), dst = step.operands.values(), step.results[0]
-    nbytes = src.desc.nbytes + dst.desc.nbytes
+    nbytes = touched_nbytes(src.desc) + touched_nbytes(dst.desc)
     share = seconds / total if total else 0.0
     reason = step.node.choice.reason if step.node.choice is not None else ""
     return ReorderRow(
         step.node.name, describe(src.desc), describe(dst.desc), dst.desc.dims, nbytes, seconds, share, reason,
         step.node.origin,
     )  # fmt: skip
+
+
+def touched_nbytes(desc: MemoryDesc) -> int:
+    """Return the bytes that are touched where a whole tensor is read or written.
+
+    Padding is part of its blocks and counts. Gaps between the elements of a strided view do not, and what a broadcast
+    repeats counts once.
+
+    Examples
+    --------
+    >>> half = MemoryDesc((4, 8)).submemory((4, 4), (0, 0))
+    >>> half.nbytes, touched_nbytes(half)
+    (128, 64)
+    """
+    if desc.kind is not FormatKind.BLOCKED:
+        return desc.nbytes
+    g = desc.geometry
+    blocks = prod(
+        min(count, 1) if stride == 0 else count for count, stride in zip(g.outer_counts(), g.strides, strict=True)
+    )
+    return blocks * g.block_elements() * desc.dtype.nbytes
