@@ -130,7 +130,8 @@ class Report:
     packed : tuple of (str, str, int)
         Constants packed once: node, format, bytes.
     memory : mapping of str to int
-        Bytes: ``constants``, ``arena``, ``peak`` (the arena's lower bound).
+        Bytes: ``constants``, ``arena``, and ``peak``, the largest sum alive at one step: the arena's lower bound. Plans
+        of target ``mkldnn`` have no arena, 0 bytes; there it is the lower bound of what PyTorch allocates in a run.
     certificate : mapping of str to float, optional
         Of policy `optimal`: the fields of :class:`fmtprop.passes.optimal.Certificate`.
     tuning : mapping of str to float, optional

@@ -112,14 +112,20 @@ def _machine(report: Report) -> str:
 
 
 def _headline(report: Report) -> str:
-    memory = ", ".join(f"{name} {_bytes(size)}" for name, size in report.memory.items())
     stages = ", ".join(f"{name} {_time(seconds)}" for name, seconds in report.compile_seconds.items())
     reorders = f"{len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})"
     return (
         f"{report.model}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, "
         f"{len(report.steps)} steps, {reorders}\n"
-        f"memory: {memory}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
+        f"memory: {_memory(report)}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
     )
+
+
+def _memory(report: Report) -> str:
+    sizes = {name: _bytes(size) for name, size in report.memory.items()}
+    if report.memory["peak"] > report.memory["arena"]:  # each result is a tensor of PyTorch's own
+        return f"constants {sizes['constants']}, no arena, tensors alive at once {sizes['peak']}"
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def _reorders(report: Report, limit: int | None = None) -> Table:

@@ -40,3 +40,22 @@ def test_a_reorder_moves_what_it_reads_and_writes_without_the_gaps():
 )
 def test_touched_bytes(desc, elements):
     assert touched_nbytes(desc) == elements * 4
+
+
+def conv(target: str) -> fp.CompiledModel:
+    torch.manual_seed(0)
+    return fp.compile(torch.nn.Conv2d(64, 64, 3).eval(), torch.randn(1, 64, 12, 12), target=target, policy="propagate")
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+def test_constants_are_bytes(target):
+    report = conv(target).report(repeats=1)
+    ((_, _, packed),) = report.packed
+    assert report.memory["constants"] == packed + 64 * 4, "the weights and the bias"
+
+
+def test_a_plan_without_an_arena_says_so():
+    report = conv("mkldnn").report(repeats=1)
+    assert report.memory["arena"] == 0 < report.memory["peak"]
+    assert "memory: constants 144.2 KiB, no arena, tensors alive at once " in report.to_text()
+    assert ", arena " in conv("onednn").report(repeats=1).to_text()
