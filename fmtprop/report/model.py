@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from os import PathLike
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
+from fmtprop.report.files import write_text
 from fmtprop.report.machine import machine
 from fmtprop.runtime.plan import Plan, Step
 
@@ -213,10 +213,16 @@ class Report:
         return sum(row.seconds for row in self.reorders)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return the report as JSON; also write it when a path is given."""
+        """Return the report as JSON; also write it when a path is given.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
         text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_text(text, path)
         return text
 
     def to_text(self) -> str:
