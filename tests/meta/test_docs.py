@@ -60,6 +60,15 @@ def test_make_targets_exist() -> None:
         assert named <= targets, f"{document} names make targets that do not exist: {named - targets}"
 
 
+def test_make_installs_extras_that_exist() -> None:
+    """With one that does not, pip only warns."""
+    extras = read("pyproject.toml").partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
+    declared = set(re.findall(r"^(\w+) = \[", extras, re.MULTILINE))
+    named = set(re.findall(r"\.installed-(\w+)", read("Makefile"))) | set(re.findall(r"fmtprop\[(\w+)\]", extras))
+    assert {"dev", "bench", "models"} <= declared
+    assert named <= declared
+
+
 def test_pipeline_runs_the_documented_test_command() -> None:
     commands = [line for line in read(".ci/run").splitlines() if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["make test"]
