@@ -20,12 +20,16 @@ TEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z][a-z-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-##@ Setup: a stamp per extra of pyproject.toml, renewed when that file or the pins change.
+##@ Setup: a stamp for the package and one per extra of pyproject.toml, renewed when that file or the pins change.
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "fmtprop needs Python 3.10 or newer; this is $$($(PYTHON) -V). Try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[$*]'
@@ -37,12 +41,12 @@ setup: $(VENV)/.installed-dev ## Create .venv with the package and the developer
 ##@ Use
 
 .PHONY: run
-run: $(VENV)/.installed-report ## Compile ResNet-50, run it, check it against PyTorch, compare the policies
+run: $(VENV)/.installed ## Compile ResNet-50, run it, check it against PyTorch, compare the policies
 	@mkdir -p $(REPORTS)
 	$(BIN)/fmtprop run $(MODEL) --policies plain,naive,propagate,optimal --report $(REPORTS)/$(MODEL).json
 
 .PHONY: bench
-bench: $(VENV)/.installed-report $(VENV)/.installed-bench ## Compare with torch, ONNX Runtime and OpenVINO on this machine
+bench: $(VENV)/.installed-bench ## Compare with torch, ONNX Runtime and OpenVINO on this machine
 	@mkdir -p $(REPORTS)
 	$(BIN)/fmtprop bench $(MODEL) --vs torch,onnxruntime,openvino --report $(REPORTS)/bench-$(MODEL).json
 

@@ -52,18 +52,7 @@ def program(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and end the process.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The words after the program's name; those of this process if not given.
-
-    Raises
-    ------
-    SystemExit
-        Always: 0 fine, 1 a check failed or a run went wrong, 2 a bad argument or model, 130 interrupted.
-    """
+    """Run the program and end the process; see :func:`fmtprop.cli.main`."""
     with warnings.catch_warnings(), failing(FAILED), printing_help():
         warnings.showwarning = show_warning
         app(args=None if arguments is None else list(arguments), prog_name="fmtprop")

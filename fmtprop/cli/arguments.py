@@ -10,10 +10,19 @@ import typer
 
 from fmtprop.limits import MAX_THREADS
 
+
+def _named(model: str) -> str:
+    """Refuse no name at all: as a path, it would be the working directory."""
+    if not model:
+        raise typer.BadParameter("the name is empty; `fmtprop models` lists the built-in graphs")
+    return model
+
+
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        callback=_named,
         help="A built-in graph (`fmtprop models` lists them), a graph file (.json) or an exported program (.pt2).",
         show_default=False,
     ),

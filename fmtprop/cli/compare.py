@@ -21,6 +21,7 @@ from fmtprop.cli.arguments import (
     words,
 )
 from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
+from fmtprop.errors import FmtpropError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,9 @@ def _compare(
         with failing(USAGE):
             if destination is not None:
                 check_destination(destination)
+            twice = sorted({name for name in policies if policies.count(name) > 1})
+            if twice:
+                raise FmtpropError(f"policy {twice[0]!r} is given twice")
             options = [Options(dtype=dtype, policy=name, target=target, verify=verify, tune=tune) for name in policies]
             graph = load(model)
         return compare_policies(graph, options, threads=threads, repeats=repeats, progress=say)

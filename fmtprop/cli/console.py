@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from fmtprop.errors import FmtpropError
+from fmtprop.printable import printable
 
 #: exit codes besides 0; 130 (interrupted) and 141 (nobody reads any more) are the shell's own
 FAILED, USAGE, BROKEN_PIPE = 1, 2, 141
@@ -37,11 +38,11 @@ def emit(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user something that is not the result."""
+    """Tell the user something that is not the result; names from files may be in it."""
     if sys.stderr is None:  # where print would go to stdout
         return
     try:
-        print(text, file=sys.stderr, flush=True)
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
     except OSError:  # nobody can be told; the exit code is what is left
         _abandon(sys.stderr)
 

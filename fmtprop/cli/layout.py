@@ -44,7 +44,8 @@ def layout(
 
     with failing(USAGE):
         subject = read_layout(form, dims, dtype)
-        text = describe(subject, at=at, position=position, colour=sys.stdout.isatty())
+        colour = sys.stdout is not None and sys.stdout.isatty()  # none: the shell's >&-
+        text = describe(subject, at=at, position=position, colour=colour)
         if svg is not None:
             save(svg, draw(subject))
     emit(text)

@@ -10,6 +10,7 @@ import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Threads
 from fmtprop.cli.console import USAGE, emit, failing, progress
+from fmtprop.printable import printable
 
 
 def tune(
@@ -56,7 +57,7 @@ def tune(
     if as_json:
         emit(json.dumps(data, indent=1))
         return
-    lines = [f"{net.plan.name}, {net.precision}, {net.plan.threads} threads"]
+    lines = [f"{printable(net.plan.name)}, {net.precision}, {net.plan.threads} threads"]
     if tuning is not None:
         lines.append(
             f"costs: {tuning.measured} measured in {tuning.seconds:.1f} s, {tuning.cached} known before, "

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 
+from fmtprop.report.files import write_text
 from fmtprop.report.model import SCHEMA, Report
 
 #: largest error relative to PyTorch that a policy may have, by the data type that its compute-intensive ops run in
@@ -46,12 +46,24 @@ class Comparison:
         )
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return the comparison as JSON; also write it when a path is given. An error that is no number is null."""
+        """Return the comparison as JSON; also write it when a path is given.
+
+        Returns
+        -------
+        str
+            ``policies`` has each report's fields and its ``error``: null where that is no finite number, which JSON
+            has not. Such a policy has failed.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
         errors = [error if math.isfinite(error) else None for error in self.errors]
         rows = [{**asdict(report), "error": error} for report, error in zip(self.reports, errors, strict=True)]
         text = json.dumps({"schema": SCHEMA, "policies": rows}, indent=1, allow_nan=False)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_text(text, path)
         return text
 
     def to_text(self) -> str:

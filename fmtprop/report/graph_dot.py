@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.passes.formats import describe
+from fmtprop.printable import printable
 from fmtprop.report.model import op_with_tail
 
 __all__ = ["graph_dot", "graphs_dot"]
@@ -57,7 +58,7 @@ def graphs_dot(graphs: Iterable[tuple[str, Graph]]) -> str:
 
 def _label(node: Node) -> str:
     impl = f"\n{node.choice.impl}" if node.choice is not None and not node.is_boundary else ""
-    return f"{node.name}\n{op_with_tail(node)}{impl}"
+    return f"{printable(node.name)}\n{op_with_tail(node)}{impl}"
 
 
 def _style(node: Node) -> str:
@@ -73,5 +74,5 @@ def _tensor(graph: Graph, value: Value) -> str:
 
 def _quoted(text: str) -> str:
     r"""Return a DOT string: quotes and backslashes escaped, line breaks as ``\n``."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    lines = (printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n"))
+    return '"' + "\\n".join(lines) + '"'

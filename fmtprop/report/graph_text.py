@@ -11,6 +11,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.networkx_form import plain_node
 from fmtprop.ir.node import Node
 from fmtprop.passes.formats import describe
+from fmtprop.printable import printable
 from fmtprop.report.model import op_with_tail
 
 __all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_text", "graphs_text", "op_counts"]
@@ -38,7 +39,7 @@ def graph_text(graph: Graph, title: str = "") -> str:
     >>> print(graph_text(load("chain")).splitlines()[0])
     chain: 7 nodes; 1 convolution, 1 relu, 1 pooling
     """
-    heading = f"{graph.name}{', ' if title else ''}{title}: {len(graph)} nodes"
+    heading = printable(f"{graph.name}{', ' if title else ''}{title}: {len(graph)} nodes")
     counts = ", ".join(f"{count} {op}" for op, count in op_counts(graph).most_common())
     return "\n".join([f"{heading}; {counts}" if counts else heading, *_aligned([_row(graph, n) for n in graph])])
 
@@ -67,6 +68,7 @@ def _row(graph: Graph, node: Node) -> tuple[str, ...]:
 
 def _aligned(rows: Sequence[tuple[str, ...]], gap: str = "  ") -> list[str]:
     """Pad all columns but the last to the width of their longest cell."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in _columns(rows)]
     lines = (gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows)
     return [line.rstrip() for line in lines]

@@ -6,14 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from os import PathLike
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.node import Node
+from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
+from fmtprop.report.files import write_text
 from fmtprop.report.machine import machine
 from fmtprop.runtime.plan import Plan, Step
 
@@ -90,7 +92,7 @@ class ReorderRow:
     dims : tuple of int
         Logical dimensions.
     nbytes : int
-        Bytes read plus bytes written.
+        Bytes read plus bytes written: elements and the padding of their blocks, not the gaps of a strided view.
     seconds : float
         Median time in the plan.
     share : float
@@ -133,7 +135,8 @@ class Report:
     packed : tuple of (str, str, int)
         Constants packed once: node, format, bytes.
     memory : mapping of str to int
-        Bytes: ``constants``, ``arena``, ``peak`` (the arena's lower bound).
+        Bytes: ``constants``, ``arena``, and ``peak``, the largest sum alive at one step: the arena's lower bound. Plans
+        of target ``mkldnn`` have no arena, 0 bytes; there it is the lower bound of what PyTorch allocates in a run.
     certificate : Certificate, optional
         Of policy `optimal`: how good the choice is by its costs.
     tuning : Tuning, optional
@@ -215,10 +218,16 @@ class Report:
         return sum(row.seconds for row in self.reorders)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Return the report as JSON; also write it when a path is given."""
+        """Return the report as JSON; also write it when a path is given.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
         text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_text(text, path)
         return text
 
     def to_text(self) -> str:
@@ -261,10 +270,31 @@ def _formats(step: Step) -> str:
 
 def _reorder_row(step: Step, seconds: float, total: float) -> ReorderRow:
     (src,), dst = step.operands.values(), step.results[0]
-    nbytes = src.desc.nbytes + dst.desc.nbytes
+    nbytes = touched_nbytes(src.desc) + touched_nbytes(dst.desc)
     share = seconds / total if total else 0.0
     reason = step.node.choice.reason if step.node.choice is not None else ""
     return ReorderRow(
         step.node.name, describe(src.desc), describe(dst.desc), dst.desc.dims, nbytes, seconds, share, reason,
         step.node.origin,
     )  # fmt: skip
+
+
+def touched_nbytes(desc: MemoryDesc) -> int:
+    """Return the bytes that are touched where a whole tensor is read or written.
+
+    Padding is part of its blocks and counts. Gaps between the elements of a strided view do not, and what a broadcast
+    repeats counts once.
+
+    Examples
+    --------
+    >>> half = MemoryDesc((4, 8)).submemory((4, 4), (0, 0))
+    >>> half.nbytes, touched_nbytes(half)
+    (128, 64)
+    """
+    if desc.kind is not FormatKind.BLOCKED:
+        return desc.nbytes
+    g = desc.geometry
+    blocks = prod(
+        min(count, 1) if stride == 0 else count for count, stride in zip(g.outer_counts(), g.strides, strict=True)
+    )
+    return blocks * g.block_elements() * desc.dtype.nbytes

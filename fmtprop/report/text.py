@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from fmtprop.printable import printable
+
 if TYPE_CHECKING:
     from fmtprop.report.comparison import Comparison
     from fmtprop.report.model import Report
@@ -52,7 +54,7 @@ def _head(comparison: Comparison) -> list[RenderableType]:
 
 
 def _side_by_side(comparison: Comparison) -> Table:
-    table = Table(title=f"{comparison.reports[0].model}: policies of format assignment")
+    table = Table(title=f"{printable(comparison.reports[0].model)}: policies of format assignment")
     for column in (
         "policy",
         "run",
@@ -111,14 +113,20 @@ def _machine(report: Report) -> str:
 
 
 def _headline(report: Report) -> str:
-    memory = ", ".join(f"{name} {_bytes(size)}" for name, size in report.memory.items())
     stages = ", ".join(f"{name} {_time(seconds)}" for name, seconds in report.compile_seconds.items())
     reorders = f"{len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})"
     return (
-        f"{report.model}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, "
+        f"{printable(report.model)}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, "
         f"{len(report.steps)} steps, {reorders}\n"
-        f"memory: {memory}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
+        f"memory: {_memory(report)}; packed once: {len(report.packed)}\ncompiled in: {stages}\n{_machine(report)}\n"
     )
+
+
+def _memory(report: Report) -> str:
+    sizes = {name: _bytes(size) for name, size in report.memory.items()}
+    if report.memory["peak"] > report.memory["arena"]:  # each result is a tensor of PyTorch's own
+        return f"constants {sizes['constants']}, no arena, tensors alive at once {sizes['peak']}"
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def _reorders(report: Report, limit: int | None = None) -> Table:
@@ -129,9 +137,8 @@ def _reorders(report: Report, limit: int | None = None) -> Table:
         table.add_column(column, justify="right" if column in ("moved", "time", "share") else "left", overflow="fold")
     for row in rows[:limit]:
         dims = "x".join(map(str, row.dims))
-        table.add_row(
-            row.name, row.src, row.dst, dims, _bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}", row.reason
-        )
+        figures = (_bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}")
+        _add_row(table, row.name, row.src, row.dst, dims, *figures, row.reason)
     return table
 
 
@@ -145,7 +152,7 @@ def _counts(report: Report) -> Table:
     for i in range(max(len(left), len(right))):
         a = (str(left[i][1]), left[i][0]) if i < len(left) else ("", "")
         b = (str(right[i][1]), right[i][0]) if i < len(right) else ("", "")
-        table.add_row(*a, *b)
+        _add_row(table, *a, *b)
     return table
 
 
@@ -154,7 +161,7 @@ def _slowest(report: Report) -> Table:
     for column in ("step", "op", "implementation", "formats", "time", "from"):
         table.add_column(column, justify="right" if column == "time" else "left", overflow="fold")
     for row in sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST]:
-        table.add_row(row.name, row.op, row.impl, row.formats, _time(row.seconds), row.origin)
+        _add_row(table, row.name, row.op, row.impl, row.formats, _time(row.seconds), row.origin)
     return table
 
 
@@ -163,7 +170,7 @@ def _fallbacks(report: Report) -> Table:
     for column in ("step", "op", "time", "why", "from"):
         table.add_column(column, overflow="fold")
     for row in report.fallbacks:
-        table.add_row(row.name, row.op, _time(row.seconds), row.reason, row.origin)
+        _add_row(table, row.name, row.op, _time(row.seconds), row.reason, row.origin)
     return table
 
 
@@ -183,6 +190,11 @@ def render(content: RenderableType, width: int = 132) -> str:
     out = StringIO()
     Console(file=out, width=width, color_system=None, highlight=False, markup=False, emoji=False).print(content)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"  # rich pads titles
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    """Add a row whose cells may have names in them, which may have anything in them."""
+    table.add_row(*map(printable, cells))
 
 
 def _share(report: Report) -> float:

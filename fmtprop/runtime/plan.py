@@ -117,9 +117,10 @@ class Plan:
     constants : tuple of torch.Tensor
         Owners of the constant buffers: flat bytes, 64-byte aligned, or the caller's own tensors.
     arena_nbytes : int
-        Size of the arena.
+        Size of the arena; 0 where steps pass tensors.
     peak_nbytes : int
-        Lower bound of the arena: the largest sum of bytes alive at one step.
+        The largest sum of bytes alive at one step: the arena's lower bound, or, where steps pass tensors, that of what
+        PyTorch allocates in a run, outputs included.
     packed : tuple of Node
         Reorders that ran once, while the plan was built: prepacked weights.
     threads : int
@@ -143,7 +144,9 @@ class Plan:
     @property
     def constant_nbytes(self) -> int:
         """Bytes of the parameters that the plan keeps."""
-        return sum(int(constant.numel()) for constant in self.constants)
+        # An opaque tensor does not tell its size; equal constants are one, in several buffers.
+        sizes = {buffer.index: buffer.nbytes for buffer in self.buffers if buffer.home is Home.CONSTANT}
+        return sum(sizes.values())
 
     @property
     def reorders(self) -> tuple[Step, ...]:

@@ -115,6 +115,18 @@ def test_unknown_policy_elsewhere(refused, command):
     assert "must be one of 'optimal', 'propagate', 'naive', 'plain'" in refused(command, "chain", "--policy", "fast")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "chain", "-p", "plain,plain"], "policy 'plain' is given twice"),
+        (["report", "chain", "-p", "naive", "-p", "plain,naive"], "policy 'naive' is given twice"),
+        (["bench", "chain", "--vs", "torch,torch"], "peer 'torch' is given twice"),
+    ],
+)
+def test_given_twice(refused, words, message):
+    assert refused(*words) == f"error: {message}\n"
+
+
 @pytest.mark.parametrize("command", [["report", "chain", "-o"], ["run", "chain", "--report"], ["bench", "chain", "-r"]])
 def test_report_that_cannot_be_written(refused, tmp_path, command, monkeypatch):
     missing = tmp_path / "gone" / "report.json"
@@ -137,6 +149,8 @@ def test_report_that_cannot_be_written(refused, tmp_path, command, monkeypatch):
         (["show", "chain", "--format", "svg"], "'--format'"),
         (["show", "chain", "--stage", "last"], "'--stage'"),
         (["run", "chain", "--policies", ","], "',' has no name in it"),
+        (["run", ""], "the name is empty; `fmtprop models` lists the built-in graphs"),
+        (["show", ""], "the name is empty"),
         (["fly"], "No such command 'fly'"),
     ],
 )

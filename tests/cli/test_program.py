@@ -126,6 +126,12 @@ def test_interrupted_by_a_signal():
     assert "Traceback" not in shown
 
 
+def test_interrupted_before_there_is_a_program(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # while it is imported
+    process = start("models", environment={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])})
+    assert (*process.communicate(timeout=60), process.returncode) == ("", "", 130)
+
+
 def test_reader_that_has_gone():
     read, write = os.pipe()
     os.close(read)
@@ -160,10 +166,20 @@ def test_stderr_that_is_full_leaves_the_exit_code(words):
     assert (process.returncode, out) == (2, "")
 
 
-@pytest.mark.parametrize("words", [["models"], ["--version"], ["doctor"], ["run", "chain", "-n", "1"]])
+@pytest.mark.parametrize(
+    "words",
+    [["models"], ["--version"], ["doctor"], ["run", "chain", "-n", "1"], ["layout", "abcd", "2,3,4,5"]],
+    ids=lambda words: words[0],
+)
 def test_stdout_that_is_closed(words):
     done = _closing(">&-", *words)
     assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout: it is closed\n")
+
+
+def test_a_picture_for_a_stdout_that_is_closed(tmp_path):
+    done = _closing(">&-", "layout", "abcd", "2,3,4,5", "--svg", str(tmp_path / "picture.svg"))
+    assert (done.returncode, done.stderr) == (1, "error: cannot write to stdout: it is closed\n")
+    assert (tmp_path / "picture.svg").exists()
 
 
 def test_stderr_that_is_closed():

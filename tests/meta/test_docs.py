@@ -70,6 +70,15 @@ def test_the_documented_layers_are_the_contract() -> None:
     assert ["__main__", *re.split(r"\s+→\s+", section.split("```")[1].strip())] == contract
 
 
+def test_make_installs_extras_that_exist() -> None:
+    """With one that does not, pip only warns."""
+    extras = read("pyproject.toml").partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
+    declared = set(re.findall(r"^(\w+) = \[", extras, re.MULTILINE))
+    named = set(re.findall(r"\.installed-(\w+)", read("Makefile"))) | set(re.findall(r"fmtprop\[(\w+)\]", extras))
+    assert {"dev", "bench", "models"} <= declared
+    assert named <= declared
+
+
 def test_pipeline_runs_the_documented_test_command() -> None:
     commands = [line for line in read(".ci/run").splitlines() if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["make test"]

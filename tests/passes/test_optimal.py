@@ -206,3 +206,11 @@ def test_a_value_of_the_graph_keeps_its_name():
     formatted, _ = solve(g, UniformTarget({"convolution": BLOCKED}), costs)
     assert {node.name for node in g.nodes()} <= {node.name for node in formatted.nodes()}
     assert formatted.type_of(Value("x")) == g.type_of(Value("x"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "saved"), [(0.04651, "0.0% saved"), (0.0464, "0.2% saved"), (0.0466, "-0.2% saved")]
+)
+def test_a_certificate_never_saves_minus_nothing(objective, saved):
+    certificate = Certificate(objective, objective, 0.0, 0.0465, alternatives=2, tensors=1, seconds=0.0)
+    assert f" ms ({saved}); 2 alternatives" in str(certificate)

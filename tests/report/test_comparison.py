@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,22 @@ def test_ratios_are_to_the_first():
     text = Comparison.of([report("plain", seconds=2e-3), report("propagate", seconds=1e-3)], [0.0, 0.0]).summary()
     rows = [line.split("│") for line in text.splitlines() if line.startswith(("│ plain", "│ propagate"))]
     assert [row[3].strip() for row in rows] == ["1.00", "0.50"]
+
+
+def test_names_neither_break_tables_nor_reach_the_terminal_raw():
+    hostile = "\x1b[31m\na\u202e\ud800"
+    plain = report("plain", reorders=1)
+    steps = (replace(plain.steps[0], name=hostile, origin=hostile, target="reference", reason=hostile),)
+    reorders = (replace(plain.reorders[0], name=hostile, reason=hostile),)
+    one = replace(plain, model=hostile, steps=steps, reorders=reorders)
+    shown = r"\x1b[31m\na\u202e\ud800"
+    comparison = Comparison.of([one], [0.0])
+    for text in (one.to_text(), comparison.to_text(), comparison.summary()):
+        assert shown in text
+        assert text.replace("\n", "").isprintable()
+    rows = [line.split("│") for line in one.to_text().splitlines() if line.startswith(f"│ {shown}")]
+    assert [row[-2].strip() for row in rows] == [shown] * 3, "reorders, slowest steps, fallbacks"
+    assert json.loads(comparison.to_json())["policies"][0]["model"] == hostile, "JSON has escapes of its own"
 
 
 def test_json_has_reports_and_errors(tmp_path):

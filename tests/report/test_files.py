@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 
 from fmtprop.errors import FmtpropError
-from fmtprop.report.files import FORMS, check_destination, write_report
+from fmtprop.report import Comparison, Report
+from fmtprop.report.files import FORMS, check_destination, write_report, write_text
+from tests.report.test_comparison import report
 
 
 class Rendered:
@@ -26,7 +29,6 @@ def test_the_extension_decides(tmp_path, name, content):
 
 def test_every_form_is_rendered_by_every_report():
     from fmtprop.bench import Benchmark
-    from fmtprop.report import Comparison, Report
 
     for kind in (Comparison, Report, Benchmark):
         assert all(callable(getattr(kind, method)) for method in FORMS.values())
@@ -59,3 +61,39 @@ def test_the_file_system_refuses(tmp_path, monkeypatch):
 def test_a_destination_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_destination("r.txt") == Path("r.txt")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (5, "a report's path must be a str or a pathlib.Path, got 5"),
+        (b"r.json", "a report's path must be a str or a pathlib.Path, got b'r.json'"),
+        ("", "a report's path must name a file, got ''"),
+        ("a\0.json", r"a report's path must name a file, got 'a\\x00.json'"),
+        ("/nonexistent/r.json", "the directory /nonexistent does not exist; create it first"),
+    ],
+)
+def test_paths_that_cannot_be_written(path, message):
+    writers = (check_destination, functools.partial(write_text, "text"), functools.partial(write_report, Rendered()))
+    for write in writers:
+        with pytest.raises(FmtpropError, match=message):
+            write(path)
+
+
+def test_a_name_that_is_too_long():
+    with pytest.raises(FmtpropError, match=r"long\.json cannot be written: File name too long"):
+        write_report(Rendered(), "long" * 100 + ".json")
+
+
+@pytest.mark.parametrize("kind", [Report, Comparison])
+def test_to_json_is_told_the_same(kind, tmp_path):
+    made = report("plain") if kind is Report else Comparison.of([report("plain")], [0.0])
+    for path, message in (
+        (5, "must be a str or a"),
+        (tmp_path / "gone" / "r", "gone does not exist"),
+        (tmp_path, "is a"),
+    ):
+        with pytest.raises(FmtpropError, match=message):
+            made.to_json(path)
+    made.to_json(tmp_path / "report")  # any extension
+    assert (tmp_path / "report").read_text() == made.to_json() + "\n"

@@ -118,6 +118,23 @@ def test_dot_escapes_names():
     assert graph_dot(Graph('a"b\\c')).splitlines()[0] == 'digraph "a\\"b\\\\c" {'
 
 
+def test_what_a_terminal_would_obey_is_escaped():
+    graph = Graph("net\x1b[2J")
+    x = graph.input("x\x1b[31m\ny", TensorType((1, 8)))
+    graph.output(x)
+    assert graph_text(graph, "imported").splitlines() == [
+        "net\\x1b[2J, imported: 2 nodes",
+        "x\\x1b[31m\\ny  input                 f32[1,8]",
+        "output_1      output  x\\x1b[31m\\ny",
+    ]
+    assert catalogue_text([graph]).splitlines()[1].startswith("net\\x1b[2J  f32[1,8]")
+    assert graph_dot(graph).splitlines()[:3] == [
+        'digraph "net\\\\x1b[2J" {',
+        '  label="net\\\\x1b[2J"; labelloc=t; node [shape=box];',
+        '  "x\\\\x1b[31m\\ny" [label="x\\\\x1b[31m\\\\ny\\ninput" shape=ellipse];',
+    ]
+
+
 def test_dot_of_several():
     text = graphs_dot([("imported", tiny()), ("normal", tiny())])
     assert text.count("digraph") == 2

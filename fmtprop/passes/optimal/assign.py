@@ -68,6 +68,7 @@ class Certificate:
 
     def __str__(self) -> str:
         saved = 1 - self.objective / self.propagate if self.propagate else 0.0
+        saved = round(saved, 3) + 0.0  # rounding alone may tell them apart; the sum has no -0.0
         return (
             f"{self.objective * 1e3:.3f} ms by cost, lower bound {self.bound * 1e3:.3f} ms ({self.proof}), propagate "
             f"{self.propagate * 1e3:.3f} ms ({saved:.1%} saved); {self.alternatives} alternatives, {self.seconds:.2f} s"
