@@ -52,7 +52,8 @@ def compile(
 
     The model is taken as it is now: later changes of its parameters do not reach it. Threads follow torch: formats and
     implementations are chosen for the number that is set now, and a run uses the number that is set then.
-    What an enclosing ``torch.autocast`` makes of a module becomes part of it; around a call, it changes nothing.
+    What an enclosing ``torch.autocast`` makes of a module becomes part of it; around a call, it changes nothing. A
+    module is taken in evaluation mode, whichever it is in, and results of the compiled model have no gradients.
 
     Parameters
     ----------
@@ -72,7 +73,8 @@ def compile(
     tune : {"auto", "model", "measure", "remeasure"}
         Where the costs of policy ``"optimal"`` come from: ``"model"`` is a roofline model, ``"measure"`` times on this
         machine what the tuning cache does not know, ``"remeasure"`` also what it knows (and decides anew which plan is
-        the fastest), ``"auto"`` takes the cache where it knows and the model elsewhere.
+        the fastest), ``"auto"`` takes the cache where it knows and the model elsewhere. Target ``"mkldnn"`` has no
+        cache: ``"auto"`` is the model there, and nothing that was measured is kept.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional
@@ -84,7 +86,7 @@ def compile(
         Seconds after which measuring ends; what was not measured keeps the model's figure.
     confirm : bool
         Whether to run the plan that is optimal by cost against others, `propagate`'s among them, and keep the fastest
-        (the verdict is remembered). A plan with pins is kept in any case.
+        (the verdict is remembered). A plan with pins, or of target ``"mkldnn"``, is kept in any case.
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         where that costs less (:mod:`fmtprop.passes.winograd`): the same result but for rounding in the last places,
@@ -103,6 +105,8 @@ def compile(
     ------
     ImportModelError
         The model cannot be imported, or the example inputs are not those that it was imported with.
+    GraphError
+        A graph, or the file of one, breaks a rule (:mod:`fmtprop.ir.verify`).
     UnsupportedOpError
         A parameter is not one of its values, or nobody can run an op.
     PlanError
@@ -163,9 +167,13 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
     again : callable, optional
         Makes the imported graph anew. With it, the graph belongs to the compilation, which drops its constants.
 
+    Returns
+    -------
+    CompiledModel
+
     Raises
     ------
-    PlanError, UnsupportedOpError
+    GraphError, PlanError, UnsupportedOpError
         As :func:`compile`.
     """
     options = _executable(options)

@@ -92,7 +92,7 @@ class CompiledModel:
         -------
         object
             What the original model returns: a tensor, or tensors in its own structure; the very tensors of ``out``, if
-            given. New ones are the caller's to keep.
+            given. New ones are the caller's to keep. They have no gradients, whether inputs require them or not.
 
         Raises
         ------
@@ -251,6 +251,15 @@ class CompiledModel:
         ----------
         repeats : int
             Runs over which each step's median is taken.
+
+        Returns
+        -------
+        Report
+
+        Raises
+        ------
+        InputError
+            ``repeats`` is not a positive number.
         """
         from fmtprop.report import Report
 
