@@ -64,7 +64,8 @@ class DataType(str, Enum):
         Parameters
         ----------
         value : DataType, str, numpy.dtype, numpy scalar type or torch.dtype
-            ``"f32"``, ``"float32"``, ``numpy.float32``, ``torch.float32``, …
+            ``"f32"``, ``"float32"``, ``"i32"``, ``"FLOAT32"``, ``"DML_TENSOR_DATA_TYPE_INT32"``, ``numpy.float32``,
+            ``torch.float32``, … The digits of a name are bits: ``"i8"`` is ``s8``, unlike in numpy.
 
         Returns
         -------
@@ -79,7 +80,7 @@ class DataType(str, Enum):
             return value
         # torch is not imported here: its dtypes print as "torch.float32".
         name = value if isinstance(value, str) else str(value).removeprefix("torch.")
-        found = _BY_NAME.get(name)
+        found = _BY_NAME.get(name.removeprefix("DML_TENSOR_DATA_TYPE_").lower())
         # numpy takes None for float64
         if found is None and value is not None and not isinstance(value, str):
             try:
@@ -115,6 +116,8 @@ _BY_NAME = {
     **{t.value: t for t in DataType},
     **{name: t for t, name in _NUMPY.items() if t is not DataType.BF16},
     "bfloat16": DataType.BF16,
+    # SPEC S2's names
+    **{f"i{t.value[1:]}": t for t in (DataType.S64, DataType.S32, DataType.S16, DataType.S8)},
 }
 
 

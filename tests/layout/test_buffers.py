@@ -137,6 +137,28 @@ def test_every_data_type_has_storage(dtype: DataType) -> None:
         assert DataType.from_any(dtype.numpy_dtype.type) is dtype
 
 
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        (("i64", "INT64", "DML_TENSOR_DATA_TYPE_INT64"), "s64"),
+        (("i32", "INT32", "DML_TENSOR_DATA_TYPE_INT32"), "s32"),
+        (("i16", "INT16", "DML_TENSOR_DATA_TYPE_INT16"), "s16"),
+        (("i8", "INT8", "DML_TENSOR_DATA_TYPE_INT8"), "s8"),
+        (("UINT8", "DML_TENSOR_DATA_TYPE_UINT8"), "u8"),
+        (("F32", "FLOAT32", "DML_TENSOR_DATA_TYPE_FLOAT32"), "f32"),
+        (("FLOAT16", "DML_TENSOR_DATA_TYPE_FLOAT16"), "f16"),
+    ],
+)
+def test_the_names_of_directml(names: tuple[str, ...], dtype: str) -> None:
+    assert {DataType.from_any(name) for name in names} == {DataType(dtype)}
+
+
+@pytest.mark.parametrize("name", ["DML_TENSOR_DATA_TYPE_UNKNOWN", "DML_TENSOR_DATA_TYPE_", "i4", "i", "f8", ""])
+def test_names_that_are_no_data_type(name: str) -> None:
+    with pytest.raises(ShapeError, match=f"unknown data type '{name}'; use one of f32"):
+        DataType.from_any(name)
+
+
 def test_torch_data_types() -> None:
     torch = pytest.importorskip("torch")
     names = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "int32": "s32", "int8": "s8"}

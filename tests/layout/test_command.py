@@ -13,6 +13,7 @@ from fmtprop.layout.command import describe, draw, read_layout
     ("words", "md", "axes"),
     [
         (("nChw16c", "2,17,5,7"), MemoryDesc((2, 17, 5, 7), tag="aBcd16b"), "nchw"),
+        (("ab", "2,3", "i32"), MemoryDesc((2, 3), "s32"), "ab"),
         (("acdb", "2x17x5x7", "bf16"), MemoryDesc((2, 17, 5, 7), "bf16", tag="acdb"), "abcd"),
         (("strides:5,1", "(2, 3)"), MemoryDesc((2, 3), strides=(5, 1)), "ab"),
         (("dml:NHWC", "1,1,3,5"), MemoryDesc((1, 1, 3, 5), strides=(15, 1, 5, 1)), "nchw"),

@@ -71,6 +71,7 @@ def test_d6_minimum_buffer_size() -> None:
     assert calc_buffer_tensor_size("f32", (2, 3), (0, 1)) == 3 * 4
     assert calc_buffer_tensor_size("u8", (3, 3)) == 12  # 9 bytes, rounded up to a multiple of 4
     assert calc_buffer_tensor_size("f16", (3,)) == 8
+    assert calc_buffer_tensor_size("i64", (2,)) == calc_buffer_tensor_size("INT64", (2,)) == 16
     assert fp.directml.calc_buffer_tensor_size("f64", (1, 1, 3, 5), (15, 1, 5, 1)) == 15 * 8
 
 

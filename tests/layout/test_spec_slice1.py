@@ -81,6 +81,14 @@ def test_s2_feature_levels(level: str) -> None:
     assert [x.value for x in FeatureLevel] == sorted(SUPPORT)
 
 
+def test_s2_data_types_under_their_own_names() -> None:
+    op = Slice1((0,), (1,), (1,))
+    for name in "f64 f32 f16 i64 i32 i16 i8 u64 u32 u16 u8".split():
+        op.check((1,), name)
+    for name in "FLOAT64 FLOAT32 FLOAT16 INT64 INT32 INT16 INT8 UINT64 UINT32 UINT16 UINT8".split():
+        op.check((1,), name, f"DML_TENSOR_DATA_TYPE_{name}")
+
+
 def test_s3_example_1_positive_strides() -> None:
     op = Slice1((0, 0, 0, 1), (1, 1, 4, 3), (1, 1, 2, 2), (1, 1, 2, 2))
     op.check(IMAGE.shape, "f32", "f32", "2.1")
