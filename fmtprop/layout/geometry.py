@@ -134,6 +134,20 @@ def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
         raise ShapeError(f"{what} must be a sequence of integers, not {values!r}") from None
 
 
+def integer(value: int, what: str) -> int:
+    """Return `value` as a Python integer.
+
+    Raises
+    ------
+    ShapeError
+        Naming `what`, when it is not an integer.
+    """
+    try:
+        return index(value)
+    except TypeError:
+        raise ShapeError(f"{what} must be an integer, not {value!r}") from None
+
+
 def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 1) -> tuple[int, ...]:
     """Return dense strides for sizes `counts` laid out in `order` (outermost first).
 

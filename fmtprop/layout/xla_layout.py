@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import address, buffers
-from fmtprop.layout.desc import FormatKind, MemoryDesc
+from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType, cast
 from fmtprop.layout.geometry import Geometry, check_dims, dense_strides
 
@@ -24,6 +24,7 @@ from fmtprop.layout.geometry import Geometry, check_dims, dense_strides
 PADDING_NAMES = ("zero", "one", "lowest", "highest")
 
 
+@runtime_checkable
 class ArrayShape(Protocol):
     """Element type and dimensions: what a layout needs of a shape."""
 
@@ -100,7 +101,7 @@ class Layout:
         -------
         Layout
         """
-        return cls(range(rank - 1, -1, -1))
+        return cls(range(check_dims((rank,), "rank")[0] - 1, -1, -1))
 
     def linearize(self, array: npt.ArrayLike, dtype: object = None) -> npt.NDArray[Any]:
         """Return the image of an array in linear memory, padding values included (SPEC X3).
@@ -153,10 +154,12 @@ class Layout:
         Raises
         ------
         ShapeError
-            The shape does not fit the layout.
+            The shape does not fit the layout, or is none.
         FormatError
             The padding holds another value than 0.
         """
+        if not isinstance(shape, ArrayShape):
+            raise ShapeError(f"shape must be a Shape such as make_shape('f32', (2, 3)), not {shape!r}")
         g = self.geometry(shape.dimensions)
         if g.padded_dims != g.dims and self.padding_value not in (None, 0, "zero"):
             raise FormatError(
@@ -185,9 +188,13 @@ class Layout:
         FormatError
             The descriptor is blocked, broadcast, offset, any or opaque, or its strides are no multiples of each
             other: the message says which.
+        ShapeError
+            `md` is no descriptor.
         """
-        if md.kind is not FormatKind.BLOCKED or md.inner_blocks:
-            raise FormatError(f"{md}: XLA's minor_to_major cannot express inner blocks or an unknown format")
+        if not isinstance(md, MemoryDesc):
+            raise ShapeError(f"md must be a MemoryDesc, not {md!r}")
+        if md.geometry.inner_blocks:  # the kinds any and opaque have no geometry, and say so
+            raise FormatError(f"{md}: XLA's minor_to_major cannot express inner blocks; reorder to plain")
         if md.has_broadcast:
             raise FormatError(f"{md}: XLA's layout cannot repeat elements (stride 0); convert to a dense format first")
         if md.offset0 or any(md.padded_offsets):

@@ -51,6 +51,7 @@ def test_s2_output_need_not_copy_every_reachable_element() -> None:
         (lambda: Slice1((0,), (4,), (1,)).check((4,), "f32", "f16"), "InputTensor is f32 but OutputTensor is f16"),
         (lambda: Slice1((0,), (4,), (1,)).check((4,), "bf16"), "data type bf16 is not supported at feature level 4.1"),
         (lambda: Slice1((0,), (4,), (1,)).check((4,), feature_level="5.0"), "unknown feature level '5.0'"),
+        (lambda: Slice1.from_flip((4,), (0.0,)), "axes must be a sequence of integers"),  # type: ignore[arg-type]
     ],
 )
 def test_s2_each_rule_has_its_own_error(make: object, says: str) -> None:

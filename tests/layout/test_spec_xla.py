@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,6 +75,31 @@ def test_x4_index_util_with_padding() -> None:
         IndexUtil.linear_index_to_multidimensional_index(shape, 15)
 
 
+@pytest.mark.parametrize("index", [(0.5, 2), (0, 2.0), (0, None), "00", 5])
+def test_x4_an_index_is_integers(index: Any) -> None:
+    shape = Shape("f32", (2, 3), Layout((0, 1), (3, 5), 0))
+    with pytest.raises(ShapeError, match="index must be a sequence of integers, not"):
+        IndexUtil.multidimensional_index_to_linear_index(shape, index)
+
+
+@pytest.mark.parametrize("number", [1.0, 1.5, None, "1", (1,)])
+def test_x4_a_linear_index_and_a_dimension_are_integers(number: Any) -> None:
+    shape = make_shape("f32", (2, 3))
+    with pytest.raises(ShapeError, match="linear index must be an integer, not"):
+        IndexUtil.linear_index_to_multidimensional_index(shape, number)
+    with pytest.raises(ShapeError, match="dimension number must be an integer, not"):
+        shape.dimension(number)
+    with pytest.raises(ShapeError, match=r"rank\[0\] is .*; rank must be integers"):
+        Layout.default(number)
+
+
+def test_x4_numpys_integers_are_integers() -> None:
+    shape = Shape("f32", (2, 3), Layout((0, 1)))
+    assert IndexUtil.multidimensional_index_to_linear_index(shape, np.array([1, 2])) == 5  # type: ignore[arg-type]
+    assert IndexUtil.linear_index_to_multidimensional_index(shape, np.int8(2)) == (0, 1)  # type: ignore[arg-type]
+    assert shape.dimension(np.int64(-1)) == 3  # type: ignore[arg-type]
+
+
 def test_x4_make_shape() -> None:
     shape = make_shape("F32", (2, 3, 4, 5))
     assert str(shape) == "f32[2,3,4,5]{3,2,1,0}"
@@ -122,6 +149,11 @@ def test_bad_text(text: str, says: str) -> None:
         (lambda: Shape("f32", (2, 3), Layout((0,))), "rank 2, the layout .* 1"),
         (lambda: Shape("f32", (2, 3), Layout((0, 1), (1, 3))), r"padded_dimensions\[0\] is 1, smaller than"),
         (lambda: Shape("f32", (-2,)), r"dimensions\[0\] is -2"),
+        (lambda: Shape("f32", (2, 3), (0, 1)), r"layout must be a Layout such as Layout\(\(1, 0\)\), not \(0, 1\)"),  # type: ignore[arg-type]
+        (lambda: Layout((1, 0)).to_memory_desc((2, 3)), r"shape must be a Shape such as .*, not \(2, 3\)"),  # type: ignore[arg-type]
+        (lambda: Layout.from_memory_desc("ab"), "md must be a MemoryDesc, not 'ab'"),  # type: ignore[arg-type]
+        (lambda: Shape.from_memory_desc(None), "md must be a MemoryDesc, not None"),  # type: ignore[arg-type]
+        (lambda: IndexUtil.linear_index_to_multidimensional_index((2, 3), 0), "shape must be a Shape such as"),  # type: ignore[arg-type]
         (lambda: Layout((0,), (3,), 0.5).linearize(np.zeros(2, np.int32)), "0.5 is not a value of data type s32"),
         (lambda: make_shape("f32", (2,)).linearize(np.zeros(3, np.float32)), r"shape \(3,\), not the dimensions"),
     ],
@@ -135,7 +167,8 @@ def test_refused(make: object, says: str) -> None:
     ("md", "says"),
     [
         (MemoryDesc((2, 16), tag="aB8b"), "cannot express inner blocks"),
-        (MemoryDesc.any((2,)), "unknown format"),
+        (MemoryDesc.any((2,)), "format any has no strides or blocks; ask a primitive descriptor for its choice"),
+        (MemoryDesc.opaque((2,), "f32", 8, 0), "format opaque has no strides or blocks; reorder to blocked"),
         (MemoryDesc((2, 3), strides=(0, 1)), "cannot repeat elements"),
         (MemoryDesc((4, 4)).submemory((2, 4), (2, 0)), "no offset 8"),
         (MemoryDesc((2, 3), strides=(6, 2)), "most minor dimension must have stride 1, but dimension 1 has 2"),
