@@ -138,6 +138,23 @@ def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
     return pack(cast(unpack(buffer, src), src.dtype, dst.dtype), dst)
 
 
+def as_array(values: npt.ArrayLike, what: str) -> Array:
+    """Return `values` as a numpy array.
+
+    Raises
+    ------
+    ShapeError
+        Naming `what`, where numpy cannot read them.
+    """
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last one
+        raise ShapeError(
+            f"{what}: numpy cannot read this {type(values).__name__} ({error}); give a numpy array, which holds bf16 "
+            "as uint16 bits: tensor.view(torch.int16).numpy().view(numpy.uint16)"
+        ) from error
+
+
 def _flat(buffer: npt.ArrayLike, md: MemoryDesc, what: str) -> Array:
     """Return the buffer as elements of `md`, refusing what is too short or of another type."""
     flat = np.asarray(buffer)

@@ -147,12 +147,10 @@ def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[A
         return array
     if src is DataType.BF16:
         array, src = (array.astype(np.uint32) << 16).view(np.float32), DataType.F32
-    if dst is DataType.BF16:
-        return _bf16_bits(array.astype(np.float32))
     if dst.is_floating or dst is DataType.BOOLEAN:
         # Overflow to infinity is IEEE behaviour, not an accident to warn of.
         with np.errstate(over="ignore"):
-            return array.astype(dst.numpy_dtype)
+            return _bf16_bits(array.astype(np.float32)) if dst is DataType.BF16 else array.astype(dst.numpy_dtype)
     if src.is_floating:
         return _saturate_float(array, src, dst)
     if src is DataType.BOOLEAN:

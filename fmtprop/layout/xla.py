@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.layout import address
+from fmtprop.layout import address, buffers
 from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType
 from fmtprop.layout.geometry import Geometry, check_dims, integer, integers
@@ -134,7 +133,7 @@ class Shape:
         ShapeError
             The array has another shape or data type.
         """
-        values = np.asarray(array)
+        values = buffers.as_array(array, "linearize")
         if values.shape != self.dimensions:
             raise ShapeError(f"the array has shape {values.shape}, not the dimensions of {self}")
         return self.layout.linearize(values, self.element_type)
@@ -303,8 +302,9 @@ def _integers(text: str, numbers: str) -> tuple[int, ...]:
 def _value(text: str, value: str | None) -> float | str | None:
     if value is None or value in PADDING_NAMES:
         return value
-    try:
-        number = float(value)
-    except ValueError:
-        raise FormatError(f"{text!r}: padding value {value!r} is not a number") from None
-    return int(number) if number.is_integer() else number
+    for number in (int, float):  # a float does not hold all of 64 bits
+        try:
+            return number(value)
+        except ValueError:
+            continue
+    raise FormatError(f"{text!r}: padding value {value!r} is not a number")

@@ -105,6 +105,7 @@ def test_cast_rounds_to_nearest_even_and_saturates() -> None:
     assert cast(np.array([-5, 7], np.int8), DataType.S8, DataType.U64).tolist() == [0, 7]
     assert cast(np.array([2**64 - 1], np.uint64), DataType.U64, DataType.S32).tolist() == [2**31 - 1]
     assert cast(np.array([1e300]), DataType.F64, DataType.F16).tolist() == [np.inf]
+    assert cast(np.array([1e39]), DataType.F64, DataType.BF16).tolist() == [0x7F80]
     assert cast(np.array([True, False]), DataType.BOOLEAN, DataType.S32).tolist() == [1, 0]
     assert cast(np.array([0.0, 3.0]), DataType.F64, DataType.BOOLEAN).tolist() == [False, True]
 
