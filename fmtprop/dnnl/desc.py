@@ -18,9 +18,9 @@ from fmtprop.dnnl.enums import data_type_name
 from fmtprop.dnnl.fields import ANY, BLOCKED, Fields, query_fields, query_ndims
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
-from fmtprop.dnnl.sizes import int64_array
-from fmtprop.errors import DnnlError, FormatError, ShapeError
-from fmtprop.layout import FormatKind, InnerBlock, MemoryDesc
+from fmtprop.dnnl.sizes import INT64_MAX, int64_array
+from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
+from fmtprop.layout import DataType, FormatKind, InnerBlock, MemoryDesc
 
 # Opaque MemoryDesc <-> native descriptor. Kept for the life of the process: a MemoryDesc is a plain value, so
 # nobody can tell when its token is last used. There are as many as distinct opaque layouts, which is few.
@@ -85,6 +85,8 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
             If a size exceeds what 64 bits hold.
         FormatError
             If oneDNN's API cannot create this layout, or an opaque desc comes from another process.
+        UnsupportedOpError
+            If the loaded oneDNN does not take the data type.
         """
         if desc.kind is FormatKind.OPAQUE:
             return _opaque_native(desc)
@@ -103,11 +105,18 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of storage from the buffer's start; for a submemory up to the end of the region."""
+        """Bytes of storage from the buffer's start; for a submemory up to the end of the region.
+
+        UnsupportedOpError where the loaded oneDNN is too old for the data type.
+        """
         if self._nbytes is None:
             # oneDNN answers 0 for a submemory.
             region = _from_blocked(self.fields) if self.fields.offset0 else None
-            self._nbytes = region.nbytes if region is not None else lib().memory_desc_get_size(self.handle)
+            nbytes = region.nbytes if region is not None else lib().memory_desc_get_size(self.handle)
+            # Descriptors of types that only newer versions have can be created, with elements of -1 bytes.
+            if nbytes > INT64_MAX:
+                raise UnsupportedOpError(_lacks(str(self), self.data_type))
+            self._nbytes = nbytes
         return self._nbytes
 
     @property
@@ -297,7 +306,37 @@ def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
 
 @lru_cache(maxsize=8192)
 def _from_fields(desc: MemoryDesc) -> NativeDesc:
-    return NativeDesc(create(desc))
+    if desc.kind is FormatKind.BLOCKED and not desc.is_regular:
+        raise FormatError(
+            f"desc {desc}: oneDNN cannot create strides {desc.strides} with dims {desc.dims}: each must step over all "
+            "elements of every faster dimension, the gaps between them included; reorder it to a dense format first"
+        )
+    try:
+        return NativeDesc(create(desc))
+    except DnnlError as error:
+        if error.status != "invalid_arguments":
+            raise
+        if not _takes(desc.dtype):
+            raise UnsupportedOpError(_lacks(f"desc {desc}", desc.dtype)) from error
+        raise FormatError(f"desc {desc}: oneDNN's API cannot create this layout; reorder it first") from error
+
+
+def _takes(dtype: DataType) -> bool:
+    """Tell whether oneDNN creates descriptors of a data type where their format can be no obstacle."""
+    try:
+        NativeDesc(create(MemoryDesc.any((1,), dtype))).close()
+    except DnnlError:
+        return False
+    return True
+
+
+def _lacks(what: str, dtype: object) -> str:
+    library = lib()
+    version = ".".join(map(str, library.version))
+    return (
+        f"{what}: oneDNN {version} ({library.path}) does not take data type {dtype} here; "
+        "convert the tensor, or load a newer oneDNN (see `fmtprop doctor`)"
+    )
 
 
 def _opaque_native(desc: MemoryDesc) -> NativeDesc:
@@ -343,7 +382,7 @@ def _rebuilds(desc: MemoryDesc, native: NativeDesc) -> bool:
     """Tell whether the fields say everything: hidden compensation makes the rebuilt descriptor differ."""
     try:
         return NativeDesc.from_desc(desc) == native
-    except (FormatError, ShapeError, DnnlError):
+    except (FormatError, ShapeError, UnsupportedOpError, DnnlError):
         return False
 
 

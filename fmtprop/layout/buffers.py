@@ -25,8 +25,8 @@ def unpack(buffer: npt.ArrayLike, md: MemoryDesc) -> Array:
     Parameters
     ----------
     buffer : array_like
-        1-D buffer of ``md.dtype.numpy_dtype`` elements (bf16: uint16 bits), or raw bytes as uint8, that reaches at
-        least to the last position in use.
+        1-D buffer of ``md.dtype.numpy_dtype`` elements (bf16: uint16 bits), or raw bytes (``bytes`` or uint8), that
+        reaches at least to the last position in use.
     md : MemoryDesc
         How the tensor lies in it.
 
@@ -38,7 +38,7 @@ def unpack(buffer: npt.ArrayLike, md: MemoryDesc) -> Array:
     Raises
     ------
     ShapeError
-        The buffer is too short or has another data type.
+        The buffer is too short, has another data type, or is nothing that numpy reads.
     FormatError
         The format is any or opaque.
 
@@ -75,12 +75,13 @@ def pack(array: npt.ArrayLike, md: MemoryDesc, out: Array | None = None) -> Arra
     Raises
     ------
     ShapeError
-        Shapes, data types or sizes do not fit, or elements that share a place (broadcast) differ.
+        Shapes, data types or sizes do not fit, elements that share a place (broadcast) differ, `out` cannot be written
+        to, or numpy cannot read the array.
     FormatError
         The format is any or opaque.
     """
     g = md.geometry
-    values = np.asarray(array)
+    values = as_array(array, "pack")
     if values.shape != md.dims:
         raise ShapeError(f"pack: the array has shape {values.shape}, the descriptor {md} has dims {md.dims}")
     if values.dtype != md.dtype.numpy_dtype:
@@ -92,7 +93,7 @@ def pack(array: npt.ArrayLike, md: MemoryDesc, out: Array | None = None) -> Arra
     if out is None:
         flat = result = np.zeros(md.nbytes // md.dtype.nbytes, md.dtype.numpy_dtype)
     else:
-        flat, result = _flat(out, md, "pack"), out
+        flat, result = _destination(out, md), out
     blocks = _blocked_view(flat, md)
     rounded = _rounded_dims(g)
     if rounded != md.dims:
@@ -138,15 +139,45 @@ def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
     return pack(cast(unpack(buffer, src), src.dtype, dst.dtype), dst)
 
 
+def as_array(values: npt.ArrayLike, what: str) -> Array:
+    """Return `values` as a numpy array.
+
+    Raises
+    ------
+    ShapeError
+        Naming `what`, where numpy cannot read them.
+    """
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last one
+        raise ShapeError(
+            f"{what}: numpy cannot read this {type(values).__name__} ({error}); give a numpy array, which holds bf16 "
+            "as uint16 bits: tensor.view(torch.int16).numpy().view(numpy.uint16)"
+        ) from error
+
+
+def _destination(out: npt.ArrayLike, md: MemoryDesc) -> Array:
+    """Return the buffer as elements of `md`, refusing what cannot be written to."""
+    flat = _flat(out, md, "pack")
+    if not flat.flags.writeable or isinstance(out, (list, tuple)):  # numpy copies these two
+        raise ShapeError(f"pack: out is a {type(out).__name__} that cannot be written to; give a writeable numpy array")
+    return flat
+
+
 def _flat(buffer: npt.ArrayLike, md: MemoryDesc, what: str) -> Array:
     """Return the buffer as elements of `md`, refusing what is too short or of another type."""
-    flat = np.asarray(buffer)
+    # numpy reads bytes as one string
+    flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else as_array(buffer, what)
     wanted = md.dtype.numpy_dtype
     if flat.ndim != 1:
         raise ShapeError(f"{what}: the buffer of {md} must be 1-D, not of shape {flat.shape}")
     if flat.dtype != wanted:
         if flat.dtype != np.uint8 or flat.nbytes % wanted.itemsize:
             raise ShapeError(f"{what}: the buffer has dtype {flat.dtype}, {md} stores {wanted} (or raw bytes as uint8)")
+        if not flat.flags.c_contiguous:
+            raise ShapeError(
+                f"{what}: raw bytes must lie side by side, not {flat.strides[0]} bytes apart; copy them first"
+            )
         flat = flat.view(wanted)
     if flat.size < md.geometry.span():
         raise ShapeError(

@@ -70,9 +70,9 @@ def read_layout(form: str, dims: str | None = None, dtype: str | None = None) ->
     (8960, 'ba')
     """
     if "[" in form:
+        shape = xla.parse_shape(form)
         if dims is not None or dtype is not None:
             raise ShapeError(f"{form!r} is an XLA shape: it brings its own dims and data type, so leave them out")
-        shape = xla.parse_shape(form)
         return Subject(shape.to_memory_desc(), form, LETTERS[: shape.rank])
     if dims is None:
         raise ShapeError(f"{form!r} needs dims, such as 2,17,5,7 (only XLA shapes bring their own)")

@@ -7,7 +7,6 @@ buffers, oneDNN handles or graphs.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
@@ -168,11 +167,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ShapeError
             When `position` is not an integer.
         """
-        try:
-            whole = operator.index(position)
-        except TypeError:
-            raise ShapeError(f"position must be an integer, got {position!r}") from None
-        return address.index_at(self.geometry, whole)
+        return address.index_at(self.geometry, geometry.integer(position, "position"))
 
     def indices_at(self, positions: npt.ArrayLike) -> address.IntArray:
         """Return the logical indices at many positions.

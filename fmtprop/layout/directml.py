@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.layout.desc import FormatKind, MemoryDesc
+from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType
-from fmtprop.layout.geometry import check_dims, dense_strides, integers
+from fmtprop.layout.geometry import check_dims, dense_strides, integer, integers
 from fmtprop.layout.slice1 import FeatureLevel, Slice1
 
 __all__ = ["BufferTensor", "FeatureLevel", "Slice1", "calc_buffer_tensor_size", "packed_strides"]
@@ -63,6 +63,8 @@ def packed_strides(sizes: Iterable[int], order: str | None = None) -> tuple[int,
     dims = _check_sizes(sizes)
     if order is None:
         return dense_strides(dims, range(len(dims)))
+    if not isinstance(order, str):
+        raise ShapeError(f"order must be a str of axis names such as 'NHWC', not {order!r}")
     names = order.upper()
     logical = [name for name in _AXES if name in names]
     if len(names) != len(dims) or sorted(names) != sorted(logical):
@@ -227,13 +229,14 @@ class BufferTensor:
         Raises
         ------
         ShapeError
-            The tensor has more dimensions, or `rank` exceeds 8.
+            `rank` is not an integer, exceeds 8, or is less than the tensor's.
 
         Examples
         --------
         >>> BufferTensor((3, 5), (5, 1)).promote(4)
         BufferTensor(sizes=(1, 1, 3, 5), strides=(15, 15, 5, 1), dtype=<DataType.F32: 'f32'>)
         """
+        rank = integer(rank, "rank")
         extra = rank - len(self.sizes)
         if extra < 0 or rank > MAX_RANK:
             raise ShapeError(
@@ -277,9 +280,11 @@ class BufferTensor:
         FormatError
             The descriptor is blocked, padded, offset, any or opaque: DirectML has strides only.
         ShapeError
-            Sizes or data type are not DirectML's.
+            Sizes or data type are not DirectML's, or `md` is no descriptor.
         """
-        if md.kind is not FormatKind.BLOCKED or md.inner_blocks:
+        if not isinstance(md, MemoryDesc):
+            raise ShapeError(f"md must be a MemoryDesc, not {md!r}")
+        if md.geometry.inner_blocks:  # the kinds any and opaque have no geometry, and say so
             raise FormatError(
                 f"{md}: DirectML describes a tensor by strides only, not by inner blocks; reorder to plain"
             )

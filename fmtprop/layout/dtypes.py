@@ -64,7 +64,8 @@ class DataType(str, Enum):
         Parameters
         ----------
         value : DataType, str, numpy.dtype, numpy scalar type or torch.dtype
-            ``"f32"``, ``"float32"``, ``numpy.float32``, ``torch.float32``, …
+            ``"f32"``, ``"float32"``, ``"i32"``, ``"FLOAT32"``, ``"DML_TENSOR_DATA_TYPE_INT32"``, ``numpy.float32``,
+            ``torch.float32``, … The digits of a name are bits: ``"i8"`` is ``s8``, unlike in numpy.
 
         Returns
         -------
@@ -79,7 +80,7 @@ class DataType(str, Enum):
             return value
         # torch is not imported here: its dtypes print as "torch.float32".
         name = value if isinstance(value, str) else str(value).removeprefix("torch.")
-        found = _BY_NAME.get(name)
+        found = _BY_NAME.get(name.removeprefix("DML_TENSOR_DATA_TYPE_").lower())
         # numpy takes None for float64
         if found is None and value is not None and not isinstance(value, str):
             try:
@@ -115,6 +116,8 @@ _BY_NAME = {
     **{t.value: t for t in DataType},
     **{name: t for t, name in _NUMPY.items() if t is not DataType.BF16},
     "bfloat16": DataType.BF16,
+    # SPEC S2's names
+    **{f"i{t.value[1:]}": t for t in (DataType.S64, DataType.S32, DataType.S16, DataType.S8)},
 }
 
 
@@ -144,12 +147,10 @@ def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[A
         return array
     if src is DataType.BF16:
         array, src = (array.astype(np.uint32) << 16).view(np.float32), DataType.F32
-    if dst is DataType.BF16:
-        return _bf16_bits(array.astype(np.float32))
     if dst.is_floating or dst is DataType.BOOLEAN:
         # Overflow to infinity is IEEE behaviour, not an accident to warn of.
         with np.errstate(over="ignore"):
-            return array.astype(dst.numpy_dtype)
+            return _bf16_bits(array.astype(np.float32)) if dst is DataType.BF16 else array.astype(dst.numpy_dtype)
     if src.is_floating:
         return _saturate_float(array, src, dst)
     if src is DataType.BOOLEAN:

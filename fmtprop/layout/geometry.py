@@ -134,6 +134,20 @@ def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
         raise ShapeError(f"{what} must be a sequence of integers, not {values!r}") from None
 
 
+def integer(value: int, what: str) -> int:
+    """Return `value` as a Python integer.
+
+    Raises
+    ------
+    ShapeError
+        Naming `what`, when it is not an integer.
+    """
+    try:
+        return index(value)
+    except TypeError:
+        raise ShapeError(f"{what} must be an integer, not {value!r}") from None
+
+
 def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 1) -> tuple[int, ...]:
     """Return dense strides for sizes `counts` laid out in `order` (outermost first).
 
@@ -174,27 +188,39 @@ def from_tag(dims: tuple[int, ...], tag: FormatTag, offset0: int = 0) -> Geometr
 
 
 def find_tag(geometry: Geometry) -> str | None:
-    """Return the abstract tag that gives exactly this geometry, or None.
-
-    The stride of a dimension of size 1 does not matter, so several tags may fit; such a dimension is named
-    right after its logical predecessor (``abcd`` rather than ``acdb`` where b has size 1).
-    """
+    """Return the abstract tag that gives exactly this geometry, or None."""
     if geometry.offset0 or any(geometry.padded_offsets) or not geometry.dims:
         return None
-    counts, strides = geometry.outer_counts(), geometry.strides
-    ndim = len(counts)
-    free = [a for a in range(ndim) if geometry.dims[a] == 1 == geometry.padded_dims[a]]
-    # Equal strides happen where a dimension has one block: it lies inside the other one.
-    fixed = sorted(set(range(ndim)) - set(free), key=lambda a: (-strides[a], -counts[a], a))
-    for axis in free:
-        fixed.insert(fixed.index(axis - 1) + 1 if axis else 0, axis)
-    tag = FormatTag(tuple(fixed), geometry.inner_blocks, LETTERS[:ndim])
+    tag = FormatTag(axis_order(geometry), geometry.inner_blocks, LETTERS[: len(geometry.dims)])
     dense = from_tag(geometry.dims, tag)
     if dense.padded_dims != geometry.padded_dims:
         return None
-    if any(dense.strides[a] != strides[a] for a in range(ndim) if a not in free):
+    free = _free_axes(geometry)
+    if any(d != s for a, (d, s) in enumerate(zip(dense.strides, geometry.strides, strict=True)) if a not in free):
         return None
     return format_tag(tag.order, tag.inner_blocks)
+
+
+def axis_order(geometry: Geometry) -> tuple[int, ...]:
+    """Return the axes by stride, outermost first.
+
+    The stride of a dimension of size 1 does not matter, so several orders may fit; such a dimension stands right after
+    its logical predecessor (``abcd`` rather than ``acdb`` where b has size 1).
+    """
+    counts, strides, free = geometry.outer_counts(), geometry.strides, _free_axes(geometry)
+    # Equal strides happen where a dimension has one block, or is empty: it lies inside the other one.
+    order = sorted(set(range(len(counts))) - set(free), key=lambda a: (-strides[a], -counts[a], a))
+    for axis in free:
+        order.insert(order.index(axis - 1) + 1 if axis else 0, axis)
+    return tuple(order)
+
+
+def _free_axes(geometry: Geometry) -> list[int]:
+    return [
+        a
+        for a, (size, padded) in enumerate(zip(geometry.dims, geometry.padded_dims, strict=True))
+        if size == 1 == padded
+    ]
 
 
 def check(geometry: Geometry, *, regular: bool) -> None:

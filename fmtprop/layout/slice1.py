@@ -301,11 +301,11 @@ class Slice1:
         Raises
         ------
         ShapeError
-            An axis is out of range.
+            An axis is out of range or not an integer.
         """
         dims = check_dims(input_sizes, "InputTensor.Sizes")
         strides = [1] * len(dims)
-        for axis in axes:
+        for axis in integers(axes, "slice1: axes"):
             if not -len(dims) <= axis < len(dims):
                 raise ShapeError(f"slice1: axis {axis} is out of range for {len(dims)} dimensions")
             strides[axis] = -1

@@ -158,6 +158,11 @@ def parse_tag(name: str) -> FormatTag:
     ----------
     SPEC M6; ``dnnl_format_tag_t`` in oneapi/dnnl/dnnl_types.h.
     """
+    if name == "any":
+        raise FormatError(
+            "format tag 'any' names no format: it leaves the choice to the primitive (MemoryDesc(dims, tag='any')); "
+            "ask its primitive descriptor for the choice, or give a tag such as 'abcd'"
+        )
     if name in IRREGULAR:
         return parse_tag(IRREGULAR[name])._replace(alias=name)
     match = _TAG.fullmatch(name)

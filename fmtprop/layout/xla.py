@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.layout import address
+from fmtprop.layout import address, buffers
 from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType
-from fmtprop.layout.geometry import check_dims
+from fmtprop.layout.geometry import Geometry, check_dims, integer, integers
 from fmtprop.layout.xla_layout import PADDING_NAMES, Layout
 
 __all__ = ["IndexUtil", "Layout", "Shape", "make_shape", "parse_shape"]
@@ -43,7 +42,7 @@ class Shape:
     Raises
     ------
     ShapeError
-        A size is negative, or the layout does not fit.
+        A size is negative, or the layout is none or does not fit.
 
     Examples
     --------
@@ -64,6 +63,8 @@ class Shape:
         known = _BY_ELEMENT_NAME.get(element_type.lower()) if isinstance(element_type, str) else None
         dims = check_dims(dimensions, "dimensions")
         used = Layout.default(len(dims)) if layout is None else layout
+        if not isinstance(used, Layout):
+            raise ShapeError(f"layout must be a Layout such as Layout((1, 0)), not {used!r}")
         used.geometry(dims)
         object.__setattr__(self, "element_type", known or DataType.from_any(element_type))
         object.__setattr__(self, "dimensions", dims)
@@ -96,6 +97,7 @@ class Shape:
         ShapeError
             There is no such dimension.
         """
+        number = integer(number, "dimension number")
         if not -self.rank <= number < self.rank:
             raise ShapeError(f"dimension {number} is out of range for {self} of rank {self.rank}")
         return self.dimensions[number]
@@ -131,7 +133,7 @@ class Shape:
         ShapeError
             The array has another shape or data type.
         """
-        values = np.asarray(array)
+        values = buffers.as_array(array, "linearize")
         if values.shape != self.dimensions:
             raise ShapeError(f"the array has shape {values.shape}, not the dimensions of {self}")
         return self.layout.linearize(values, self.element_type)
@@ -158,7 +160,8 @@ class Shape:
         -------
         Shape
         """
-        return cls(md.dtype, md.dims, Layout.from_memory_desc(md))
+        layout = Layout.from_memory_desc(md)
+        return cls(md.dtype, md.dims, layout)
 
     def __str__(self) -> str:
         """Return XLA's text form, such as ``f32[2,3]{0,1}``; a scalar has no braces."""
@@ -247,9 +250,9 @@ class IndexUtil:
         Raises
         ------
         ShapeError
-            The index is out of range.
+            The index has another rank, is out of range or not of integers.
         """
-        return address.offset(shape.layout.geometry(shape.dimensions), tuple(index))
+        return address.offset(_geometry(shape), integers(index, "index"))
 
     @staticmethod
     def linear_index_to_multidimensional_index(shape: Shape, linear_index: int) -> tuple[int, ...]:
@@ -269,9 +272,10 @@ class IndexUtil:
         Raises
         ------
         ShapeError
-            The position lies outside the buffer, or in its padding.
+            The position lies outside the buffer or in its padding, or is not an integer.
         """
-        g = shape.layout.geometry(shape.dimensions)
+        g = _geometry(shape)
+        linear_index = integer(linear_index, "linear index")
         if not 0 <= linear_index < prod(g.padded_dims):
             raise ShapeError(
                 f"linear index {linear_index} is out of range for {shape} of {prod(g.padded_dims)} elements"
@@ -280,6 +284,12 @@ class IndexUtil:
         if index is None:
             raise ShapeError(f"linear index {linear_index} of {shape} lies in the padding; no element is there")
         return index
+
+
+def _geometry(shape: Shape) -> Geometry:
+    if not isinstance(shape, Shape):
+        raise ShapeError(f"shape must be a Shape such as make_shape('f32', (2, 3)), not {shape!r}")
+    return shape.layout.geometry(shape.dimensions)
 
 
 def _integers(text: str, numbers: str) -> tuple[int, ...]:
@@ -292,8 +302,9 @@ def _integers(text: str, numbers: str) -> tuple[int, ...]:
 def _value(text: str, value: str | None) -> float | str | None:
     if value is None or value in PADDING_NAMES:
         return value
-    try:
-        number = float(value)
-    except ValueError:
-        raise FormatError(f"{text!r}: padding value {value!r} is not a number") from None
-    return int(number) if number.is_integer() else number
+    for number in (int, float):  # a float does not hold all of 64 bits
+        try:
+            return number(value)
+        except ValueError:
+            continue
+    raise FormatError(f"{text!r}: padding value {value!r} is not a number")

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.layout import address, buffers
-from fmtprop.layout.desc import FormatKind, MemoryDesc
+from fmtprop.layout import buffers
+from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType, cast
-from fmtprop.layout.geometry import Geometry, check_dims, dense_strides
+from fmtprop.layout.geometry import Geometry, axis_order, check_dims, dense_strides, storage_bytes
 
 # PaddingValue of xla_data.proto.
 PADDING_NAMES = ("zero", "one", "lowest", "highest")
 
 
+@runtime_checkable
 class ArrayShape(Protocol):
     """Element type and dimensions: what a layout needs of a shape."""
 
@@ -47,8 +47,8 @@ class Layout:
     padded_dimensions : iterable of int, optional
         Size to which each dimension is padded.
     padding_value : float or str, optional
-        What the padding holds: a number, or ``"zero"``, ``"one"``, ``"lowest"``, ``"highest"``. None leaves it
-        open (:meth:`linearize` writes zeros).
+        What the padding holds: a number, or ``"zero"``, ``"one"``, ``"lowest"``, ``"highest"`` (of floating-point types
+        the infinities). None leaves it open (:meth:`linearize` writes zeros).
 
     Raises
     ------
@@ -81,11 +81,13 @@ class Layout:
         padded = None if padded_dimensions is None else check_dims(padded_dimensions, "padded_dimensions")
         if padded is not None and len(padded) != len(order):
             raise ShapeError(f"padded_dimensions {padded} must have one entry per dimension of {order}")
-        if isinstance(padding_value, str) and padding_value not in PADDING_NAMES:
+        value = padding_value.item() if isinstance(padding_value, np.generic) else padding_value
+        named = isinstance(value, str) and value in PADDING_NAMES
+        if not (value is None or named or isinstance(value, (int, float))):
             raise ShapeError(f"padding_value {padding_value!r} must be a number or one of {', '.join(PADDING_NAMES)}")
         object.__setattr__(self, "minor_to_major", order)
         object.__setattr__(self, "padded_dimensions", padded)
-        object.__setattr__(self, "padding_value", padding_value)
+        object.__setattr__(self, "padding_value", value)
 
     @classmethod
     def default(cls, rank: int) -> Layout:
@@ -100,7 +102,7 @@ class Layout:
         -------
         Layout
         """
-        return cls(range(rank - 1, -1, -1))
+        return cls(range(check_dims((rank,), "rank")[0] - 1, -1, -1))
 
     def linearize(self, array: npt.ArrayLike, dtype: object = None) -> npt.NDArray[Any]:
         """Return the image of an array in linear memory, padding values included (SPEC X3).
@@ -108,32 +110,35 @@ class Layout:
         Parameters
         ----------
         array : array_like
-            The logical array.
+            The logical array; its elements are only moved, so they may be of any numpy type.
         dtype : DataType or the like, optional
             Its data type, where numpy cannot tell (bf16 bits in uint16).
 
         Returns
         -------
         numpy.ndarray, 1-D
+            As many elements as the padded sizes have, of the array's type; of an empty array, nothing but padding.
 
         Raises
         ------
         ShapeError
             The array's rank is not the layout's, a dimension exceeds its padded size, or the padding value does
             not fit the data type.
+
+        Examples
+        --------
+        >>> "".join(Layout((0, 1)).linearize([list("abc"), list("def")]))
+        'adbecf'
         """
-        values = np.asarray(array)
-        data_type = DataType.from_any(values.dtype if dtype is None else dtype)
+        values = buffers.as_array(array, "linearize")
         g = self.geometry(values.shape)
-        md = MemoryDesc.view(
-            g.dims, data_type, strides=g.strides, padded_dims=g.padded_dims, padded_offsets=g.padded_offsets
-        )
-        image = buffers.pack(values, md)
-        if g.padded_dims != g.dims and self.padding_value is not None:
-            filled = np.full(prod(g.padded_dims), self._padding_bits(data_type), data_type.numpy_dtype)
-            where = address.offsets(g, np.moveaxis(np.indices(g.dims), 0, -1))
-            filled[where] = values
-            image = filled
+        storage_bytes(g._replace(dims=g.padded_dims), values.dtype.itemsize)  # refuses what 64 bits do not count
+        whole = np.zeros(g.padded_dims, values.dtype)
+        data_type, padding = _stored_type(values, dtype), self.padding_value
+        if g.padded_dims != g.dims and padding is not None and padding != "zero":
+            whole[...] = _padding(padding, data_type, whole.dtype)
+        whole[tuple(slice(size) for size in g.dims)] = values
+        image: npt.NDArray[Any] = whole.transpose(self.minor_to_major[::-1]).ravel()
         return image
 
     def to_memory_desc(self, shape: ArrayShape) -> MemoryDesc:
@@ -147,24 +152,27 @@ class Layout:
         Returns
         -------
         MemoryDesc
-            Padding becomes ``padded_dims`` (which oneDNN keeps zero), or gaps between strides where
-            `padding_value` is None and the most major dimension is not padded.
+            Padding becomes gaps between strides where `padding_value` is None and the strides alone tell the padded
+            sizes (some larger dimension has to step over the padding); otherwise ``padded_dims``, which oneDNN keeps
+            zero. (As in oneDNN, a tensor with a size of 0 has no storage even if it is padded.)
 
         Raises
         ------
         ShapeError
-            The shape does not fit the layout.
+            The shape does not fit the layout, or is none.
         FormatError
             The padding holds another value than 0.
         """
+        if not isinstance(shape, ArrayShape):
+            raise ShapeError(f"shape must be a Shape such as make_shape('f32', (2, 3)), not {shape!r}")
         g = self.geometry(shape.dimensions)
         if g.padded_dims != g.dims and self.padding_value not in (None, 0, "zero"):
             raise FormatError(
                 f"padding value {self.padding_value!r} cannot be expressed: a memory descriptor's padding is zero"
             )
-        major = self.minor_to_major[-1] if self.minor_to_major else 0
-        if self.padding_value is None and g.dims and g.padded_dims[major] == g.dims[major]:
-            g = g._replace(padded_dims=g.dims)
+        gaps = MemoryDesc.view(g.dims, shape.element_type, strides=g.strides)
+        if self.padding_value is None and _told_by_strides(gaps) == g.padded_dims:
+            return gaps
         return MemoryDesc.view(g.dims, shape.element_type, strides=g.strides, padded_dims=g.padded_dims)
 
     @classmethod
@@ -185,14 +193,18 @@ class Layout:
         FormatError
             The descriptor is blocked, broadcast, offset, any or opaque, or its strides are no multiples of each
             other: the message says which.
+        ShapeError
+            `md` is no descriptor.
         """
-        if md.kind is not FormatKind.BLOCKED or md.inner_blocks:
-            raise FormatError(f"{md}: XLA's minor_to_major cannot express inner blocks or an unknown format")
+        if not isinstance(md, MemoryDesc):
+            raise ShapeError(f"md must be a MemoryDesc, not {md!r}")
+        if md.geometry.inner_blocks:  # the kinds any and opaque have no geometry, and say so
+            raise FormatError(f"{md}: XLA's minor_to_major cannot express inner blocks; reorder to plain")
         if md.has_broadcast:
             raise FormatError(f"{md}: XLA's layout cannot repeat elements (stride 0); convert to a dense format first")
         if md.offset0 or any(md.padded_offsets):
             raise FormatError(f"{md}: XLA's layout has no offset {md.offset0} into the buffer")
-        order = _minor_to_major(md)
+        order = axis_order(md.geometry)[::-1]
         padded, gaps = _padded_dimensions(md, order)
         if gaps and md.padded_dims != md.dims:
             raise FormatError(f"{md}: XLA cannot tell gaps between strides from padded dimensions; use one of the two")
@@ -227,15 +239,6 @@ class Layout:
         strides = dense_strides(padded, self.minor_to_major[::-1])
         return Geometry(sizes, strides, (), padded, (0,) * len(sizes), 0)
 
-    def _padding_bits(self, dtype: DataType) -> Any:
-        value = self.padding_value
-        if isinstance(value, str):
-            value = _named_value(value, dtype)
-        if not dtype.is_floating and dtype is not DataType.BOOLEAN and value != int(value or 0):
-            raise ShapeError(f"padding value {value!r} is not a value of data type {dtype}")
-        stored = np.array([value], np.float32 if dtype is DataType.BF16 else dtype.numpy_dtype)
-        return cast(stored, DataType.F32, dtype)[0] if dtype is DataType.BF16 else stored[0]
-
     def __str__(self) -> str:
         """Return ``{0,1}``, or ``{0,1:pad(3,5)=0}`` where padded (XLA's own text omits padding)."""
         text = ",".join(map(str, self.minor_to_major))
@@ -245,6 +248,49 @@ class Layout:
         return "{" + text + "}"
 
 
+def _stored_type(values: npt.NDArray[Any], dtype: object) -> DataType | None:
+    """Return the data type of an array; None for the other types that numpy has."""
+    if dtype is None:
+        return next((t for t in DataType if t is not DataType.BF16 and t.numpy_dtype == values.dtype), None)
+    data_type = DataType.from_any(dtype)
+    if values.dtype != data_type.numpy_dtype:
+        raise ShapeError(
+            f"linearize: the array has dtype {values.dtype}, but {data_type} is stored as {data_type.numpy_dtype}; "
+            "convert it first (fmtprop.layout.cast)"
+        )
+    return data_type
+
+
+def _padding(value: float | str, dtype: DataType | None, stored: np.dtype[Any]) -> Any:
+    """Return a padding value as an array stores it, refusing what its data type does not hold."""
+    if dtype is None:
+        if value != 0:
+            raise ShapeError(f"padding value {value!r}: an array of dtype {stored} can be padded with 0 only")
+        return np.zeros((), stored)
+    number = _named_value(value, dtype) if isinstance(value, str) else value
+    if dtype.is_floating:
+        return _float_bits(number, dtype)
+    low, high = (0, 1) if dtype is DataType.BOOLEAN else _integer_range(dtype)
+    if not low <= number <= high or number != int(number):
+        raise ShapeError(
+            f"padding value {value!r} is not a value of data type {dtype}: it must be an integer from {low} to {high}"
+        )
+    return int(number)
+
+
+def _float_bits(number: float, dtype: DataType) -> Any:
+    try:
+        stored = cast(np.array([number], np.float64), DataType.F64, dtype)
+    except OverflowError:  # an int beyond float64
+        stored = cast(np.array([np.inf]), DataType.F64, dtype)
+    if np.isinf(cast(stored, dtype, DataType.F64)[0]) and number not in (np.inf, -np.inf):
+        raise ShapeError(
+            f"padding value {number!r} is not a value of data type {dtype}: it is too large; "
+            "'highest' and 'lowest' are the infinities"
+        )
+    return stored[0]
+
+
 def _named_value(name: str, dtype: DataType) -> float:
     if name in ("zero", "one"):
         return float(name == "one")
@@ -252,34 +298,39 @@ def _named_value(name: str, dtype: DataType) -> float:
         return float(name == "highest")
     if dtype.is_floating:
         return np.inf if name == "highest" else -np.inf
+    return _integer_range(dtype)[name == "highest"]
+
+
+def _integer_range(dtype: DataType) -> tuple[int, int]:
     info = np.iinfo(dtype.numpy_dtype)
-    return info.max if name == "highest" else info.min
+    return int(info.min), int(info.max)
 
 
-def _minor_to_major(md: MemoryDesc) -> tuple[int, ...]:
-    """Order the axes by stride; a size-1 axis stands right outside its logical successor."""
-    ndim = md.ndim
-    moving = sorted((a for a in range(ndim) if md.padded_dims[a] > 1), key=lambda a: (-md.strides[a], a))
-    for axis in (a for a in range(ndim) if md.padded_dims[a] <= 1):
-        moving.insert(moving.index(axis - 1) + 1 if axis else 0, axis)
-    return tuple(reversed(moving))
+def _told_by_strides(md: MemoryDesc) -> tuple[int, ...] | None:
+    """Return the padded sizes that strides alone tell; None where XLA has none that give these strides."""
+    try:
+        return _padded_dimensions(md, axis_order(md.geometry)[::-1])[0]
+    except FormatError:
+        return None
 
 
 def _padded_dimensions(md: MemoryDesc, order: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
     """Return the padded sizes that give the strides, and whether gaps had to become padding."""
     padded, gaps, step = list(md.padded_dims), False, 1
-    moving = [a for a in order if md.padded_dims[a] > 1]
     before = None
-    for axis in moving:
+    for axis in (a for a in order if md.padded_dims[a] != 1):
         stride = md.strides[axis]
         if before is None and stride != 1:
             raise FormatError(f"{md}: XLA's most minor dimension must have stride 1, but dimension {axis} has {stride}")
         if stride != step and before is not None:
-            if stride % md.strides[before]:
+            size, rest = divmod(stride, md.strides[before])
+            if rest or size < md.padded_dims[before]:
                 raise FormatError(
                     f"{md}: stride {stride} of dimension {axis} is not a multiple of dimension {before}'s "
-                    f"{md.strides[before]}; XLA pads whole elements of a dimension"
+                    f"{md.strides[before]} that spans its {md.padded_dims[before]} elements; XLA pads whole elements "
+                    "of a dimension"
                 )
-            padded[before], gaps = stride // md.strides[before], True
-        step, before = stride * md.padded_dims[axis], axis
+            padded[before], gaps = size, True
+        # an empty dimension takes the place of one element, as in `dense_strides`
+        step, before = stride * (md.padded_dims[axis] or 1), axis
     return tuple(padded), gaps

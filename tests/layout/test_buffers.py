@@ -41,6 +41,11 @@ def test_raw_bytes_are_a_buffer() -> None:
     out = np.zeros(24, np.uint8)
     pack(array, md, out=out)
     assert np.array_equal(out, raw)
+    for text in (raw.tobytes(), bytearray(raw), memoryview(raw)):
+        assert np.array_equal(unpack(text, md), array)
+        assert np.array_equal(convert(text, md, MemoryDesc((2, 3))), array.ravel())
+    assert unpack(b"\1\2", MemoryDesc((2,), "u8")).tolist() == [1, 2]
+    assert unpack(b"", MemoryDesc((0, 3))).shape == (0, 3)
 
 
 def test_empty_and_scalar() -> None:
@@ -64,6 +69,18 @@ def test_broadcast_packs_what_is_equal() -> None:
         (lambda: unpack(np.zeros(6, np.float64), MemoryDesc((2, 3))), "buffer has dtype float64, .* stores float32"),
         (lambda: unpack(np.zeros(7, np.uint8), MemoryDesc((2, 3))), "buffer has dtype uint8"),
         (lambda: unpack(np.zeros((2, 3), np.float32), MemoryDesc((2, 3))), r"must be 1-D, not of shape \(2, 3\)"),
+        (lambda: unpack(b"12345", MemoryDesc((2, 3))), "buffer has dtype uint8"),
+        (lambda: unpack(b"1234", MemoryDesc((2, 3))), r"the buffer has 1 elements \(4 bytes\)"),
+        (
+            lambda: unpack(np.zeros(48, np.uint8)[::2], MemoryDesc((2, 3))),
+            "bytes must lie side by side, not 2 bytes apart",
+        ),
+        (lambda: unpack([[1], [2, 3]], MemoryDesc((2,))), r"unpack: numpy cannot read this list \("),
+        (
+            lambda: pack(np.zeros((2, 3), "f4"), MemoryDesc((2, 3)), out=b"0" * 24),
+            "out is a bytes that cannot be written to",
+        ),  # type: ignore[arg-type]
+        (lambda: pack(np.zeros(1), MemoryDesc((1,), "f64"), out=[0.0]), "out is a list that cannot be written to"),  # type: ignore[arg-type]
         (lambda: pack(np.zeros((3, 2), np.float32), MemoryDesc((2, 3))), r"shape \(3, 2\), the descriptor .* \(2, 3\)"),
         (
             lambda: pack(np.zeros((2, 3)), MemoryDesc((2, 3))),
@@ -82,6 +99,27 @@ def test_broadcast_packs_what_is_equal() -> None:
 def test_refused(call: object, says: str) -> None:
     with pytest.raises(ShapeError, match=says):
         call()  # type: ignore[operator]
+
+
+def test_a_read_only_buffer_is_no_destination() -> None:
+    out = np.zeros(6, np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ShapeError, match="out is a ndarray that cannot be written to; give a writeable numpy array"):
+        pack(np.ones((2, 3), np.float32), MemoryDesc((2, 3)), out=out)
+
+
+def test_tensors_that_numpy_cannot_read() -> None:
+    torch = pytest.importorskip("torch")
+    ones = torch.ones(2, 3, dtype=torch.bfloat16)
+    md = MemoryDesc((2, 3), "bf16")
+    for call in (lambda: pack(ones, md), lambda: unpack(ones[0], md)):
+        with pytest.raises(
+            ShapeError, match=r"pack: numpy cannot read this Tensor \(.*holds bf16 as uint16 bits: tensor"
+        ):
+            call()
+    assert pack(ones.view(torch.int16).numpy().view(np.uint16), md).tolist() == [0x3F80] * 6
+    with pytest.raises(ShapeError, match=r"numpy cannot read this Parameter \(.*requires grad"):
+        pack(torch.nn.Parameter(torch.ones(2, 3)), MemoryDesc((2, 3)))
 
 
 def test_formats_without_a_layout() -> None:
@@ -105,6 +143,7 @@ def test_cast_rounds_to_nearest_even_and_saturates() -> None:
     assert cast(np.array([-5, 7], np.int8), DataType.S8, DataType.U64).tolist() == [0, 7]
     assert cast(np.array([2**64 - 1], np.uint64), DataType.U64, DataType.S32).tolist() == [2**31 - 1]
     assert cast(np.array([1e300]), DataType.F64, DataType.F16).tolist() == [np.inf]
+    assert cast(np.array([1e39]), DataType.F64, DataType.BF16).tolist() == [0x7F80]
     assert cast(np.array([True, False]), DataType.BOOLEAN, DataType.S32).tolist() == [1, 0]
     assert cast(np.array([0.0, 3.0]), DataType.F64, DataType.BOOLEAN).tolist() == [False, True]
 
@@ -135,6 +174,28 @@ def test_every_data_type_has_storage(dtype: DataType) -> None:
     if dtype is not DataType.BF16:
         assert DataType.from_any(dtype.numpy_dtype) is dtype
         assert DataType.from_any(dtype.numpy_dtype.type) is dtype
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        (("i64", "INT64", "DML_TENSOR_DATA_TYPE_INT64"), "s64"),
+        (("i32", "INT32", "DML_TENSOR_DATA_TYPE_INT32"), "s32"),
+        (("i16", "INT16", "DML_TENSOR_DATA_TYPE_INT16"), "s16"),
+        (("i8", "INT8", "DML_TENSOR_DATA_TYPE_INT8"), "s8"),
+        (("UINT8", "DML_TENSOR_DATA_TYPE_UINT8"), "u8"),
+        (("F32", "FLOAT32", "DML_TENSOR_DATA_TYPE_FLOAT32"), "f32"),
+        (("FLOAT16", "DML_TENSOR_DATA_TYPE_FLOAT16"), "f16"),
+    ],
+)
+def test_the_names_of_directml(names: tuple[str, ...], dtype: str) -> None:
+    assert {DataType.from_any(name) for name in names} == {DataType(dtype)}
+
+
+@pytest.mark.parametrize("name", ["DML_TENSOR_DATA_TYPE_UNKNOWN", "DML_TENSOR_DATA_TYPE_", "i4", "i", "f8", ""])
+def test_names_that_are_no_data_type(name: str) -> None:
+    with pytest.raises(ShapeError, match=f"unknown data type '{name}'; use one of f32"):
+        DataType.from_any(name)
 
 
 def test_torch_data_types() -> None:

@@ -13,6 +13,7 @@ from fmtprop.layout.command import describe, draw, read_layout
     ("words", "md", "axes"),
     [
         (("nChw16c", "2,17,5,7"), MemoryDesc((2, 17, 5, 7), tag="aBcd16b"), "nchw"),
+        (("ab", "2,3", "i32"), MemoryDesc((2, 3), "s32"), "ab"),
         (("acdb", "2x17x5x7", "bf16"), MemoryDesc((2, 17, 5, 7), "bf16", tag="acdb"), "abcd"),
         (("strides:5,1", "(2, 3)"), MemoryDesc((2, 3), strides=(5, 1)), "ab"),
         (("dml:NHWC", "1,1,3,5"), MemoryDesc((1, 1, 3, 5), strides=(15, 1, 5, 1)), "nchw"),
@@ -34,6 +35,8 @@ def test_reads_every_form(words: tuple[str, ...], md: MemoryDesc, axes: str) -> 
         (("nchw",), ShapeError, "'nchw' needs dims, such as 2,17,5,7"),
         (("f32[2]{0}", "2"), ShapeError, "brings its own dims and data type"),
         (("f32[2]{0}", None, "s8"), ShapeError, "brings its own dims and data type"),
+        (("a[b", "2,3"), FormatError, "'a.b' is not an array shape such as"),
+        (("any", "2,3"), FormatError, "'any' names no format: it leaves the choice to the primitive"),
         (("nchw", "2,a"), FormatError, "dims '2,a' must be integers separated by commas"),
         (("strides:x", "2"), FormatError, "strides 'x' must be integers"),
         (("nope", "2,3,4,5"), FormatError, "format tag 'nope'"),

@@ -33,7 +33,7 @@ def test_none_is_no_data_type() -> None:
 
 @pytest.mark.parametrize("position", ["a", 1.5, None])
 def test_a_position_is_an_integer(position: object) -> None:
-    with pytest.raises(ShapeError, match="position must be an integer, got"):
+    with pytest.raises(ShapeError, match="position must be an integer, not"):
         MemoryDesc((2, 3)).index_at(position)  # type: ignore[arg-type]
 
 

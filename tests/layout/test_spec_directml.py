@@ -71,6 +71,7 @@ def test_d6_minimum_buffer_size() -> None:
     assert calc_buffer_tensor_size("f32", (2, 3), (0, 1)) == 3 * 4
     assert calc_buffer_tensor_size("u8", (3, 3)) == 12  # 9 bytes, rounded up to a multiple of 4
     assert calc_buffer_tensor_size("f16", (3,)) == 8
+    assert calc_buffer_tensor_size("i64", (2,)) == calc_buffer_tensor_size("INT64", (2,)) == 16
     assert fp.directml.calc_buffer_tensor_size("f64", (1, 1, 3, 5), (15, 1, 5, 1)) == 15 * 8
 
 
@@ -96,7 +97,8 @@ def test_a1_round_trip_through_memory_desc(strides: tuple[int, ...]) -> None:
     ("md", "says"),
     [
         (MemoryDesc((2, 16), tag="aB8b"), "not by inner blocks"),
-        (MemoryDesc.any((2, 3)), "not by inner blocks"),
+        (MemoryDesc.any((2, 3)), "format any has no strides or blocks; ask a primitive descriptor for its choice"),
+        (MemoryDesc.opaque((2, 3), "f32", 24, 0), "format opaque has no strides or blocks; reorder to blocked"),
         (MemoryDesc((2, 3), padded_dims=(2, 4)), r"no padded sizes \(2, 4\); express padding by strides"),
         (MemoryDesc((4, 4)).submemory((2, 4), (2, 0)), "no offset 8; bind the buffer at that offset"),
     ],
@@ -121,6 +123,10 @@ def test_a1_what_directml_cannot_express(md: MemoryDesc, says: str) -> None:
         (lambda: BufferTensor((2, 3)).offset((0,)), "out of range"),
         (lambda: BufferTensor((2, 3)).promote(1), "cannot promote"),
         (lambda: BufferTensor((2, 3)).promote(9), "cannot promote"),
+        (lambda: BufferTensor((2, 3)).promote(4.5), r"rank must be an integer, not 4\.5"),  # type: ignore[arg-type]
+        (lambda: BufferTensor((2, 3)).promote("4"), "rank must be an integer, not '4'"),  # type: ignore[arg-type]
+        (lambda: packed_strides((2, 3), 5), "order must be a str of axis names such as 'NHWC', not 5"),  # type: ignore[arg-type]
+        (lambda: BufferTensor.from_memory_desc(None), "md must be a MemoryDesc, not None"),  # type: ignore[arg-type]
         (lambda: packed_strides((2, 3), "HH"), "must name each of the 2 dimensions"),
         (lambda: packed_strides((2, 3), "NCHW"), "must name each of the 2 dimensions"),
         (lambda: BufferTensor((3, 3), (2, 1)).to_memory_desc(), "overlap"),

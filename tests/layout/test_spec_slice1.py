@@ -51,6 +51,7 @@ def test_s2_output_need_not_copy_every_reachable_element() -> None:
         (lambda: Slice1((0,), (4,), (1,)).check((4,), "f32", "f16"), "InputTensor is f32 but OutputTensor is f16"),
         (lambda: Slice1((0,), (4,), (1,)).check((4,), "bf16"), "data type bf16 is not supported at feature level 4.1"),
         (lambda: Slice1((0,), (4,), (1,)).check((4,), feature_level="5.0"), "unknown feature level '5.0'"),
+        (lambda: Slice1.from_flip((4,), (0.0,)), "axes must be a sequence of integers"),  # type: ignore[arg-type]
     ],
 )
 def test_s2_each_rule_has_its_own_error(make: object, says: str) -> None:
@@ -79,6 +80,14 @@ def test_s2_feature_levels(level: str) -> None:
                 with pytest.raises(ShapeError, match=f"feature level {level}"):
                     op.check((2,) * rank, dtype, feature_level=f"DML_FEATURE_LEVEL_{level.replace('.', '_')}")
     assert [x.value for x in FeatureLevel] == sorted(SUPPORT)
+
+
+def test_s2_data_types_under_their_own_names() -> None:
+    op = Slice1((0,), (1,), (1,))
+    for name in "f64 f32 f16 i64 i32 i16 i8 u64 u32 u16 u8".split():
+        op.check((1,), name)
+    for name in "FLOAT64 FLOAT32 FLOAT16 INT64 INT32 INT16 INT8 UINT64 UINT32 UINT16 UINT8".split():
+        op.check((1,), name, f"DML_TENSOR_DATA_TYPE_{name}")
 
 
 def test_s3_example_1_positive_strides() -> None:
