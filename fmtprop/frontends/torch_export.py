@@ -7,6 +7,7 @@ targets or plans.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections import namedtuple
@@ -197,6 +198,9 @@ def _first_lines(error: Exception) -> str:
 
 
 def _functionalised(program: ExportedProgram) -> ExportedProgram:
+    # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
+    program = copy.copy(program)
+    program.example_inputs = None
     # An empty table decomposes nothing but what would alias or mutate: in-place ops become functional, dropout in
     # eval mode becomes a copy, linear, convolution, normalizations and attention stay whole.
     with warnings.catch_warnings():

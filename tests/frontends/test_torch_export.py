@@ -610,3 +610,16 @@ def test_what_a_program_makes_itself_is_computed_at_import():
 def test_keyword_examples_have_names():
     with pytest.raises(ImportModelError, match=r"kwargs must be a dict of example keyword inputs by name, got \[1\]"):
         from_torch(nn.ReLU(), torch.ones(2), kwargs=[1])
+
+
+def test_keys_and_strings_that_no_name_could_be():
+    # torch would write them into source code, between quotes that they end
+    for text in ("don't", 'say "x"', "a\\b"):
+        check(Call(lambda inputs: sum(inputs.values())), ({text: TOKENS, "z": TOKENS},))
+        check(Call(lambda x, how: x + len(how)), (TOKENS, text))
+
+
+def test_an_exported_program_keeps_its_example_inputs():
+    program = torch.export.export(nn.Linear(16, 4), (TOKENS,))
+    from_torch(program)
+    assert program.example_inputs[0][0] is not None
