@@ -13,7 +13,12 @@ References
 
 from __future__ import annotations
 
+import keyword
 import re
+from collections.abc import Iterable
+from typing import Any
+
+from fmtprop.errors import ImportModelError
 
 # Atoms may be any key of a ModuleDict, such as "a-b" or "3x3 conv". Those with two underscores before them lead to what
 # Python itself keeps in objects and classes.
@@ -68,3 +73,48 @@ def is_text(text: str) -> bool:
     (True, False)
     """
     return text.isprintable() and _TEXT.fullmatch(text) is not None
+
+
+def check_parameter(path: str) -> None:
+    """Refuse a parameter or buffer whose name torch cannot write.
+
+    A model in this process is the caller's own code, so this asks less than :func:`is_path`: the source must be valid.
+
+    Parameters
+    ----------
+    path : str
+        Qualified name in the module.
+
+    Raises
+    ------
+    ImportModelError
+        An atom of it is a keyword, or would end its quotes.
+    """
+    for atom in path.split("."):
+        if keyword.iskeyword(atom) or not is_text(atom.replace("'", "")):
+            raise ImportModelError(
+                f"{path!r} cannot be imported: torch writes names of parameters, buffers and modules into Python "
+                f"source, where {atom!r} cannot stand (a keyword, double quotes, a backslash or control characters); "
+                "rename it"
+            )
+
+
+def check_keywords(names: Iterable[Any]) -> None:
+    """Refuse keyword arguments that torch cannot write.
+
+    Parameters
+    ----------
+    names : iterable of object
+        Names of the keyword arguments of ``forward``.
+
+    Raises
+    ------
+    ImportModelError
+        One is no identifier, or a keyword.
+    """
+    for name in names:
+        if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):
+            raise ImportModelError(
+                f"the keyword argument {name!r} is not a Python identifier, which torch.export needs; rename it, or "
+                "give it in a dict"
+            )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import warnings
 from collections import deque, namedtuple
 
@@ -623,3 +624,47 @@ def test_an_exported_program_keeps_its_example_inputs():
     program = torch.export.export(nn.Linear(16, 4), (TOKENS,))
     from_torch(program)
     assert program.example_inputs[0][0] is not None
+
+
+@pytest.mark.parametrize("key", ["class", 'a"b', "a\\b", "a\nb"])
+def test_a_parameter_that_torch_cannot_write_is_named(key):
+    module = nn.ModuleDict({key: nn.Linear(16, 4)})
+    module.forward = lambda x: module[key](x)
+    message = rf"'{re.escape(repr(key)[1:-1])}.weight' cannot be imported: .* rename it"
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(module, TOKENS)
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(torch.export.export(module, (TOKENS,)))
+
+
+@pytest.mark.parametrize("key", ["a-b", "a b", "a/b", "a'b", "a(b", "größe", "0"])
+def test_modules_may_have_odd_names(key):
+    module = nn.ModuleDict({key: nn.Linear(16, 4)})
+    module.forward = lambda x: module[key](x)
+    assert f"{key}.weight" in from_torch(module, TOKENS).constants
+
+
+@pytest.mark.parametrize("key", ["class", "a-b", 'a"b', "1a"])
+def test_a_keyword_argument_that_torch_cannot_write_is_named(key):
+    class Keywords(nn.Module):
+        def forward(self, x, **more):
+            return x + more[key]
+
+    message = rf"the keyword argument '{key}' is not a Python identifier, .* in a dict"
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Keywords(), TOKENS, kwargs={key: TOKENS})
+    if key not in ("class", "1a"):  # torch cannot even export those
+        with pytest.raises(ImportModelError, match=message):
+            from_torch(torch.export.export(Keywords(), (TOKENS,), {key: TOKENS}))
+
+
+def test_types_that_pytree_does_not_know_have_a_remedy():
+    class Cache:
+        def __init__(self, x):
+            self.x = x
+
+    message = r"Take and return tensors, .*'use_cache': False.*register_dataclass"
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Call(lambda x: Cache(x)), TOKENS)
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Call(lambda x, cache: x + cache.x), (TOKENS, Cache(TOKENS)))
