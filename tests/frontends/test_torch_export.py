@@ -658,6 +658,14 @@ def test_a_keyword_argument_that_torch_cannot_write_is_named(key):
             from_torch(torch.export.export(Keywords(), (TOKENS,), {key: TOKENS}))
 
 
+@pytest.mark.parametrize("pool", [F.max_pool1d, F.max_pool2d, F.max_pool3d])
+def test_indices_of_maxima_run_as_aten_without_a_word(pool):
+    x = IMAGE[0] if pool is F.max_pool1d else IMAGE
+    graph = check(Call(lambda x: pool(x, 2, return_indices=True)), x, aten=None)
+    assert graph.count("aten") > 0 and graph.count("pooling") == 0
+    assert check(Call(lambda x: pool(x, 2, return_indices=True)[0]), x, aten=None).count("aten") == 0
+
+
 def test_types_that_pytree_does_not_know_have_a_remedy():
     class Cache:
         def __init__(self, x):
