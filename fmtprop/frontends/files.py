@@ -151,8 +151,11 @@ def _open_exported(file: Path) -> ExportedProgram:
     import torch
 
     try:
-        return torch.export.load(file)
-    except (RuntimeError, ValueError, KeyError, TypeError, AssertionError, AttributeError, OSError) as error:
+        if file.suffix == ".pt2":
+            return torch.export.load(file)
+        with file.open("rb") as opened:  # torch takes any file, but complains of a name such as m.PT2
+            return torch.export.load(opened)
+    except Exception as error:  # torch builds what the file describes: it raises anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ImportModelError(
             f"{file}: torch {torch.__version__} cannot load this archive: {first}. It may be damaged or written by "

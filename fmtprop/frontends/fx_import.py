@@ -261,12 +261,13 @@ class _Walk:
             value = found[index] if index < len(found) else None
             if value is None and index not in used:
                 continue
-            if value is None or call.type(value) != expected:
-                shown = None if value is None else call.type(value)
+            if value is None:  # the op does not make it, such as the indices of maxima
+                return None
+            if call.type(value) != expected:
                 where = f" from {call.origin}" if call.origin else ""  # the model itself has no name
                 _LOG.warning(
                     "%s%s: importer of op %s made result %d as %s, the exporter says %s; runs as aten instead",
-                    call.target, where, self.table[call.target][0], index, shown, expected,
+                    call.target, where, self.table[call.target][0], index, call.type(value), expected,
                 )  # fmt: skip
                 return None
         return tuple(found)

@@ -17,10 +17,11 @@ import pickle
 import pickletools
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from fmtprop.errors import ImportModelError
+from fmtprop.frontends.source_text import is_text
 from fmtprop.frontends.strict_zip import read_members
 
 #: Largest pickle that is looked at, in bytes; the tensors' data lie outside it.
@@ -306,12 +307,24 @@ def _set_items(many: bool) -> Callable[[_Machine, Any, int], None]:
     def action(machine: _Machine, argument: Any, position: int) -> None:
         items = machine.pop_items(many, 2, position)
         target = machine.top(position)
+        # PyTorch writes keys of example inputs into source code that it executes.
+        for key in _strings_in(items[::2]):
+            if not is_text(key):
+                raise machine.refusal(f"has the key {key!r}, with quotes or control characters", position)
         if isinstance(target, _Dict):
             target.keys.extend(items[::2])
         elif not _is_ordered_dict(target):
             raise machine.refusal("sets items of an object that is not a dictionary", position)
 
     return action
+
+
+def _strings_in(values: tuple[Any, ...]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple) and not isinstance(value, (_Global, _Made)):
+            yield from _strings_in(value)
 
 
 def _append(many: bool) -> Callable[[_Machine, Any, int], None]:

@@ -1,16 +1,19 @@
 """Read the program of a ``.pt2`` archive without building it, and refuse the strings that PyTorch would execute.
 
-The program is JSON, which executes nothing by itself. But PyTorch evaluates some of its strings: sizes of dynamic
+The program is JSON, which executes nothing by itself. But PyTorch evaluates many of its strings: sizes of dynamic
 shapes through sympy, which evaluates Python; guards through ``exec``; names of operators through attribute look-up
-anywhere below ``torch``, so that a node can call ``torch.os.system``; and descriptions of nested inputs, which name
-modules to import. Each of these is held against the small grammar that the exporter writes.
+anywhere below ``torch``, so that a node can call ``torch.os.system``; descriptions of nested inputs, which name
+modules to import; and the names of all values and parameters, which it pastes into source that it executes. So every
+string is held against the small grammar of what the exporter writes in its field, and a string in a field that is not
+known is refused.
 
 It must not know about zip files or pickles.
 
 References
 ----------
-``torch/_export/serde/serialize.py``: ``_parse_sym_expr``, ``deserialize_operator``; ``torch/export/_unlift.py``:
-``_convert_guards_code_to_fn``; ``torch/utils/_pytree.py``: ``enum_object_hook``, ``_defaultdict_deserialize``.
+``torch/_export/serde/schema.py``, for the fields; ``serialize.py`` beside it: ``_dict_to_dataclass``,
+``_parse_sym_expr``, ``deserialize_operator``, ``deserialize_metadata``; ``torch/utils/_pytree.py``:
+``enum_object_hook``, ``_defaultdict_deserialize``. What is pasted where: :mod:`fmtprop.frontends.source_text`.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fmtprop.errors import ImportModelError
+from fmtprop.frontends.source_text import is_name, is_path, is_text
 
 #: Largest JSON member that is read, in bytes.
 LARGEST_JSON: Final = 256 << 20
@@ -49,7 +52,17 @@ _OPERATORS: Final = frozenset(
     xor""".split()
 )
 _MATH: Final = frozenset({"ceil", "floor", "sqrt", "trunc"})
-_TORCH_OP = re.compile(r"torch\.ops\.(?:_?[a-z]\w*)\.(\w+)(?:\.([a-zA-Z]\w*))?", re.ASCII)
+# Functions of tensors, and the control flow around them. Other namespaces print, send, or hold code of others.
+_TORCH_OP = re.compile(
+    r"torch\.ops\.((aten|prims|torchvision)\.(?P<name>\w+)(\.[a-zA-Z]\w*)?|higher_order\.(?P<control>\w+))", re.ASCII
+)
+# They read and write the file that a node names.
+_FILE_OPS: Final = frozenset({"from_file", "save"})
+_CONTROL: Final = frozenset(
+    """associative_scan auto_functionalized auto_functionalized_v2 cond flex_attention hints_wrapper invoke_subgraph
+    map_impl out_dtype scan strict_mode tag_activation_checkpoint while_loop with_effects wrap_activation_checkpoint
+    wrap_with_autocast wrap_with_set_grad_enabled""".split()
+)
 # The only operators with two underscores on both sides: Python's, as aten spells them.
 _DUNDER_OP = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
 _TORCH_SIZE_OP = re.compile(r"torch\._?sym_[a-z_]+", re.ASCII)
@@ -83,7 +96,7 @@ def parse_json(data: bytes, where: str) -> Any:
     if len(data) > LARGEST_JSON:
         raise ImportModelError(f"{where} is JSON of {len(data)} bytes; the limit is {LARGEST_JSON}")
     try:
-        return json.loads(data)
+        return json.loads(str(data, "utf-8"))  # as PyTorch reads it; bytes could be in other encodings
     except (ValueError, RecursionError) as error:
         raise ImportModelError(f"{where} is not valid JSON: {error}; export the model again") from error
 
@@ -106,28 +119,25 @@ def check_program(data: bytes, where: str) -> None:
     program = parse_json(data, where)
     if not isinstance(program, dict):
         raise ImportModelError(f"{where} is not an exported program: a JSON {type(program).__name__}")
-    for key, value in _fields(program):
-        if key == "expr_str":
-            _check_size(value, where)
-        elif key in ("target", "as_operator"):
-            _check_operator(value, where)
-        elif key in ("in_spec", "out_spec"):
-            _check_treespec(value, where)
-        elif key == "guards_code":
-            for guard in value if isinstance(value, list) else [value]:
-                _check_guard(guard, where)
-
-
-def _fields(root: Any) -> Iterator[tuple[str, Any]]:
-    """Walk every key and value of nested JSON, without recursion."""
-    pending = [root]
+    # the field, what it holds, and whether that is within the arguments of a node
+    pending: list[tuple[str, Any, bool]] = [("", program, False)]
     while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            yield from value.items()
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
+        field, value, in_node = pending.pop()
+        if isinstance(value, list):
+            pending += [(field, item, in_node) for item in value]
+        elif isinstance(value, dict) and field in _TABLES:
+            check_key, inner = _TABLES[field]
+            for key in value:
+                check_key(key, where)
+            pending += [(inner, item, in_node) for item in value.values()]
+        elif field in _STRINGS:
+            # Text among a node's arguments is written with its quotes escaped: messages of assertions have quotes.
+            if value is not None and not (in_node and field in ("as_string", "as_strings")):
+                _STRINGS[field](value, where)
+        elif isinstance(value, dict):
+            pending += [(key, item, in_node or key == "nodes") for key, item in value.items()]
+        elif isinstance(value, str) and value not in _FLOATS:
+            raise _refusal(where, "string", value, f"the exporter writes none in {field or 'this place'!r}")
 
 
 def _refusal(where: str, what: str, text: Any, why: str) -> ImportModelError:
@@ -143,17 +153,47 @@ def _check_operator(target: Any, where: str) -> None:
     """PyTorch follows the dots from ``torch``, ``math`` or ``operator`` and calls what it arrives at."""
     if not isinstance(target, str):
         raise _refusal(where, "operator", target, "it is not a name")
-    if not target.startswith(("torch", "_operator", "math", "#")):
-        return  # looked up nowhere: it stays a string
     module, _, name = target.partition(".")
     if (module == "_operator" and name in _OPERATORS) or (module == "math" and name in _MATH):
         return
     if _TORCH_SIZE_OP.fullmatch(target):
         return
     op = _TORCH_OP.fullmatch(target)
-    if op and (not op[1].startswith("__") or _DUNDER_OP.fullmatch(op[1])):
-        return
-    raise _refusal(where, "operator", target, "it is none of torch.ops, nor an arithmetic function")
+    if op is None:
+        raise _refusal(where, "operator", target, "it is none of torch.ops on tensors, nor an arithmetic function")
+    if op["name"] in _FILE_OPS:
+        raise _refusal(where, "operator", target, "it opens a file that the program names")
+    if op["control"] and op["control"] not in _CONTROL:
+        raise _refusal(where, "operator", target, "it is no control flow that fmtprop knows")
+    if op["name"] and op["name"].startswith("__") and not _DUNDER_OP.fullmatch(op["name"]):
+        raise _refusal(where, "operator", target, "it is none of torch.ops on tensors, nor an arithmetic function")
+
+
+# ---------------------------------------------------------------- names
+
+
+def _checked(what: str, fits: Callable[[str], bool], rule: str) -> Callable[[Any, str], None]:
+    def check(text: Any, where: str) -> None:
+        if not isinstance(text, str):
+            raise _refusal(where, what, text, "it is not a string")
+        if not fits(text):
+            raise _refusal(where, what, text, rule)
+
+    return check
+
+
+_check_name = _checked("name", is_name, "it is not a Python identifier; rename it before you export the model")
+#: Check where a parameter, buffer or module is found.
+check_path: Final = _checked(
+    "path",
+    is_path,
+    "torch writes it into source code, which it could break; rename it before you export the model",
+)
+_check_text = _checked("text", is_text, "it has quotes, a backslash or control characters, which torch does not escape")
+
+
+def _check_note(text: Any, where: str) -> None:
+    """Let everything pass: PyTorch keeps it as a note."""
 
 
 # ---------------------------------------------------------------- sizes and guards
@@ -261,14 +301,67 @@ def _check_treespec(text: Any, where: str) -> None:
         raise _refusal(where, "input description", text, "it is not a string")
     pending: list[Any] = [parse_json(text.encode(), where)] if text else []
     while pending:
-        for key, value in _fields(pending.pop()):
-            if key in ("__enum__", "fqn"):
-                raise _refusal(where, "input description", text, "it names a module to import for an enum")
-            if key == "default_factory_module" and value != "builtins":
-                raise _refusal(where, "input description", text, f"it names the module {value!r} to import")
-            if key == "default_factory_name" and value not in _FACTORIES:
-                raise _refusal(where, "input description", text, f"it names the function {value!r}")
-            if key == "context" and isinstance(value, str):
-                # A type may have its own text here; only JSON can ask for an import.
-                with suppress(ValueError, RecursionError):
-                    pending.append(json.loads(value))
+        value = pending.pop()
+        if isinstance(value, list):
+            pending.extend(value)
+        elif isinstance(value, str):
+            _check_text(value, where)
+        elif isinstance(value, dict):
+            pending.extend(_checked_entries(value, text, where))
+
+
+def _checked_entries(entries: Mapping[str, Any], text: str, where: str) -> list[Any]:
+    """Return what is still to be checked of one part of a description."""
+    if "__enum__" in entries or "fqn" in entries:
+        raise _refusal(where, "input description", text, "it names a module to import for an enum")
+    if (module := entries.get("default_factory_module", "builtins")) != "builtins":
+        raise _refusal(where, "input description", text, f"it names the module {module!r} to import")
+    if (factory := entries.get("default_factory_name", "list")) not in _FACTORIES:
+        raise _refusal(where, "input description", text, f"it names the function {factory!r}")
+    rest = [*entries, *(value for key, value in entries.items() if key != "context")]
+    context = entries.get("context")
+    try:
+        rest.append(json.loads(context) if isinstance(context, str) else context)
+    except (ValueError, RecursionError):
+        rest.append(context)  # a type may have its own text here; only JSON can ask for an import
+    return rest
+
+
+def _check_in_spec(text: Any, where: str) -> None:
+    """Check the description of the arguments: keyword arguments become arguments of the source."""
+    _check_treespec(text, where)
+    match json.loads(text or "null"):
+        case [_, {"children_spec": [_, {"context": str(keywords)}]}]:
+            names = json.loads(keywords)
+            for name in names if isinstance(names, list) else []:
+                _check_name(name, where)
+
+
+# ---------------------------------------------------------------- fields
+
+_FLOATS: Final = frozenset({"Infinity", "-Infinity", "NaN"})
+
+#: Fields of strings, and of lists of strings.
+_STRINGS: Final[Mapping[str, Callable[[Any, str], None]]] = {
+    "expr_str": _check_size,
+    "guards_code": _check_guard,
+    "target": _check_operator,
+    "as_operator": _check_operator,
+    "in_spec": _check_in_spec,
+    "out_spec": _check_treespec,
+    **dict.fromkeys(("name", "as_name", "user_input_name", "forward_arg_names", "field_names"), _check_name),
+    **dict.fromkeys(("type", "verifiers"), _check_name),
+    **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name"), check_path),
+    **dict.fromkeys(("fqn", "class_fqn"), check_path),
+    **dict.fromkeys(("as_string", "as_strings", "torch_version"), _check_text),
+    "metadata item": _check_note,
+}
+
+#: Fields whose keys are data: what checks a key, and the field that a value is checked as.
+_TABLES: Final[Mapping[str, tuple[Callable[[Any, str], None], str]]] = {
+    **dict.fromkeys(("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values"), (_check_name, "")),
+    **dict.fromkeys(("custom_obj_values", "range_constraints", "opset_version"), (_check_name, "")),
+    "as_string_to_argument": (_check_name, ""),
+    "treespec_namedtuple_fields": (check_path, ""),
+    "metadata": (_check_name, "metadata item"),
+}

@@ -25,7 +25,7 @@ from typing import Any
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.pickle_safety import check_tensor_file
-from fmtprop.frontends.program_safety import check_program, parse_json
+from fmtprop.frontends.program_safety import check_path, check_program, parse_json
 from fmtprop.frontends.strict_zip import read_members
 
 _MODEL = r"[^/]+"
@@ -138,6 +138,7 @@ def _check_payload(config: Any, folder: str, members: Mapping[str, memoryview], 
     if not isinstance(entries, dict):
         raise ImportModelError(f"{where} is not a list of weights")
     for weight, entry in entries.items():
+        check_path(weight, where)
         at = f"{where}: {weight!r}"
         held_by = entry.get("path_name") if isinstance(entry, dict) else None
         source = f"{folder}/{held_by}"

@@ -7,6 +7,7 @@ targets or plans.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections import namedtuple
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.torch_call import tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
@@ -104,6 +106,7 @@ def _from_torch(
             f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
             "wrap a function in a module"
         )
+    _check_names(program)
     program = _functionalised(program)
     if isinstance(module, ExportedProgram) and example_inputs is not None:
         _check_examples(program, example_inputs, kwargs)
@@ -125,6 +128,7 @@ def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any]) -> E
     args = _positional(module, example_inputs, kwargs)
     _check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
     _check_tensors(_named_leaves(args, kwargs))
+    check_keywords(kwargs)
     # torch says nothing that helps about a key that a graph cannot hold
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
@@ -184,8 +188,14 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _export_failure(module: nn.Module, error: Exception) -> str:
+    failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n"
+    if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
+        return (
+            f"{failure}Take and return tensors, numbers, tuples, lists and dicts (a model of transformers: "
+            "kwargs={'use_cache': False}), or register the class with torch.export.register_dataclass"
+        )
     return (
-        f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n"
+        f"{failure}"
         "Check that module(*example_inputs, **kwargs) runs and that no branch depends on tensor values "
         "(torch.export.draft_export lists every obstacle)"
     )
@@ -197,6 +207,9 @@ def _first_lines(error: Exception) -> str:
 
 
 def _functionalised(program: ExportedProgram) -> ExportedProgram:
+    # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
+    program = copy.copy(program)
+    program.example_inputs = None
     # An empty table decomposes nothing but what would alias or mutate: in-place ops become functional, dropout in
     # eval mode becomes a copy, linear, convolution, normalizations and attention stay whole.
     with warnings.catch_warnings():
@@ -236,6 +249,15 @@ def _check_tensors(tensors: Mapping[str, Any]) -> None:
                 f"{name} is a {tensor.layout} tensor{' (quantized)' if tensor.is_quantized else ''}; "
                 "only dense, unquantized tensors can be imported: use .to_dense() or .dequantize()"
             )
+
+
+def _check_names(program: ExportedProgram) -> None:
+    """Refuse names that torch cannot write when it makes the program functional."""
+    for spec in program.graph_signature.input_specs:
+        check_parameter(spec.target or "")
+    in_spec = program.call_spec.in_spec
+    if in_spec is not None and in_spec.type is tuple and in_spec.num_children == 2:
+        check_keywords(in_spec.children()[1].context or ())
 
 
 def _check_examples(program: ExportedProgram, example_inputs: Any, kwargs: dict[str, Any]) -> None:

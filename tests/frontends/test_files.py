@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import logging
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._export.verifier import SpecViolationError
 
 import fmtprop
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.frontends import from_torch, load, save
 from fmtprop.ir import Graph, TensorType, builtin
+from tests.frontends.archives import save as save_archive
 from tests.frontends.checking import compare, run
 
 
@@ -36,6 +39,13 @@ def test_exported_program_from_a_file(net, tmp_path):
     path = tmp_path / "net.pt2"
     torch.export.save(torch.export.export(net, (X,)), path)
     compare(run(load(path), X), net(X).detach())
+
+
+def test_an_extension_in_capitals_is_read_without_a_word(net, tmp_path, caplog):
+    path = tmp_path / "net.PT2"
+    path.write_bytes(save_archive(torch.export.export(net, (X,))))
+    compare(run(load(path), X), net(X).detach())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_builtin_graph_by_name(net, tmp_path, monkeypatch):
@@ -116,12 +126,13 @@ def test_a_pt2_that_would_run_code_is_not_opened(net, tmp_path, monkeypatch):
         load(path)
 
 
-def test_a_damaged_archive_is_an_import_error(net, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError, IndexError, SpecViolationError])
+def test_a_damaged_archive_is_an_import_error(net, tmp_path, monkeypatch, error):
     path = tmp_path / "net.pt2"
     torch.export.save(torch.export.export(net, (X,)), path)
 
     def fail(file):
-        raise RuntimeError("schema version 99 is not supported\nmore")
+        raise error("schema version 99 is not supported\nmore")
 
     monkeypatch.setattr(torch.export, "load", fail)
     with pytest.raises(ImportModelError, match=r"cannot load this archive: schema version 99 is not supported\."):

@@ -9,7 +9,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends import pickle_safety, program_safety
 from fmtprop.frontends.pt2_safety import check_archive
+from tests.frontends.archives import pack, read_members, save
 
 # ---------------------------------------------------------------- honest archives
 
@@ -137,19 +138,6 @@ def test_time_does_not_depend_on_the_weights(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- tools to make hostile ones
 
 
-def read_members(archive: bytes) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(archive)) as file:
-        return {name.partition("/")[2]: file.read(name) for name in file.namelist()}
-
-
-def pack(members: Mapping[str, bytes], root: str = "model/", compression: int = zipfile.ZIP_STORED) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as file:
-        for name, content in members.items():
-            file.writestr(root + name, content)
-    return buffer.getvalue()
-
-
 def flat_archive(program: torch.export.ExportedProgram) -> bytes:
     from torch._export.serde.schema import SCHEMA_VERSION
     from torch._export.serde.serialize import serialize
@@ -163,12 +151,6 @@ def flat_archive(program: torch.export.ExportedProgram) -> bytes:
         "serialized_example_inputs.pt": artifact.example_inputs,
     }
     return pack(members, root="")
-
-
-def save(program: torch.export.ExportedProgram) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    return buffer.getvalue()
 
 
 HONEST_BYTES = save(export_net())
@@ -327,6 +309,13 @@ PICKLES = {
 def test_hostile_pickle(name: str, tmp_path: Path) -> None:
     program, expected = PICKLES[name]
     assert expected in refused(with_inputs_pickle(program), tmp_path)
+
+
+def test_key_of_an_input_that_would_end_its_quotes(tmp_path: Path) -> None:
+    """PyTorch writes guards from the keys of example inputs."""
+    for key in ("a'b", 'a"b', "a\\b", "a\nb", ("c", "a'b")):
+        content = with_inputs_pickle(pickle.dumps((({key: 1},), {}), protocol=2))
+        assert "with quotes or control characters (at byte" in refused(content, tmp_path)
 
 
 def test_too_large_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,6 +599,9 @@ OPERATORS = [
     "torch.load",
     "torch.ops.load_library",
     "torch.ops.aten.__class__.__init__",
+    "torch.ops.aten.__init__",
+    "torch.ops.image.write_file.default",
+    "aten.add.Tensor",
     "torch.ops.aten.add.__globals__",
     "torch.ops.aten.add.Tensor.x",
     "torch.ops.__dict__.aten.add",
@@ -631,6 +623,46 @@ def test_hostile_operator(target: str, key: str, tmp_path: Path) -> None:
 
     message = refused(with_program(edit), tmp_path)
     assert f"has the operator {target!r}: it is none of torch.ops" in message
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("torch.ops.aten.save.default", "it opens a file that the program names"),
+        ("torch.ops.aten.from_file.default", "it opens a file that the program names"),
+        ("torch.ops.aten.from_file.out", "it opens a file that the program names"),
+        ("torch.ops.higher_order.print", "it is no control flow that fmtprop knows"),
+        ("torch.ops.higher_order.call_torchbind", "it is no control flow that fmtprop knows"),
+    ],
+)
+def test_operator_with_side_effects(target: str, expected: str, tmp_path: Path) -> None:
+    def edit(program: Any) -> None:
+        program["graph_module"]["graph"]["nodes"][0]["target"] = target
+
+    assert f"has the operator {target!r}: {expected}" in refused(with_program(edit), tmp_path)
+
+
+def test_no_other_operator_opens_files() -> None:
+    """New versions of PyTorch may add one."""
+    opens = {
+        schema.name.partition("::")[2]
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith(("aten::", "prims::", "torchvision::"))
+        and any("file" in argument.name or argument.name in ("path_name", "url") for argument in schema.arguments)
+    }
+    assert opens == program_safety._FILE_OPS
+
+
+def test_every_field_of_strings_is_known() -> None:
+    """New versions of PyTorch may add one; programs that use it would be refused."""
+    from torch._export.serde import schema
+
+    known = {*program_safety._STRINGS, *program_safety._TABLES}
+    beyond_programs = ("PayloadMeta", "PayloadConfig", "AOTInductorModelPickleData")
+    for name, kind in vars(schema).items():
+        for field, annotation in getattr(kind, "__annotations__", {}).items():
+            if name not in beyond_programs and field != "_type" and "str" in str(annotation.__args__[0]):
+                assert field in known, (name, field)
 
 
 GUARDS = {
@@ -691,15 +723,37 @@ def test_input_description_of_another_form(tmp_path: Path) -> None:
     assert "is not valid JSON" in refused(with_program(edit("{")), tmp_path)
 
 
+def test_keyword_argument_that_is_no_name(tmp_path: Path) -> None:
+    """PyTorch makes an argument of it."""
+    for key in ("x=print()", "a-b", 7):
+        context = json.dumps([key])
+
+        def edit(program: Any, context: str = context) -> None:
+            arguments = {"type": "builtins.tuple", "context": "null", "children_spec": []}
+            keywords = {"type": "builtins.dict", "context": context, "children_spec": [LEAF]}
+            spec = {"type": "builtins.tuple", "context": "null", "children_spec": [arguments, keywords]}
+            program["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = json.dumps([1, spec])
+
+        assert f"has the name {key!r}: it is not a " in refused(with_program(edit), tmp_path)
+
+
+def test_string_where_the_exporter_writes_none(tmp_path: Path) -> None:
+    def edit(program: Any) -> None:
+        program["graph_module"]["graph"]["inputs"][0] = {"as_int": "a' == print() or '"}
+
+    assert "the exporter writes none in 'as_int'" in refused(with_program(edit), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (b"[]", "is not an exported program: a JSON list"),
         (b"{", "is not valid JSON"),
         (b'{"a": "\xff"}', "is not valid JSON"),
+        ('{"a": 1}'.encode("utf-16"), "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
     ],
-    ids=["list", "cut", "not text", "deep"],
+    ids=["list", "cut", "not text", "utf-16", "deep"],
 )
 def test_program_that_is_none(text: bytes, expected: str, tmp_path: Path) -> None:
     assert expected in refused(pack({**HONEST_MEMBERS, PROGRAM: text}), tmp_path)

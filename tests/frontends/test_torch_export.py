@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import warnings
 from collections import deque, namedtuple
 
@@ -610,3 +611,68 @@ def test_what_a_program_makes_itself_is_computed_at_import():
 def test_keyword_examples_have_names():
     with pytest.raises(ImportModelError, match=r"kwargs must be a dict of example keyword inputs by name, got \[1\]"):
         from_torch(nn.ReLU(), torch.ones(2), kwargs=[1])
+
+
+def test_keys_and_strings_that_no_name_could_be():
+    # torch would write them into source code, between quotes that they end
+    for text in ("don't", 'say "x"', "a\\b"):
+        check(Call(lambda inputs: sum(inputs.values())), ({text: TOKENS, "z": TOKENS},))
+        check(Call(lambda x, how: x + len(how)), (TOKENS, text))
+
+
+def test_an_exported_program_keeps_its_example_inputs():
+    program = torch.export.export(nn.Linear(16, 4), (TOKENS,))
+    from_torch(program)
+    assert program.example_inputs[0][0] is not None
+
+
+@pytest.mark.parametrize("key", ["class", 'a"b', "a\\b", "a\nb"])
+def test_a_parameter_that_torch_cannot_write_is_named(key):
+    module = nn.ModuleDict({key: nn.Linear(16, 4)})
+    module.forward = lambda x: module[key](x)
+    message = rf"'{re.escape(repr(key)[1:-1])}.weight' cannot be imported: .* rename it"
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(module, TOKENS)
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(torch.export.export(module, (TOKENS,)))
+
+
+@pytest.mark.parametrize("key", ["a-b", "a b", "a/b", "a'b", "a(b", "größe", "0"])
+def test_modules_may_have_odd_names(key):
+    module = nn.ModuleDict({key: nn.Linear(16, 4)})
+    module.forward = lambda x: module[key](x)
+    assert f"{key}.weight" in from_torch(module, TOKENS).constants
+
+
+@pytest.mark.parametrize("key", ["class", "a-b", 'a"b', "1a"])
+def test_a_keyword_argument_that_torch_cannot_write_is_named(key):
+    class Keywords(nn.Module):
+        def forward(self, x, **more):
+            return x + more[key]
+
+    message = rf"the keyword argument '{key}' is not a Python identifier, .* in a dict"
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Keywords(), TOKENS, kwargs={key: TOKENS})
+    if key not in ("class", "1a"):  # torch cannot even export those
+        with pytest.raises(ImportModelError, match=message):
+            from_torch(torch.export.export(Keywords(), (TOKENS,), {key: TOKENS}))
+
+
+@pytest.mark.parametrize("pool", [F.max_pool1d, F.max_pool2d, F.max_pool3d])
+def test_indices_of_maxima_run_as_aten_without_a_word(pool):
+    x = IMAGE[0] if pool is F.max_pool1d else IMAGE
+    graph = check(Call(lambda x: pool(x, 2, return_indices=True)), x, aten=None)
+    assert graph.count("aten") > 0 and graph.count("pooling") == 0
+    assert check(Call(lambda x: pool(x, 2, return_indices=True)[0]), x, aten=None).count("aten") == 0
+
+
+def test_types_that_pytree_does_not_know_have_a_remedy():
+    class Cache:
+        def __init__(self, x):
+            self.x = x
+
+    message = r"Take and return tensors, .*'use_cache': False.*register_dataclass"
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Call(lambda x: Cache(x)), TOKENS)
+    with pytest.raises(ImportModelError, match=message):
+        from_torch(Call(lambda x, cache: x + cache.x), (TOKENS, Cache(TOKENS)))
