@@ -14,7 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from fmtprop.errors import FmtpropError
+from fmtprop.errors import FmtpropError, FormatError, UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
@@ -336,7 +336,10 @@ class TunedCosts:
             if isinstance(first, Node):
                 jobs.append(job_of(identity, first, second))
                 continue
-            job = job_of_reorder(identity, first, second)
+            try:
+                job = job_of_reorder(identity, first, second)
+            except (FormatError, UnsupportedOpError):
+                continue  # oneDNN can't even describe one of the two: another target copies, at the modelled cost
             if job is None:
                 self._absent.add(identity)
             else:

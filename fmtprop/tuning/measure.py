@@ -151,6 +151,8 @@ def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc) -> Job | None:
     ------
     DnnlError
         oneDNN failed, which is not to decline.
+    FormatError, UnsupportedOpError
+        oneDNN has no such format, or not in this data type.
     """
     if dst.has_broadcast:
         return None

@@ -49,3 +49,19 @@ def test_a_result_that_is_read_must_be_what_the_exporter_says() -> None:
     assert places[0].sum() == 6
     with pytest.raises(PlanError, match=r"result 1 has shape \(1,\) on the reference target, .* exported with \(3,\)"):
         write_results(node, places, [torch.ones(2, 3), torch.ones(1)])
+
+
+class Halved(nn.Module):
+    """Ends in a copy of every other channel of a channels-last tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 3, 1, 2)[:, ::2].contiguous()
+
+
+@pytest.mark.parametrize("tune", ["model", "measure"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_copies_that_onednn_cannot_describe_are_pytorchs(dtype: torch.dtype, tune: str) -> None:
+    x = torch.arange(576).reshape(2, 6, 6, 8).remainder(3).to(dtype)
+    net = fp.compile(Halved(), x, tune=tune)
+    assert [step.target for step in net.plan.steps] == ["reference"]
+    assert torch.equal(net(x), Halved()(x))
