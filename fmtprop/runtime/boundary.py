@@ -195,8 +195,12 @@ def _recorder() -> str:
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace"
     key = torch._C._TorchDispatchModeKey.PROXY
-    before = torch._ops._get_dispatch_mode_pre_dispatch(key)  # type: ignore[no-untyped-call]
-    return "make_fx" if torch._C._get_dispatch_mode(key) is not None or before is not None else ""
+    if torch._C._get_dispatch_mode(key) is not None:
+        return "make_fx"
+    # of make_fx(pre_dispatch=True): its mode is the process's, and another thread may be exporting a module
+    here = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
+    before = torch._ops._get_dispatch_mode_pre_dispatch(key) if here else None  # type: ignore[no-untyped-call]
+    return "" if before is None else "make_fx"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
