@@ -26,10 +26,13 @@ from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
-from fmtprop.targets.memory import aligned_bytes
+from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.directory import cache_directory
 from fmtprop.tuning.problem import persistent_text
+
+#: bytes that checks share; what is beyond them has memory of its own
+_ROOM = 48 << 20
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,13 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     """
     executed = {id(step.node): (step.node, step.primitive) for step in steps if step.primitive is not None}
     executed |= {id(node): (node, None) for node in packed if _is_readable(node)}
-    passed, wrong, seen = [], [], set()
+    passed, wrong, seen, room = [], [], set(), _Room()
     for node, primitive in executed.values():
         key = primitive_key(node)
         if key in memory or key in seen:
             continue
         seen.add(key)
-        error = check_primitive(node, primitive)
+        error = check_primitive(node, primitive, room)
         if error is None:
             passed.append(key)
         else:
@@ -147,7 +150,25 @@ def primitive_key(node: Node) -> str:
     return key_of(problem)
 
 
-def check_primitive(node: Node, primitive: dnnl.Primitive | None = None) -> float | None:
+class _Room:
+    """Memory for one check after the other: on new pages, their arrival takes longer than anything else."""
+
+    def __init__(self) -> None:
+        self._block = aligned_bytes(_ROOM)
+        self._next = 0
+
+    def clear(self) -> None:
+        """Let the next check have it all."""
+        self._next = 0
+
+    def take(self, nbytes: int, fill: int) -> torch.Tensor:
+        """Return flat bytes of one value, aligned to 64 bytes."""
+        start, self._next = self._next, self._next + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        taken = self._block[start : start + nbytes] if self._next <= _ROOM else aligned_bytes(nbytes)
+        return taken.fill_(fill)
+
+
+def check_primitive(node: Node, primitive: dnnl.Primitive | None = None, room: _Room | None = None) -> float | None:
     """Run a node's primitive on small numbers; return its relative error where it is too large, else None.
 
     Parameters
@@ -156,10 +177,12 @@ def check_primitive(node: Node, primitive: dnnl.Primitive | None = None) -> floa
         Formatted, of the oneDNN target.
     primitive : Primitive, optional
         What its choice has been compiled to.
+    room : optional
+        Memory of checks before.
     """
     tensors = {name: small_numbers(node, name, desc) for name, desc in _choice(node).operands.items()}
     (expected, *_) = call_reference(node, tensors)
-    got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors)
+    got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room())
     error = error_of_numbers(got, expected)
     return error if error > TOLERANCE.get(node.descs[0].dtype, 0.0) else None
 
@@ -170,18 +193,19 @@ def _choice(node: Node) -> Choice:
     return node.choice
 
 
-def _execute(node: Node, primitive: dnnl.Primitive, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _execute(node: Node, primitive: dnnl.Primitive, tensors: Mapping[str, torch.Tensor], room: _Room) -> torch.Tensor:
+    room.clear()
     engine, pd = dnnl.Engine.cpu(), primitive.desc
     operands = _choice(node).operands
     natives = {name: md for name, _, md in arguments(node, pd)}
     flat = {
-        name: _packed(tensors[name], desc)
+        name: _packed(tensors[name], desc, room)
         if desc.kind == "blocked"
-        else _packed_by_library(tensors[name], natives[name])
+        else _packed_by_library(tensors[name], natives[name], room)
         for name, desc in operands.items()
     }
     result = node.descs[0]
-    flat["dst"] = aligned_bytes(result.nbytes).fill_(0x55)
+    flat["dst"] = room.take(result.nbytes, 0x55)
     for post_op in node.post_ops:
         if post_op.op == "sum" and post_op.operand is not None:
             flat["dst"] = flat[post_op.operand]
@@ -191,23 +215,23 @@ def _execute(node: Node, primitive: dnnl.Primitive, tensors: Mapping[str, torch.
         for name, arg, md in arguments(node, pd)
     }
     if pd.scratchpad_nbytes and (md := pd.query_md("scratchpad")) is not None:
-        flat["scratchpad"] = aligned_bytes(pd.scratchpad_nbytes).zero_()
+        flat["scratchpad"] = room.take(pd.scratchpad_nbytes, 0)
         memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, flat["scratchpad"].data_ptr())
     primitive.execute(dnnl.Stream(engine), memories)
     return _unpacked(flat["dst"], result)
 
 
-def _packed(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+def _packed(tensor: torch.Tensor, desc: MemoryDesc, room: _Room) -> torch.Tensor:
     bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    flat = aligned_bytes(desc.nbytes).zero_()
+    flat = room.take(desc.nbytes, 0)
     pack(bits, desc, flat.numpy())
     return flat
 
 
-def _packed_by_library(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:
+def _packed_by_library(tensor: torch.Tensor, md: dnnl.NativeDesc, room: _Room) -> torch.Tensor:
     """Lay numbers out in a format that only the library knows."""
     plain = MemoryDesc(tensor.shape, tensor_type(tensor).dtype)
-    source, result = _packed(tensor, plain), aligned_bytes(md.nbytes).zero_()
+    source, result = _packed(tensor, plain, room), room.take(md.nbytes, 0)
     engine, native = dnnl.Engine.cpu(), dnnl.NativeDesc.from_desc(plain)
     memories: dict[int | dnnl.Arg, dnnl.Memory] = {
         dnnl.Arg.FROM: dnnl.Memory(engine, native, source.data_ptr()),

@@ -46,8 +46,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch, operand: str) -> None:
     """Let the primitive read other numbers than its reference does: what a wrong kernel looks like."""
     honest = selfcheck._packed
 
-    def packed(tensor, desc):
-        flat = honest(tensor, desc)
+    def packed(tensor, desc, room):
+        flat = honest(tensor, desc, room)
         if desc.dims == operand:
             flat.view(torch.float32)[0] += 1.0
         return flat
@@ -116,7 +116,7 @@ def test_equal_steps_are_checked_once(right, memory, monkeypatch):
     twin = dataclasses.replace(right, node=right.node.with_(name="conv_2", origin="elsewhere"))
     assert primitive_key(twin.node) == primitive_key(right.node)
     counted = []
-    monkeypatch.setattr(selfcheck, "check_primitive", lambda node, _: counted.append(node.name))
+    monkeypatch.setattr(selfcheck, "check_primitive", lambda node, *_: counted.append(node.name))
     check_steps([right, twin], memory)
     assert counted == ["conv_1"]
 
@@ -173,8 +173,8 @@ def test_garbage_in_the_file_is_ignored(tmp_path, right):
 def test_what_only_the_library_can_lay_out_is_laid_out_by_it(dtype):
     desc = MemoryDesc((5, 17, 3, 3), dtype, tag="ABcd8b8a")
     numbers = torch.randint(-8, 9, desc.dims, generator=torch.Generator().manual_seed(0)).to(dtype)
-    by_library = selfcheck._packed_by_library(numbers, dnnl.NativeDesc.from_desc(desc))
-    assert torch.equal(by_library, selfcheck._packed(numbers, desc))
+    by_library = selfcheck._packed_by_library(numbers, dnnl.NativeDesc.from_desc(desc), selfcheck._Room())
+    assert torch.equal(by_library, selfcheck._packed(numbers, desc, selfcheck._Room()))
 
 
 # ---------------------------------------------------------------- what ran once, on constants
