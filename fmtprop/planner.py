@@ -14,6 +14,7 @@ from fmtprop.compiled import random_inputs
 from fmtprop.contestants import BEST, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants, greedy
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
 from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
@@ -119,13 +120,19 @@ class _Planner:
     def run(self) -> Planned:
         """Assign and freeze, again where a primitive of a plan gives a wrong answer."""
         wrong: list[Mismatch] = []
+        readers: list[Node] = []
         for _ in range(_ATTEMPTS):
             try:
                 chosen = self._chosen()
             except UnsupportedOpError:
-                if wrong:
+                if not wrong:
+                    raise
+                if not readers:
                     break  # nobody is left
-                raise
+                for reader in readers:  # nobody else packs for them
+                    self.target.reject(reader)
+                readers = []
+                continue
             if self.again is not None:
                 self.normal.constants.clear()  # the formatted graph has them still
             self.target.forget()
@@ -139,6 +146,7 @@ class _Planner:
                 self.cache.add(chosen.verdict)
                 return Planned(graph, plan, chosen.certificate, chosen.contest, self.tuning)
             self._reroute(wrong)
+            readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
             if self.again is not None:
                 self.normal = self.again()
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")

@@ -75,6 +75,8 @@ class _Builder:
         self.steps: list[Step] = []
         #: nodes of constants that have been computed, by name
         self.packed: dict[str, Node] = {}
+        #: buffer -> the reorder that packed it
+        self.packers: dict[int, Node] = {}
         self.forgotten: set[Value] = set()
         self.freed = 0
         self.primitives: dict[int, dnnl.Primitive] = {}
@@ -144,6 +146,8 @@ class _Builder:
         for index, tensor in enumerate(self.constants.compute(node, operands, unread)):
             self._place(node, index, self._constant(self.constants.keep(tensor)))
         self.packed[node.name] = node
+        if node.op == "reorder" and node.choice is not None and node.choice.target == "onednn":
+            self.packers[self.places[Value(node.name)].buffer] = node
         for value in self.graph.inputs(node.name).values():
             self._forget(value)
 
@@ -208,7 +212,9 @@ class _Builder:
             primitive = self._primitive(node.choice.handle)
             if primitive.desc.scratchpad_nbytes:
                 scratchpad = self._root(Home.ARENA, primitive.desc.scratchpad_nbytes, first=len(self.steps))
-        self._append(Step(node, operands, results, scratchpad, primitive))
+        packers = {name: self.packers[a.buffer] for name, a in operands.items() if a.buffer in self.packers}
+        packing = {name: packer for name, packer in packers.items() if packer.descs[0] == operands[name].desc}
+        self._append(Step(node, operands, results, scratchpad, primitive, packing))
 
     def _append(self, step: Step) -> None:
         for access in (*step.operands.values(), *step.results):

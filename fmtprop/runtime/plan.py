@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -84,6 +84,8 @@ class Step:
         Buffer index of its scratchpad.
     primitive : object
         The compiled primitive, shared by equal steps; None on the reference target.
+    packing : mapping of str to Node
+        The reorder that ran once, while the plan was built, for each operand that one packed for this step.
     """
 
     node: Node
@@ -91,6 +93,7 @@ class Step:
     results: tuple[Access, ...]
     scratchpad: int | None = None
     primitive: Any = None
+    packing: Mapping[str, Node] = field(default_factory=dict)
 
     @property
     def target(self) -> str:

@@ -9,8 +9,9 @@ library it checks. What passed is remembered on disk by problem, library, CPU an
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import filelock
@@ -20,7 +21,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.tensors import tensor_type
+from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
@@ -47,11 +48,14 @@ class Mismatch:
         Largest error relative to the largest magnitude of the reference.
     repro : str
         benchdnn command line.
+    reader : Node, optional
+        The node for which it packed an operand: where nobody else can do that, another has to run there.
     """
 
     node: Node
     error: float
     repro: str
+    reader: Node | None = None
 
     def __str__(self) -> str:
         impl = self.node.choice.impl if self.node.choice is not None else "?"
@@ -107,29 +111,49 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     memory : PassedChecks
         What passed before; extended.
     packed : iterable of Node
-        Nodes that ran once, on constants. A result that only the library can read is passed over: the check of what
-        reads it begins with the same conversion.
+        Nodes that ran once, on constants. Those that packed an operand for a step are checked with the step.
 
     Returns
     -------
     list of Mismatch
         The primitives that are wrong.
     """
-    executed = {id(step.node): (step.node, step.primitive) for step in steps if step.primitive is not None}
-    executed |= {id(node): (node, None) for node in packed if _is_readable(node)}
-    passed, wrong, seen, room = [], [], set(), _Room()
-    for node, primitive in executed.values():
-        key = primitive_key(node)
-        if key in memory or key in seen:
-            continue
-        seen.add(key)
-        error = check_primitive(node, primitive, room)
-        if error is None:
-            passed.append(key)
-        else:
-            wrong.append(Mismatch(node, error, _choice(node).handle.repro))
-    memory.add(passed)
-    return wrong
+    steps = [step for step in steps if step.primitive is not None]
+    covered = {node.name for step in steps for node in step.packing.values()}
+    # what packs for no step by itself: others read it, or make something else of it
+    alone = [node for node in packed if node.name not in covered and _is_readable(node)]
+    work: dict[str, Callable[[], Mismatch | None]] = {}
+    room = _Room()
+    for step in steps:
+        work.setdefault(_step_key(step), partial(_wrong_in, step, room))
+    for node in alone:
+        work.setdefault(primitive_key(node), partial(_wrong, node, room))
+    found = {key: check() for key, check in work.items() if key not in memory}
+    memory.add(key for key, mismatch in found.items() if mismatch is None)
+    return [mismatch for mismatch in found.values() if mismatch is not None]
+
+
+def _wrong(node: Node, room: _Room) -> Mismatch | None:
+    error = check_primitive(node, room=room)
+    return None if error is None else Mismatch(node, error, _choice(node).handle.repro)
+
+
+def _wrong_in(step: Step, room: _Room) -> Mismatch | None:
+    """Return what is wrong: the step's primitive, or one that packed an operand for it."""
+    error = check_primitive(step.node, step.primitive, room, step.packing)
+    if error is None:
+        return None
+    if step.packing and check_primitive(step.node, step.primitive, room) is None:
+        packers = list(step.packing.values())
+        packer = next((node for node in packers if _is_readable(node) and _wrong(node, room)), packers[0])
+        return Mismatch(packer, error, _choice(packer).handle.repro, step.node)
+    return Mismatch(step.node, error, _choice(step.node).handle.repro)
+
+
+def _step_key(step: Step) -> str:
+    packing = {name: primitive_key(node) for name, node in step.packing.items()}
+    key = primitive_key(step.node)
+    return key_of({"step": key, "packing": packing}) if packing else key
 
 
 def _is_readable(node: Node) -> bool:
@@ -168,7 +192,12 @@ class _Room:
         return taken.fill_(fill)
 
 
-def check_primitive(node: Node, primitive: dnnl.Primitive | None = None, room: _Room | None = None) -> float | None:
+def check_primitive(
+    node: Node,
+    primitive: dnnl.Primitive | None = None,
+    room: _Room | None = None,
+    packing: Mapping[str, Node] | None = None,
+) -> float | None:
     """Run a node's primitive on small numbers; return its relative error where it is too large, else None.
 
     Parameters
@@ -179,10 +208,12 @@ def check_primitive(node: Node, primitive: dnnl.Primitive | None = None, room: _
         What its choice has been compiled to.
     room : optional
         Memory of checks before.
+    packing : mapping of str to Node, optional
+        Reorders that are to lay out operands; others are laid out by the project's own algebra.
     """
     tensors = {name: small_numbers(node, name, desc) for name, desc in _choice(node).operands.items()}
     (expected, *_) = call_reference(node, tensors)
-    got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room())
+    got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room(), packing or {})
     error = error_of_numbers(got, expected)
     return error if error > TOLERANCE.get(node.descs[0].dtype, 0.0) else None
 
@@ -193,32 +224,50 @@ def _choice(node: Node) -> Choice:
     return node.choice
 
 
-def _execute(node: Node, primitive: dnnl.Primitive, tensors: Mapping[str, torch.Tensor], room: _Room) -> torch.Tensor:
+def _execute(
+    node: Node,
+    primitive: dnnl.Primitive,
+    tensors: Mapping[str, torch.Tensor],
+    room: _Room,
+    packing: Mapping[str, Node],
+) -> torch.Tensor:
     room.clear()
-    engine, pd = dnnl.Engine.cpu(), primitive.desc
-    operands = _choice(node).operands
-    natives = {name: md for name, _, md in arguments(node, pd)}
-    flat = {
-        name: _packed(tensors[name], desc, room)
-        if desc.kind == "blocked"
-        else _packed_by_library(tensors[name], natives[name], room)
-        for name, desc in operands.items()
-    }
-    result = node.descs[0]
-    flat["dst"] = room.take(result.nbytes, 0x55)
+    natives = {name: md for name, _, md in arguments(node, primitive.desc)}
+    flat = {}
+    for name, desc in _choice(node).operands.items():
+        if name in packing:
+            flat[name] = _packed_by(packing[name], tensors[name], room)
+        elif desc.kind == "blocked":
+            flat[name] = _packed(tensors[name], desc, room)
+        else:
+            flat[name] = _packed_by_library(tensors[name], natives[name], room)
+    flat["dst"] = room.take(node.descs[0].nbytes, 0x55)
     for post_op in node.post_ops:
         if post_op.op == "sum" and post_op.operand is not None:
             flat["dst"] = flat[post_op.operand]
-    descs = {**operands, "dst": result}
+    _run(node, primitive, flat, room)
+    return _unpacked(flat["dst"], node.descs[0])
+
+
+def _run(node: Node, primitive: dnnl.Primitive, flat: Mapping[str, torch.Tensor], room: _Room) -> None:
+    engine, pd = dnnl.Engine.cpu(), primitive.desc
+    descs = {**_choice(node).operands, "dst": node.descs[0]}
     memories = {
         arg: dnnl.Memory(engine, md, flat[name].data_ptr() + start_of(descs[name], md))
         for name, arg, md in arguments(node, pd)
     }
     if pd.scratchpad_nbytes and (md := pd.query_md("scratchpad")) is not None:
-        flat["scratchpad"] = room.take(pd.scratchpad_nbytes, 0)
-        memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, flat["scratchpad"].data_ptr())
+        scratchpad = room.take(pd.scratchpad_nbytes, 0)
+        memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, scratchpad.data_ptr(), scratchpad)
     primitive.execute(dnnl.Stream(engine), memories)
-    return _unpacked(flat["dst"], result)
+
+
+def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
+    """Lay numbers out as a constant was, by the very reorder."""
+    src = _choice(packer).operands["src"]
+    flat = {"src": _packed(tensor.to(torch_dtype(src.dtype)), src, room), "dst": room.take(packer.descs[0].nbytes, 0)}
+    _run(packer, dnnl.Primitive(_choice(packer).handle), flat, room)
+    return flat["dst"]
 
 
 def _packed(tensor: torch.Tensor, desc: MemoryDesc, room: _Room) -> torch.Tensor:

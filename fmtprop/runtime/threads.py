@@ -143,6 +143,8 @@ class _Rebuilder:
         self.compiled: dict[int, dnnl.Primitive] = {}
         #: (buffer, format) -> the same constant in that format
         self.copies: dict[tuple[int, MemoryDesc], Access] = {}
+        #: buffer -> the reorder that packed it
+        self.packers: dict[int, Node] = {}
 
     def build(self) -> Plan:
         steps = tuple(self._rebuilt(number, step) for number, step in enumerate(self.plan.steps))
@@ -164,10 +166,11 @@ class _Rebuilder:
             return step  # PyTorch reads the number at each call
         constants = {n for n, a in step.operands.items() if self.plan.buffers[a.buffer].home is Home.CONSTANT}
         candidate = _closest(step.node, choice, constants, self.target)
-        operands = dict(step.operands)
+        operands, packing = dict(step.operands), dict(step.packing)
         for name in constants:
             if candidate.operands[name] != choice.operands[name]:
                 operands[name] = self._repacked(step, name, candidate.operands[name])
+                packing[name] = self.packers[operands[name].buffer]
         primitive = self.compiled.get(id(candidate.handle))
         if primitive is None:
             primitive = self.compiled[id(candidate.handle)] = dnnl.Primitive(candidate.handle)
@@ -175,7 +178,7 @@ class _Rebuilder:
         chosen = replace(choice, impl=candidate.impl, operands=formats, handle=candidate.handle)
         scratchpad = self._make_room(step.scratchpad, primitive.desc.scratchpad_nbytes, number)
         node = step.node.with_(choice=chosen)
-        return replace(step, node=node, operands=operands, primitive=primitive, scratchpad=scratchpad)
+        return replace(step, node=node, operands=operands, primitive=primitive, scratchpad=scratchpad, packing=packing)
 
     def _repacked(self, step: Step, name: str, desc: MemoryDesc) -> Access:
         """Return a constant in the format that this number of threads wants."""
@@ -194,6 +197,7 @@ class _Rebuilder:
             self.added.append(packed)
             self.packed.append(reorder)
             self.buffers.append(Buffer(Home.CONSTANT, packed.numel(), index=index))
+            self.packers[len(self.buffers) - 1] = reorder
             place = self.copies[access.buffer, desc] = Access(len(self.buffers) - 1, desc)
             return place
         raise _NoPrimitiveError(f"{step.node.label}: operand {name} cannot be packed again, as {desc}")

@@ -386,7 +386,7 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
     blamed: list[str] = []
 
     def accuse(node, *how):
-        if not blamed and node.op == "convolution":
+        if node.op == "convolution" and (not blamed or node.choice.impl in blamed):
             blamed.append(node.choice.impl)
             return 1.0
         return honest(node, *how)
@@ -399,7 +399,7 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
     ):
         net = fp.compile(module, x)
     used = [step.node.choice.impl for step in net.plan.steps if step.node.op == "convolution"]
-    assert used != blamed
+    assert not set(used) & set(blamed)
     assert relative_error(net(x), expected(module, x)) < 1e-5
 
 

@@ -197,14 +197,26 @@ def test_what_packs_weights_is_checked(packing, memory, monkeypatch):
     assert "--reorder" in str(mismatch)
 
 
-def test_a_compilation_checks_what_packs_its_weights(tmp_path, monkeypatch):
+def test_a_step_is_checked_with_what_packed_its_weights(tmp_path, monkeypatch):
+    """And that is planned around where the step is right without it."""
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    checked = []
-    honest = selfcheck.check_primitive
-    monkeypatch.setattr(selfcheck, "check_primitive", lambda *a: checked.append(a[0].name) or honest(*a))
-    net = fp.compile(nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9), policy="propagate")
-    assert net.plan.packed
-    assert {node.name for node in net.plan.packed} <= set(checked)
+    module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
+    first = fp.compile(module, x, policy="propagate", verify="off")
+    (packer,) = first.plan.packed
+    assert [step.packing for step in first.plan.steps if step.packing] == [{"weights": packer}]
+    honest, wrong = selfcheck._packed_by, (packer.choice.impl, packer.descs)
+
+    def packed(node, tensor, room):
+        flat = honest(node, tensor, room)
+        if (node.choice.impl, node.descs) == wrong:
+            flat.view(torch.float32)[0] += 1.0
+        return flat
+
+    monkeypatch.setattr(selfcheck, "_packed_by", packed)
+    with pytest.warns(RuntimeWarning, match=r"node reorder\w* \(reorder\): .* is off by .*; planning around it"):
+        net = fp.compile(module, x, policy="propagate")
+    assert wrong not in [(node.choice.impl, node.descs) for node in net.plan.packed]
+    assert torch.allclose(net(x), module(x), atol=1e-5)
 
 
 def test_what_only_the_library_can_read_is_passed_over(packing, memory):
