@@ -265,7 +265,11 @@ def _run(node: Node, primitive: dnnl.Primitive, flat: Mapping[str, torch.Tensor]
 def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
     """Lay numbers out as a constant was, by the very reorder."""
     src = _choice(packer).operands["src"]
-    flat = {"src": _packed(tensor.to(torch_dtype(src.dtype)), src, room), "dst": room.take(packer.descs[0].nbytes, 0)}
+    given = tensor.to(torch_dtype(src.dtype))
+    # weights are large: where they lie already as they are read, they are not copied
+    in_place = src == MemoryDesc(src.dims, src.dtype) and given.is_contiguous()
+    source = given.view(-1).view(torch.uint8) if in_place else _packed(given, src, room)
+    flat = {"src": source, "dst": room.take(packer.descs[0].nbytes, 0)}
     _run(packer, dnnl.Primitive(_choice(packer).handle), flat, room)
     return flat["dst"]
 
