@@ -25,6 +25,9 @@ from fmtprop.targets.memory import aligned_bytes, view
 #: bytes that are compared before all of them are
 _SAMPLE = 256
 
+#: flat bytes of each operand, and how it lies in them
+Operands = Mapping[str, tuple[torch.Tensor, MemoryDesc]]
+
 
 class ConstantStore:
     """Flat bytes of every constant, by number; equal bytes that are the store's own have one number."""
@@ -98,12 +101,7 @@ class ConstantStore:
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         return self.keep(flat) if own else self._append(flat)
 
-    def compute(
-        self,
-        node: Node,
-        operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]],
-        unread: Collection[int] = (),
-    ) -> list[torch.Tensor]:
+    def compute(self, node: Node, operands: Operands, unread: Collection[int] = ()) -> list[torch.Tensor]:
         """Execute a node on constants, once, and return its results as flat bytes; `unread` ones may hold anything."""
         results = [aligned_bytes(desc.nbytes) for desc in node.descs]
         if node.choice is not None and node.choice.target == "onednn":
@@ -160,7 +158,7 @@ def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
 
 
-def _execute(node: Node, operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]], results: list[torch.Tensor]) -> None:
+def _execute(node: Node, operands: Operands, results: list[torch.Tensor]) -> None:
     engine = dnnl.Engine.cpu()
     if node.choice is None:
         raise PlanError(f"{node.label} has no choice: assign formats before planning")

@@ -125,7 +125,7 @@ class Plan:
         The largest sum of bytes alive at one step: the arena's lower bound, or, where steps pass tensors, that of what
         PyTorch allocates in a run, outputs included.
     packed : tuple of Node
-        Reorders that ran once, while the plan was built: prepacked weights.
+        Nodes that ran once, while the plan was built: most of them reorders that packed weights.
     threads : int
         Threads that the primitives were made for.
     passes_tensors : bool

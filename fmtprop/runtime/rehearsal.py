@@ -7,7 +7,7 @@ bytes as the last-level cache holds comes from beyond it, whatever comes in betw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Target
 from fmtprop.runtime.build import build_plan, computed_nodes
-from fmtprop.runtime.constants import ConstantStore
+from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
@@ -77,12 +77,7 @@ class _StandIns(ConstantStore):
             return self._append(torch.empty(0, dtype=torch.uint8))
         return super().add(data, type_, desc, packed=True)
 
-    def compute(
-        self,
-        node: Node,
-        operands: Mapping[str, tuple[torch.Tensor, MemoryDesc]],
-        unread: Collection[int] = (),
-    ) -> list[torch.Tensor]:
+    def compute(self, node: Node, operands: Operands, unread: Collection[int] = ()) -> list[torch.Tensor]:
         """Return numbers for what oneDNN would compute."""
         if node.choice is None or node.choice.target != "onednn":
             return super().compute(node, operands, unread)

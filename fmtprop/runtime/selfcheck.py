@@ -1,9 +1,9 @@
 """A plan checks itself: each distinct primitive runs once on small numbers and is compared with its reference.
 
-Those too that ran while the plan was made: what packs weights, and what computes with constants.
-
-Operands are laid out and results read by the project's own numpy algebra, so that the check does not lean on the
-library it checks. What passed is remembered on disk by problem, library, CPU and threads.
+Those too that ran while the plan was made: reorders that packed an operand for a step lay out its numbers, and are so
+checked with it; what else computed with constants is checked by itself. All other operands are laid out, and results
+read, by the project's own numpy algebra, so that the check does not lean on the library it checks. What passed is
+remembered on disk by problem, library, CPU and threads.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     memory : PassedChecks
         What passed before; extended.
     packed : iterable of Node
-        Nodes that ran once, on constants. Those that packed an operand for a step are checked with the step.
+        Nodes that ran once, on constants. Those that packed an operand for a step are checked with the step; of the
+        others, a result that only the library can read is passed over.
 
     Returns
     -------
