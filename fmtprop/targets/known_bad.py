@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fmtprop.ir.node import Node
+from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request
 
@@ -25,25 +26,37 @@ class KnownBad:
     first, fixed : tuple of int
         Versions from ``first`` on and before ``fixed`` have it.
     matches : callable
-        ``(node, request) -> bool``.
+        ``(node, formats, impl) -> bool``: formats by name, operands' and results'; the name of the implementation.
     why : str
         What goes wrong.
     """
 
     first: Version
     fixed: Version
-    matches: Callable[[Node, Request], bool]
+    matches: Callable[[Node, Request, str], bool]
     why: str
 
 
-def _resampling_with_tail_not_row_major(node: Node, request: Request) -> bool:
+def _binary_tails(node: Node, formats: Request) -> list[MemoryDesc]:
+    return [formats[tail.operand] for tail in node.post_ops if tail.op == "binary" and tail.operand]
+
+
+def _resampling_with_tail_not_row_major(node: Node, formats: Request, impl: str) -> bool:
     tail = any(post_op.op in ("sum", "binary") for post_op in node.post_ops)
-    return node.op == "resampling" and tail and request["src"] != plain(request["src"])
+    return node.op == "resampling" and tail and formats["src"] != plain(formats["src"])
 
 
-def _binary_tail_not_dense(node: Node, request: Request) -> bool:
-    tails = [post_op.operand for post_op in node.post_ops if post_op.op == "binary" and post_op.operand]
-    return any(request[name].kind == "blocked" and not request[name].is_dense for name in tails)
+def _binary_tail_not_dense(node: Node, formats: Request, impl: str) -> bool:
+    return any(desc.kind == "blocked" and not desc.is_dense for desc in _binary_tails(node, formats))
+
+
+def _pooling_with_tail_laid_out_otherwise(node: Node, formats: Request, impl: str) -> bool:
+    # The kernels read such a source at the places of their own dst, which is a buffer in blocks where dst is row-major.
+    if node.op != "pooling" or not impl.startswith("jit"):
+        return False
+    dst = formats["dst"].at_start()
+    whole = [desc.at_start().with_dtype(dst.dtype) for desc in _binary_tails(node, formats) if desc.dims == dst.dims]
+    return any(desc != dst or dst == plain(dst) for desc in whole)
 
 
 KNOWN_BAD: tuple[KnownBad, ...] = (
@@ -59,12 +72,19 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _binary_tail_not_dense,
         "binary post-op with a non-dense source gives wrong results",
     ),
+    KnownBad(
+        (3, 0),
+        (3, 4),
+        _pooling_with_tail_laid_out_otherwise,
+        "pooling's compiled kernels misread a binary post-op's source of dst's size, unless both have the same format "
+        "and it is not row-major",
+    ),
 )
 
 
-def known_bad(version: Version, node: Node, request: Request) -> str | None:
-    """Return why this combination must not be used with this library version, or None."""
+def known_bad(version: Version, node: Node, formats: Request, impl: str) -> str | None:
+    """Return why this implementation must not be used so with this library version, or None."""
     for row in KNOWN_BAD:
-        if row.first <= version < row.fixed and row.matches(node, request):
+        if row.first <= version < row.fixed and row.matches(node, formats, impl):
             return row.why
     return None

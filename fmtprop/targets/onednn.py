@@ -129,7 +129,7 @@ class OneDnnTarget:
         for name, desc in request.items():
             if desc.kind == "blocked" and formats.get(name) == desc.at_start():
                 formats[name] = desc
-        if known_bad(dnnl.lib().version, node, {**request, **formats}) is not None:
+        if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, pd.impl) is not None:
             return None
         for post_op in node.post_ops:
             if post_op.op == "sum" and post_op.operand is not None:

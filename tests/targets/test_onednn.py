@@ -27,6 +27,7 @@ from fmtprop.targets.arguments import arguments
 from fmtprop.targets.known_bad import known_bad
 from tests.targets.nodes import chosen, convolution, node_of, request
 
+needs_bf16 = pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
 RELU = PostOp("eltwise", Eltwise("relu"))
 IMAGE = (2, 16, 12, 12)
 
@@ -213,7 +214,7 @@ def test_reorders_of_types(target, src, dst, served):
     assert all((offer.operands["src"], offer.results[0]) == tuple(ask.values()) for offer in offers)
 
 
-@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+@needs_bf16
 def test_a_product_of_bf16_may_store_f32(target):
     node, formats = convolution(dtype="bf16")
     node = node.with_(results=(TensorType(node.results[0].dims, "f32"),))
@@ -274,7 +275,7 @@ def resampling(tag: str, tail: str = "binary"):
 )
 def test_known_bad_resampling(version, tag, tail, bad):
     node, formats = resampling(tag, tail)
-    why = known_bad(version, node, formats)
+    why = known_bad(version, node, formats, "simple:any")
     assert (why is not None) is bad
     assert why is None or "resampling" in why
 
@@ -283,11 +284,43 @@ def test_known_bad_binary_tail():
     node, formats = convolution(post_ops=[PostOp("binary", Binary("add"), "post_op_0")])
     dense = MemoryDesc((2, 32, 10, 10), "f32", tag="acdb")
     gaps = MemoryDesc((2, 32, 10, 10), "f32", strides=(6400, 200, 20, 1))
-    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": dense}) is None
+    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": dense}, "jit:avx2") is None
     padded = MemoryDesc((2, 30, 10, 10), "f32", tag="aBcd8b")
-    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": padded}) is None
-    assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps})
-    assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}) is None
+    assert known_bad((3, 2, 0), node, {**formats, "post_op_0": padded}, "jit:avx2") is None
+    assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps}, "jit:avx2")
+    assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}, "jit:avx2") is None
+
+
+def pooling(tag: str, tail: str, dtype: str = "f32"):
+    node = node_of(
+        "pooling",
+        Pooling.make("max", (3, 3), strides=2, pad_l=1),
+        {"src": TensorType((2, 32, 12, 12), dtype)},
+        [PostOp("binary", Binary("add"), "post_op_0")],
+    )
+    return node, {
+        "src": MemoryDesc((2, 32, 12, 12), dtype, tag=tag),
+        "post_op_0": MemoryDesc((2, 32, 6, 6), dtype, tag=tail),
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "tag", "tail", "impl", "bad"),
+    [
+        ((3, 2, 0), "acdb", "acdb", "jit:avx512_core", False),
+        ((3, 2, 0), "acdb", "abcd", "jit:avx512_core", True),
+        ((3, 2, 0), "aBcd8b", "abcd", "jit:avx2", True),
+        ((3, 2, 0), "abcd", "abcd", "jit:avx512_core", True),
+        ((3, 2, 0), "abcd", "abcd", "simple_nchw:any", False),
+        ((3, 4, 0), "abcd", "abcd", "jit:avx512_core", False),
+    ],
+)
+def test_known_bad_pooling(version, tag, tail, impl, bad):
+    node, formats = pooling(tag, tail)
+    formats["dst"] = MemoryDesc((2, 32, 6, 6), "f32", tag=tag)
+    assert (known_bad(version, node, formats, impl) is not None) is bad
+    formats["post_op_0"] = MemoryDesc((1, 32, 1, 1), "f32")
+    assert known_bad(version, node, formats, impl) is None  # only a source of dst's size is misread
 
 
 affected = pytest.mark.skipif(
@@ -310,6 +343,16 @@ def test_known_bad_is_bad_and_the_plans_own_check_would_find_it(target, monkeypa
     error = selfcheck.check_primitive(chosen(target, node, formats))
     assert error is not None
     assert error > 0.5
+
+
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("tag", ["abcd", "acdb", "aBcd8b", "aBcd16b"])
+@pytest.mark.parametrize("tail", ["abcd", "acdb", "aBcd8b", "aBcd16b"])
+def test_every_pooling_offered_reads_its_tail_where_it_lies(target, tag, tail, dtype):
+    node, formats = pooling(tag, tail, dtype)
+    for offer in target.candidates(node, request(node, formats)):
+        error = selfcheck.check_primitive(node.with_(descs=offer.results, choice=offer.choice("test")))
+        assert error is None, f"{offer.impl}: {error}"
 
 
 # ---------------------------------------------------------------- costs and arguments
