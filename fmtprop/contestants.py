@@ -6,18 +6,22 @@ Decides no format itself, and runs nothing: who is asked for which of them, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.options import Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
+from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Target
 from fmtprop.tuning import MEASURING, TunedCosts
@@ -89,10 +93,8 @@ class Contestants:
         self._normal, self._costs, self._options = normal, costs, options
         self._solver = OptimalFormats(target, fallback, costs, options.boundary)
         self._greedy = greedy(GREEDY, normal, target, fallback, options)
-        solutions = self._solved(normal, BEST, DIRECT)
         #: the choice by cost
-        self.best = next(solutions)
-        self._solutions = solutions
+        self.best, self._solutions = self._cheapest()
         self._made: dict[str, Contestant | None] = {BEST: self.best, GREEDY: self._greedy}
 
     def get(self, name: str) -> Contestant | None:
@@ -108,11 +110,25 @@ class Contestants:
         rewritten = rewrite.run(self._normal)
         return None if rewritten is self._normal else next(self._solved(rewritten, name))
 
-    def _solved(self, normal: Graph, *names: str) -> Iterator[Contestant]:
+    def _cheapest(self) -> tuple[Contestant, Iterator[Contestant]]:
+        """Return the best by cost, factors of channels where they are or in weights, and what solutions are left."""
+        solutions = self._solved(self._normal, BEST, DIRECT)
+        best, rewrite = next(solutions), ScaleWeights()
+        scaled = self._normal if self._options.pin else rewrite.run(self._normal)  # pins name nodes as they were
+        if scaled is self._normal:
+            return best, solutions
+        others = self._solved(scaled, BEST, DIRECT, pins=rewrite.pins(self._normal))
+        try:
+            other = next(others)
+        except UnsupportedOpError:  # no kernel reads such weights as they are made
+            return best, solutions
+        return (other, others) if _objective(other) < _objective(best) else (best, solutions)
+
+    def _solved(self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None) -> Iterator[Contestant]:
         """Yield the best by cost, and then the best in which no node runs as several if that is another, so called."""
         nested = NestConcats().run(normal)
         options = self._options
-        pinned = replace(self._solver, pins=resolve_pins(nested, options.pin))
+        pinned = replace(self._solver, pins={**resolve_pins(nested, options.pin), **(pins or {})})
         beside = options.tune in MEASURING
         composed = expansions(nested, self._solver, winograd=options.winograd, beside=beside)
         baseline = self._greedy.graph if nested is self._normal else None
@@ -124,6 +140,10 @@ class Contestants:
     def _propagate(self) -> float:
         """What `propagate`'s plan costs by the costs that the first solution was chosen by."""
         return price(self._greedy.graph, self._costs)
+
+
+def _objective(contestant: Contestant) -> float:
+    return contestant.certificate.objective if contestant.certificate else inf
 
 
 def greedy(policy: str, normal: Graph, target: Target, fallback: Target, options: Options) -> Contestant:

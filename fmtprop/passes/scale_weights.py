@@ -1,0 +1,119 @@
+"""Factors of a pointwise convolution's channels moved from its source to its weights, of which there are fewer.
+
+A squeeze-and-excitation block multiplies a whole activation by one number for each channel, and the convolution after
+it sums over channels: ``conv(x * s, w) = conv(x, w * s)``. The factors are other ones in every run, so the weights are
+scaled in every run; in the wide, early layers of a network these are a hundred times fewer numbers.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import ClassVar, NamedTuple
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.passes.editing import only_reader
+from fmtprop.passes.expand import ExpandingPass, Expansion
+
+__all__ = ["ScaleWeights"]
+
+#: how many times fewer weights than elements of the source there must be: kernels lay out such weights in every run
+_FEWER = 4
+
+
+class ScaleWeights(ExpandingPass):
+    """Scale the weights of a pointwise convolution, not its source's channels, where that is much less to multiply.
+
+    Notes
+    -----
+    Normal graph to normal graph. Results differ by rounding. Weights are scaled with their outputs side by side,
+    [C, O], the order in which a matrix product reads them without a copy: see :meth:`pins`.
+    """
+
+    name: ClassVar[str] = "scale-weights"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        out = super().run(graph)
+        if out is not graph:
+            out.remove_dead()
+        return out
+
+    def pins(self, graph: Graph) -> dict[str, MemoryDesc]:
+        """Return the format in which a rewritten graph's scaled f32 weights are made, by ``"node.weights"``.
+
+        Kernels that pack them would do so in every run, by a reorder, and are no faster. In narrower types they are
+        twice as fast: there a multiplication takes pairs of channels, which only packing brings side by side.
+
+        Parameters
+        ----------
+        graph : Graph
+            Before it was rewritten.
+        """
+        found = {}
+        for node in self.eligible(graph):
+            type_ = graph.type_of(graph.inputs(node.name)["weights"])
+            if type_.dtype is not DataType.F32:
+                continue
+            outputs, channels, *window = type_.dims
+            strides = (1, outputs, *(outputs * channels for _ in window))
+            found[f"{node.name}.weights"] = MemoryDesc(type_.dims, type_.dtype, strides=strides)
+        return found
+
+    def applies(self, graph: Graph, node: Node) -> bool:
+        """Whether a node is a convolution whose source is scaled for it alone."""
+        return _scaled_source(graph, node) is not None
+
+    def replace(self, graph: Graph, out: Graph, node: Node) -> None:
+        """Add the convolution with scaled weights."""
+        found, parts = _scaled_source(graph, node), Expansion(graph, out, node)
+        if found is None:
+            raise GraphError(f"{node.label} reads no scaled source")
+        weights = parts.inputs["weights"]
+        outputs, channels, *window = graph.type_of(weights).dims
+        rows = parts.view("rows", weights, Reshape((outputs, channels)))
+        columns = parts.view("columns", rows, Permute((1, 0)))
+        factors = parts.view("factors", found.factors, Reshape((channels, 1)))
+        scaled = parts.emit("binary", "scaled", {"src_0": columns, "src_1": factors}, Binary("mul"))
+        back = parts.view("back", scaled, Permute((1, 0)))
+        shaped = parts.view("weights", back, Reshape((outputs, channels, *window)))
+        out.add(node, {**parts.inputs, "src": found.source, "weights": shaped})
+
+
+class _Scaled(NamedTuple):
+    source: Value
+    factors: Value
+
+
+def _scaled_source(graph: Graph, node: Node) -> _Scaled | None:
+    """Return what the source of a convolution is the product of, None where it is not rewritten."""
+    if not _is_pointwise(graph, node):
+        return None
+    inputs = graph.inputs(node.name)
+    product, weights = graph.node(inputs["src"].node), graph.type_of(inputs["weights"])
+    if product.attrs != Binary("mul") or product.post_ops or only_reader(graph, inputs["src"]) != node:
+        return None
+    (type_,) = product.results
+    channels = type_.with_dims((1, type_.dims[1], *(1,) * (type_.ndim - 2)))
+    if weights.dtype is not type_.dtype or prod(weights.dims) * _FEWER > prod(type_.dims):
+        return None
+    if inputs["weights"].node in graph.dependents():  # computed anew in every run already
+        return None
+    sources = graph.inputs(product.name)
+    for source, factors in ((sources["src_0"], sources["src_1"]), (sources["src_1"], sources["src_0"])):
+        if graph.type_of(source) == type_ and graph.type_of(factors) == channels:
+            return _Scaled(source, factors)
+    return None
+
+
+def _is_pointwise(graph: Graph, node: Node) -> bool:
+    attrs = node.attrs
+    if node.op != "convolution" or not isinstance(attrs, Conv) or attrs.groups != 1:
+        return False
+    window = graph.type_of(graph.inputs(node.name)["weights"]).dims[2:]
+    return {*window, *attrs.strides} == {1} and not any((*attrs.pad_l, *attrs.pad_r))
