@@ -12,6 +12,7 @@ from fmtprop import contestants, planner
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
+from fmtprop.runtime import contest as contest_module
 from fmtprop.runtime.contest import Contest, _winner
 from fmtprop.stages import normalise
 from tests.other_plans import unlike_any_other
@@ -32,7 +33,7 @@ def test_the_faster_plan_is_kept_and_remembered(
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     seen: list[int] = []
 
-    def decide(plans, inputs, budget):
+    def decide(plans, inputs, budget, fewest):
         seen.append(len(plans))
         return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner)
 
@@ -57,7 +58,7 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     races: list[int] = []
 
-    def decide(plans, inputs, budget):
+    def decide(plans, inputs, budget, fewest):
         races.append(len(plans))
         if len(races) == 1:
             return Contest((1.0, 1.0 if ran == "short" else 100.0), 3, 0)
@@ -89,7 +90,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
-    def decide(plans, inputs, budget):
+    def decide(plans, inputs, budget, fewest):
         races.append(len(plans))
         return Contest((1.0,) * len(plans), 3, 1)
 
@@ -127,6 +128,39 @@ def test_a_plan_must_be_faster_in_most_rounds_to_win() -> None:
     assert _winner([[1.0] * 6, [0.9] * 6]) == 1
     assert _winner([[1.0] * 6, [0.1, 2.0, 2.0, 2.0, 2.0, 2.0]]) == 0
     assert _winner([[1.0] * 6, [1.0] * 6]) == 0
+
+
+class Slow:
+    """What runs a plan that is as slow as one likes: it moves the contest's clock."""
+
+    now = 0.0
+
+    def __init__(self, plan: float) -> None:
+        self.plan = plan
+
+    def run(self, inputs: object) -> None:
+        Slow.now += self.plan
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("plans", "budget", "fewest", "rounds"),
+    [
+        ((1.0, 2.0), 0.0, 1, 1),
+        ((1.0, 2.0), 0.0, 5, 5),
+        ((1.0, 2.0), 30.0, 5, 10),
+        ((4.0, 5.0), 0.0, 5, 2),  # after 18 seconds nobody waits for three more rounds
+        ((0.001, 0.002), 1.0, 5, 30),
+    ],
+)
+def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budget, fewest, rounds) -> None:
+    monkeypatch.setattr(contest_module, "Executor", Slow)
+    monkeypatch.setattr(contest_module, "perf_counter", lambda: Slow.now)
+    found = contest_module.contest(plans, [], budget, fewest)
+    assert (found.rounds, found.winner) == (rounds, 0)
+    assert found.seconds == pytest.approx(plans)
 
 
 def test_released_weights_are_gone_and_the_plan_has_its_own(model: torch.nn.Module) -> None:

@@ -20,6 +20,9 @@ _SURE, _MOST = 9, 30
 #: seconds that may go into being sure, beyond the time allowed
 _EXTRA = 3.0
 
+#: seconds after which rounds that were asked for are not waited for any longer
+_LONGEST = 15.0
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -43,7 +46,7 @@ class Contest:
     names: tuple[str, ...] = ()
 
 
-def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float) -> Contest:
+def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float, fewest: int = 1) -> Contest:
     """Run plans in turns and say which is faster.
 
     Parameters
@@ -54,6 +57,8 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
         What to run them on.
     budget : float
         Seconds to spend; one round is run in any case, and more where the first plan does not win.
+    fewest : int
+        Rounds to run whatever they cost, but for plans so slow that these would take longer than 15 s.
 
     Returns
     -------
@@ -65,7 +70,7 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
             executor.run(inputs)
         times: list[list[float]] = [[] for _ in plans]
         start = perf_counter()
-        while _goes_on(times, perf_counter() - start, budget):
+        while _goes_on(times, perf_counter() - start, budget, fewest):
             # alternately forwards and backwards: who goes first finds other things in the caches
             order = list(enumerate(executors))
             for index, executor in order if len(times[0]) % 2 else reversed(order):
@@ -78,9 +83,11 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
             executor.close()
 
 
-def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float) -> bool:
+def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:
     """Say whether there is time for another round; a few rounds are no evidence against costs."""
     rounds = len(times[0])
+    if rounds < fewest and elapsed <= _LONGEST:
+        return True
     extra = _EXTRA if rounds and rounds < _SURE and _winner(times) != 0 else 0.0
     return not rounds or (rounds < _MOST and elapsed * (rounds + 1) / rounds <= budget + extra)
 

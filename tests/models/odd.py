@@ -63,7 +63,7 @@ class RandomCosts:
 def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
     """Let models be planned by random costs; with `sliced`, cut batches and keep a random contestant."""
 
-    def decide(plans: Sequence[object], inputs: object, budget: float) -> Contest:
+    def decide(plans: Sequence[object], inputs: object, budget: float, fewest: int) -> Contest:
         return Contest((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)))
 
     with ExitStack() as stack:
