@@ -35,7 +35,7 @@ _ATTEMPTS = 5
 #: seconds for running plans against each other, where compiling is to be quick and where the plan is to be good
 _QUICK, _PATIENT = 0.2, 1.0
 
-#: rounds of that at least where the plan is to be good: neighbours on a shared machine decide a single one
+#: rounds of that at least where the plan is to be good and time has no limit: neighbours on a shared machine decide one
 _ROUNDS = 5
 
 #: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
@@ -226,8 +226,8 @@ class _Planner:
             plans = rehearse(graphs, self.target)
         else:
             plans = [build_plan(graph, self.target) for graph in graphs]
-        seconds, fewest = (_PATIENT, _ROUNDS) if self.patient else (_QUICK, 1)
-        result = contest(plans, random_inputs(self.normal), seconds, fewest)
+        fewest = _ROUNDS if self.patient and self.options.tune_budget is None else 1
+        result = contest(plans, random_inputs(self.normal), _PATIENT if self.patient else _QUICK, fewest)
         return replace(result, names=tuple(entrant.name for entrant in entrants))
 
     # ------------------------------------------------------------------ what is remembered

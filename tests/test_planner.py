@@ -130,6 +130,25 @@ def test_a_plan_must_be_faster_in_most_rounds_to_win() -> None:
     assert _winner([[1.0] * 6, [1.0] * 6]) == 0
 
 
+@pytest.mark.parametrize(
+    ("tune", "limit", "rounds"), [("measure", None, planner._ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
+)
+def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit(
+    model: torch.nn.Module, tune: str, limit: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    asked: list[int] = []
+
+    def decide(plans, inputs, budget, fewest):
+        asked.append(fewest)
+        return Contest(tuple(1.0 + i for i in range(len(plans))), 3, 0)
+
+    monkeypatch.setattr(planner, "contest", decide)
+    unlike_any_other(monkeypatch)
+    fp.compile(model, torch.randn(1, 3, 20, 20), tune=tune, tune_budget=limit)
+    assert asked and set(asked) == {rounds}
+
+
 class Slow:
     """What runs a plan that is as slow as one likes: it moves the contest's clock."""
 

@@ -154,4 +154,5 @@ def test_nothing_is_pinned_in_bf16():
     graph = b.output(conv)
     assert list(ScaleWeights().pins(graph)) == ["conv.weights"]
     lowered = graph.map_nodes(lambda node: node.with_(results=tuple(replace(t, dtype="bf16") for t in node.results)))
+    assert [node.name for node in ScaleWeights().eligible(lowered)] == ["conv"]
     assert ScaleWeights().pins(lowered) == {}
