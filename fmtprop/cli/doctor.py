@@ -16,8 +16,13 @@ def doctor(as_json: Json = False) -> None:
     Which oneDNN library was found, what this CPU can do, what to install. Exits with 1 if oneDNN cannot be used.
     """
     from fmtprop.dnnl.doctor import diagnose
+    from fmtprop.jit import unavailable
 
     diagnosis = diagnose()
-    emit(json.dumps(diagnosis.to_dict(), indent=1) if as_json else diagnosis.to_text())
+    missing = unavailable() if diagnosis.ok else "they run beside oneDNN's"
+    if as_json:
+        emit(json.dumps({**diagnosis.to_dict(), "kernels": not missing}, indent=1))
+    else:
+        emit(f"{diagnosis.to_text()}\n{'own kernels':<16} {f'no: {missing}' if missing else 'yes'}")
     if not diagnosis.ok:
         raise typer.Exit(FAILED)

@@ -126,6 +126,8 @@ class Choice:
         Estimated or measured seconds.
     handle : object
         The target's own object (a primitive descriptor); the one that is executed. Not part of equality.
+    after : object, optional
+        What the target runs on the result behind it, for the node's last post-op (:class:`fmtprop.jit.Kernel`).
     """
 
     target: str
@@ -134,6 +136,7 @@ class Choice:
     reason: str = ""
     cost: float = 0.0
     handle: Any = None
+    after: Any = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class Candidate:
         Whether it is the library's slow reference loop; never planned where another exists.
     handle : object
         The target's own object, the one that will be executed.
+    after : object, optional
+        What the target runs on the result behind it, for the node's last post-op.
     """
 
     target: str
@@ -45,10 +47,11 @@ class Candidate:
     cost: float = 0.0
     is_ref: bool = False
     handle: Any = None
+    after: Any = None
 
     def choice(self, reason: str) -> Choice:
         """Return the record of this candidate having been chosen."""
-        return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle)
+        return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle, self.after)
 
 
 #: operand and result names -> a concrete descriptor, or MemoryDesc.any where the target may choose

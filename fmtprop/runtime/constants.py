@@ -21,6 +21,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import aligned_bytes, view
+from fmtprop.targets.tail import tail_of
 
 #: bytes that are compared before all of them are
 _SAMPLE = 256
@@ -173,3 +174,5 @@ def _execute(node: Node, operands: Operands, results: list[torch.Tensor]) -> Non
         if room is not None:
             memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, room, scratchpad.data_ptr(), scratchpad)
     dnnl.Primitive(pd).execute(dnnl.Stream(engine), memories)
+    if (work := tail_of(node, results[0].data_ptr())) is not None:
+        work.run()

@@ -13,11 +13,13 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
+from fmtprop.jit import Work
 from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
+from fmtprop.targets.tail import start_of_result, tail_of
 
 #: (function, its four arguments); a function returns 0 or an error status
 _Call = tuple[Callable[..., Any], Any, Any, Any, Any]
@@ -41,7 +43,9 @@ class Context:
         #: buffer -> the memory objects that look into the caller's tensor of the current run
         self._external = {i: _External() for i, b in enumerate(plan.buffers) if b.home in (Home.INPUT, Home.OUTPUT)}
         self._keep: list[object] = []
-        self._calls: list[_Call] = [self._call_of(step, index) for index, step in enumerate(plan.steps)]
+        #: the calls of each step
+        self._steps = [self._calls_of(step, index) for index, step in enumerate(plan.steps)]
+        self._calls: list[_Call] = [call for calls in self._steps for call in calls]
         self._inputs = [self._external.get(buffer) for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
 
@@ -73,13 +77,14 @@ class Context:
         """Execute like :meth:`run` and return the seconds of each step beside the results."""
         self._bind(inputs, None)
         seconds = []
-        for function, a, b, c, d in self._calls:
+        for calls in self._steps:
             start = perf_counter()
-            status = function(a, b, c, d)
-            self._stream.wait()
+            for function, a, b, c, d in calls:
+                status = function(a, b, c, d)
+                self._stream.wait()
+                if status:
+                    self._fail(d, status)
             seconds.append(perf_counter() - start)
-            if status:
-                self._fail(d, status)
         return self._results(None), seconds
 
     def close(self) -> None:
@@ -89,6 +94,7 @@ class Context:
             if close is not None:
                 close()
         self._calls.clear()
+        self._steps.clear()
         self._stream.close()
 
     # ------------------------------------------------------------------ a run
@@ -120,7 +126,7 @@ class Context:
         return results
 
     def _fail(self, array: object, status: int) -> None:
-        step = next(step for step, call in zip(self.plan.steps, self._calls, strict=True) if call[4] is array)
+        step = next(step for step, calls in zip(self.plan.steps, self._steps, strict=True) if calls[0][4] is array)
         pd = step.primitive.desc
         raise DnnlError(
             "dnnl_primitive_execute", dnnl.status_name(status), f"{step.node.label} with {pd.impl}", pd.repro
@@ -132,10 +138,10 @@ class Context:
         is_written = self.plan.buffers[access.buffer].home is Home.OUTPUT
         return _Output(Port(name, access.desc), access, self._external[access.buffer] if is_written else None)
 
-    def _call_of(self, step: Step, index: int) -> _Call:
+    def _calls_of(self, step: Step, index: int) -> list[_Call]:
         if step.primitive is None:
             read = [a if self.plan.buffers[a.buffer].last > index else None for a in step.results]
-            return (self._call_reference, step, read, None, None)
+            return [(self._call_reference, step, read, None, None)]
         places = {**step.operands, **dict(zip(("dst", "dst_1", "dst_2"), step.results, strict=False))}
         pd = step.primitive.desc
         bound = [(number, self._memory(places[name], md)) for name, number, md in arguments(step.node, pd)]
@@ -146,18 +152,28 @@ class Context:
         call = dnnl.ExecArgs(bound)
         self._keep += [memory for _, memory in bound]
         self._keep.append(call)
-        return (dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)
+        calls: list[_Call] = [(dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)]
+        work = tail_of(step.node)
+        if work is not None:
+            self._point(work, step.results[0], start_of_result(step.node))
+            self._keep.append(work)
+            calls.append(work.call)
+        return calls
 
     def _memory(self, access: Access, md: dnnl.NativeDesc) -> dnnl.Memory:
-        buffer = self.plan.buffers[access.buffer]
-        start = start_of(access.desc, md)
-        if buffer.home is Home.ARENA:
-            return dnnl.Memory(self._engine, md, self._arena.data_ptr() + buffer.offset + start)
-        if buffer.home is Home.CONSTANT:
-            return dnnl.Memory(self._engine, md, self.plan.constants[buffer.index].data_ptr() + start)
         memory = dnnl.Memory(self._engine, md, None)
-        self._external[access.buffer].views.append((memory, start))
+        self._point(memory, access, start_of(access.desc, md))
         return memory
+
+    def _point(self, memory: dnnl.Memory | Work, access: Access, start: int) -> None:
+        """Point something at what begins so many bytes behind a buffer's start, now or before each run."""
+        buffer = self.plan.buffers[access.buffer]
+        if buffer.home is Home.ARENA:
+            memory.set_data_handle(self._arena.data_ptr() + buffer.offset + start)
+        elif buffer.home is Home.CONSTANT:
+            memory.set_data_handle(self.plan.constants[buffer.index].data_ptr() + start)
+        else:
+            self._external[access.buffer].views.append((memory, start))
 
     def _tensor(self, access: Access) -> torch.Tensor:
         buffer = self.plan.buffers[access.buffer]
@@ -182,7 +198,7 @@ class _External:
     def __init__(self) -> None:
         self.tensor = _NOTHING
         #: memory objects, and bytes from the tensor's start to where each begins
-        self.views: list[tuple[dnnl.Memory, int]] = []
+        self.views: list[tuple[dnnl.Memory | Work, int]] = []
         self._pointer = 0
 
     def point(self, tensor: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
+from fmtprop.targets.tail import tail_of
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.directory import cache_directory
 from fmtprop.tuning.problem import persistent_text
@@ -169,6 +170,7 @@ def primitive_key(node: Node) -> str:
         "attrs": node.attrs.to_json(),
         "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],
         "impl": choice.impl,
+        **({"after": choice.after.fingerprint} if choice.after is not None else {}),
         "operands": {name: persistent_text(desc) for name, desc in choice.operands.items()},
         "results": [persistent_text(desc) for desc in node.descs],
     }
@@ -261,6 +263,8 @@ def _run(node: Node, primitive: dnnl.Primitive, flat: Mapping[str, torch.Tensor]
         scratchpad = room.take(pd.scratchpad_nbytes, 0)
         memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, scratchpad.data_ptr(), scratchpad)
     primitive.execute(dnnl.Stream(engine), memories)
+    if (work := tail_of(node, flat["dst"].data_ptr())) is not None:
+        work.run()
 
 
 def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:

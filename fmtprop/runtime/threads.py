@@ -175,7 +175,7 @@ class _Rebuilder:
         if primitive is None:
             primitive = self.compiled[id(candidate.handle)] = dnnl.Primitive(candidate.handle)
         formats = {n: candidate.operands[n] if n in constants else desc for n, desc in choice.operands.items()}
-        chosen = replace(choice, impl=candidate.impl, operands=formats, handle=candidate.handle)
+        chosen = replace(choice, impl=candidate.impl, operands=formats, handle=candidate.handle, after=candidate.after)
         scratchpad = self._make_room(step.scratchpad, primitive.desc.scratchpad_nbytes, number)
         node = step.node.with_(choice=chosen)
         return replace(step, node=node, operands=operands, primitive=primitive, scratchpad=scratchpad, packing=packing)

@@ -7,11 +7,13 @@ nodes are ordered, buffered or run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Lowering, OpDef, Primitive, opdef
+from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import worth_trying
 from fmtprop.passes.target import Candidate, Request
@@ -76,6 +78,22 @@ class OneDnnTarget:
     # ------------------------------------------------------------------ asking
 
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
+        """Yield all implementations, and then those of the node without its last post-op, if a kernel can do that."""
+        yield from self._implementations(node, request)
+        kernel = _kernel_of(node)
+        if kernel is None:
+            return
+        shorter = node.with_(post_ops=node.post_ops[:-1])
+        for candidate in self._implementations(shorter, request):
+            dst = candidate.results[0].at_start()
+            impl = f"{candidate.impl}+{kernel.name}"
+            # padding stays zero, as zeros do
+            fits = dst.kind == "blocked" and dst.is_dense and dst.nbytes % CHUNK_NBYTES == 0
+            if candidate.is_ref or not fits or self._is_rejected(node, impl, candidate.operands, candidate.results):
+                continue
+            yield replace(candidate, impl=impl, after=kernel)
+
+    def _implementations(self, node: Node, request: Request) -> Iterator[Candidate]:
         """Yield the op's own primitive's implementations, then those of its equivalents."""
         declaration = opdef(node.op)
         if declaration.primitive is None or not _computable(declaration, request):
@@ -137,9 +155,14 @@ class OneDnnTarget:
         operands = {name: tail.get(name) or formats[name] for name in request if name not in declaration.result_names}
         results = tuple(formats[name] for name in declaration.result_names if name in request)
         impl = pd.impl if pd.kind == node.op else f"{pd.kind}:{pd.impl}"
-        if self._rejected and _identity(node, impl, operands, results) in self._rejected:
+        if self._is_rejected(node, impl, operands, results):
             return None
         return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd.sketch())
+
+    def _is_rejected(
+        self, node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]
+    ) -> bool:
+        return bool(self._rejected) and _identity(node, impl, operands, results) in self._rejected
 
 
 class _Answers:
@@ -159,6 +182,14 @@ class _Answers:
                 self._known.append(candidate)
             yield self._known[index]
             index += 1
+
+
+def _kernel_of(node: Node) -> Kernel | None:
+    """Return the kernel that can apply a node's last post-op to its result."""
+    if not node.post_ops or node.post_ops[-1].op != "eltwise" or len(node.results) != 1:
+        return None
+    attrs = node.post_ops[-1].attrs.to_json()
+    return kernel_for(attrs["alg"], attrs["alpha"], node.results[0].dtype)
 
 
 def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from fmtprop import dnnl
+from fmtprop.jit import Work
 
 
 class Argument(NamedTuple):
@@ -28,6 +29,8 @@ class TimedCall:
         All but the scratchpad.
     scratchpad : int
         Address of at least ``pd.scratchpad_nbytes`` bytes.
+    after : Work, optional
+        What runs on the result behind it.
 
     Raises
     ------
@@ -35,9 +38,11 @@ class TimedCall:
         oneDNN could not compile it.
     """
 
-    def __init__(self, pd: dnnl.PrimitiveDesc, arguments: Sequence[Argument], scratchpad: int = 0) -> None:
+    def __init__(
+        self, pd: dnnl.PrimitiveDesc, arguments: Sequence[Argument], scratchpad: int = 0, after: Work | None = None
+    ) -> None:
         engine = dnnl.Engine.cpu()
-        self._pd = pd
+        self._pd, self._after = pd, after
         self._stream = dnnl.Stream(engine)
         self._memories = {number: dnnl.Memory(engine, md, pointer) for number, md, pointer in arguments}
         bound = dict(self._memories)
@@ -66,6 +71,8 @@ class TimedCall:
         start = perf_counter()
         for _ in range(repeats):
             status = execute(primitive, stream, count, array) or status
+            if self._after is not None:
+                self._after.run()
         self._stream.wait()
         taken = perf_counter() - start
         if status:

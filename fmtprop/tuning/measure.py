@@ -37,6 +37,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
+from fmtprop.jit import Kernel, Work
 from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Candidate
@@ -103,11 +104,14 @@ class Job:
         All arguments but the scratchpad.
     pd : PrimitiveDesc
         What to run.
+    after : Kernel, optional
+        What runs on the result behind it.
     """
 
     key: Any
     operands: tuple[Operand, ...]
     pd: dnnl.PrimitiveDesc
+    after: Kernel | None = None
 
     @property
     def activations_nbytes(self) -> int:
@@ -141,7 +145,7 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
         kind = "parameter" if name in learned else "activation" if name in candidate.operands else "result"
         if name not in residual:  # it lies in dst
             operands.append(Operand(number, md, kind))
-    return Job(key, tuple(operands), candidate.handle)
+    return Job(key, tuple(operands), candidate.handle, candidate.after)
 
 
 def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc) -> Job | None:
@@ -329,6 +333,7 @@ class _Run:
         self._parameters: list[tuple[int, int]] = []
         offset = parameter_offset = 0
         bound = []
+        after = None
         for operand in job.operands:
             nbytes = operand.md.nbytes
             if operand.kind == "parameter":
@@ -336,11 +341,14 @@ class _Run:
                 self._parameters.append((operand.number, parameter_offset))
                 parameter_offset += _room(nbytes)
                 continue
-            bound.append(Argument(operand.number, operand.md, activations.data_ptr() + offset))
+            pointer = activations.data_ptr() + offset
+            bound.append(Argument(operand.number, operand.md, pointer))
+            if operand.kind == "result" and job.after is not None:
+                after = Work(job.after, nbytes, pointer)
             if operand.kind == "activation":
                 self._warm.append(activations[offset : offset + nbytes // 4 * 4].view(torch.int32))
             offset += _room(nbytes)
-        self._call = TimedCall(job.pd, bound, activations.data_ptr() + offset)
+        self._call = TimedCall(job.pd, bound, activations.data_ptr() + offset, after)
 
     @property
     def fastest(self) -> float:

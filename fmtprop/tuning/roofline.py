@@ -47,6 +47,9 @@ _COSTLY = frozenset(
 )
 _COSTLY_OPERATIONS, _CHEAP_OPERATIONS = 24.0, 1.0
 
+#: the same where a kernel of the project's own does it
+_KERNEL_OPERATIONS = 6.0
+
 #: operations per element of dst of the ops that are no sums of products
 _PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0, "group_normalization": 8.0}
 
@@ -127,10 +130,17 @@ class ModelCosts:
         else:
             arithmetic = products(operands, dst) / (peak * efficiency(candidate.impl, _shape(node.op, operands)))
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
-        tail = sum(_operations(post_op.attrs) for post_op in node.post_ops)
+        post_ops = node.post_ops if candidate.after is None else node.post_ops[:-1]
+        tail = sum(_operations(post_op.attrs) for post_op in post_ops)
         arithmetic += tail * prod(dst.dims) / (peak * _POINTWISE)
         call = self.peaks.call * (_PRODUCT_CALL if products is not None else 1.0)
-        return call + max(arithmetic, moved)
+        after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.after is not None else 0.0
+        return call + max(arithmetic, moved) + after
+
+    def _kernel(self, dst: MemoryDesc, peak: float) -> float:
+        """Return the seconds that a kernel takes behind a primitive: it reads and writes what is still in a cache."""
+        pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
+        return self.peaks.call + max(_KERNEL_OPERATIONS * prod(dst.dims) / (peak * _POINTWISE), 2 * dst.nbytes * pace)
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the seconds of a reorder, 0 for none, or None where the destination repeats elements."""

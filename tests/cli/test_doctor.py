@@ -7,6 +7,7 @@ import json
 from fmtprop import dnnl
 from fmtprop.dnnl import doctor
 from fmtprop.errors import LoadError
+from fmtprop.jit import unavailable
 from tests.cli.command import fmtprop
 
 
@@ -14,6 +15,7 @@ def test_doctor(capsys):
     code, out, err = fmtprop(capsys, "doctor")
     assert (code, err) == (0, "")
     assert f"instruction set  {dnnl.lib().isa}" in out
+    assert ("own kernels      yes" in out) == (not unavailable())
 
 
 def test_doctor_json(capsys):
@@ -21,6 +23,7 @@ def test_doctor_json(capsys):
     data = json.loads(out)
     assert code == 0
     assert data["isa"] == dnnl.lib().isa and data["data_types"]["f32"] is True
+    assert data["kernels"] == (not unavailable())
 
 
 def test_no_library_is_code_1_and_says_what_to_install(capsys, monkeypatch):

@@ -210,7 +210,9 @@ def _candidate(node: Node) -> Candidate:
     choice = node.choice
     if choice is None:
         return Candidate("", "", {}, node.descs)
-    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle)
+    return Candidate(
+        choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle, choice.after
+    )
 
 
 def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:

@@ -179,13 +179,15 @@ class _Enumerator:
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         any_way = False
         for request in self._pinned(node, self._requests(node, inputs)):
-            families: Counter[str] = Counter()
+            families: Counter[tuple[str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
                 any_way = True
                 # an equivalent primitive's implementations are counted by themselves: they come after all others
+                # so do those of which a kernel does the last post-op
                 family = candidate.impl.partition(":")[0]
-                families[family if family in _EQUIVALENTS else ""] += 1
-                if families[family if family in _EQUIVALENTS else ""] <= _IMPLEMENTATIONS:
+                member = family if family in _EQUIVALENTS else "", candidate.after is not None
+                families[member] += 1
+                if families[member] <= _IMPLEMENTATIONS:
                     yield candidate
         if isinstance(node.attrs, Concat) and self.in_place:
             yield from self._in_place(node, node.attrs, inputs)

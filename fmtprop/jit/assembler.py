@@ -1,0 +1,188 @@
+"""A program in the making: x86-64 instructions, labels, and numbers that fill a vector.
+
+Encoding is iced-x86's; what is here is how the kernels are written down.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iced_x86 import BlockEncoder, Code, Instruction, MemoryOperand, Register
+
+__all__ = ["AVX2", "AVX512", "Assembler", "Isa", "at"]
+
+
+def at(register: Any, offset: int = 0) -> MemoryOperand:
+    """Return the operand that lies so many bytes behind where a register points."""
+    return MemoryOperand(register, displ=offset, displ_size=8 if offset else 0)
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set as the kernels use it.
+
+    Parameters
+    ----------
+    name : str
+        What kernels are called by.
+    nbytes : int
+        Size of a vector.
+    registers : int
+        How many there are.
+    """
+
+    name: str
+    nbytes: int
+    registers: int
+
+    def code(self, name: str) -> int:
+        """Return iced-x86's number of a vector instruction, such as ``"VMULPS"``, or ``"VMOVUPS <"`` of a store."""
+        operation, _, store = name.partition(" ")
+        if self.nbytes == 64:
+            form = "ZMMM512_K1Z_ZMM" if store else _FORMS_512.get(operation, "ZMM_K1Z_ZMM_ZMMM512B32_ER")
+            return int(getattr(Code, f"EVEX_{operation}_{form}"))
+        form = "YMMM256_YMM" if store else _FORMS_256.get(operation, "YMM_YMM_YMMM256")
+        return int(getattr(Code, f"VEX_{operation}_{form}"))
+
+    def register(self, number: int) -> int:
+        """Return iced-x86's number of a vector register."""
+        return int(getattr(Register, f"{'ZMM' if self.nbytes == 64 else 'YMM'}{number}"))
+
+
+AVX2, AVX512 = Isa("avx2", 32, 16), Isa("avx512_core", 64, 32)
+
+#: operands of the instructions that are not like most
+_FORMS_512 = {
+    "VMOVUPS": "ZMM_K1Z_ZMMM512",
+    "VMINPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
+    "VMAXPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
+    "VRANGEPS": "ZMM_K1Z_ZMM_ZMMM512B32_IMM8_SAE",
+    "VRNDSCALEPS": "ZMM_K1Z_ZMMM512B32_IMM8_SAE",
+    "VPMOVZXWD": "ZMM_K1Z_YMMM256",
+    "VPSLLD": "ZMM_K1Z_ZMMM512B32_IMM8",
+    "VCVTNEPS2BF16": "YMM_K1Z_ZMMM512B32",
+}
+_FORMS_256 = {
+    "VMOVUPS": "YMM_YMMM256",
+    "VROUNDPS": "YMM_YMMM256_IMM8",
+    "VCVTPS2DQ": "YMM_YMMM256",
+    "VPSRAD": "YMM_YMM_IMM8",
+    "VPSLLD": "YMM_YMM_IMM8",
+}
+
+
+class Assembler:
+    """Takes instructions in order.
+
+    Parameters
+    ----------
+    isa : Isa
+        Of the vectors.
+
+    Notes
+    -----
+    Vector registers that :meth:`vector` gives count from 0 up; numbers (:meth:`number`) have the others for themselves,
+    and memory once those are gone: they are loaded by :meth:`load_numbers`, before the loop that uses them.
+    """
+
+    def __init__(self, isa: Isa) -> None:
+        self.isa = isa
+        self._instructions: list[Instruction] = []
+        self._branches: list[tuple[Instruction, str]] = []
+        self._labels: dict[str, int] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._vectors = 0
+
+    # ------------------------------------------------------------------ anything
+
+    def emit(self, code: str, *operands: int | MemoryOperand) -> None:
+        """Add an instruction by iced-x86's name of its form; integers are registers."""
+        kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
+        create = getattr(Instruction, f"create_{kinds}") if operands else Instruction.create
+        self._add(create(getattr(Code, code), *operands))
+
+    def immediate(self, code: str, register: Any, value: int) -> None:
+        """Add an instruction on a register and a number."""
+        self._add(Instruction.create_reg_i32(getattr(Code, code), register, value))
+
+    def label(self, name: str) -> None:
+        """Name the place of the next instruction."""
+        self._labels[name] = len(self._instructions) + 1
+
+    def branch(self, code: str, label: str) -> None:
+        """Add a jump to a label."""
+        instruction = Instruction.create_branch(getattr(Code, code), 0)
+        self._branches.append((instruction, label))
+        self._add(instruction)
+
+    def code(self) -> bytes:
+        """Return the machine code, which works wherever it lies."""
+        for instruction, label in self._branches:
+            instruction.near_branch64 = self._labels[label]
+        encoder = BlockEncoder(64)
+        encoder.add_many(self._instructions)
+        return bytes(encoder.encode(0))
+
+    def _add(self, instruction: Instruction) -> None:
+        instruction.ip = len(self._instructions) + 1  # by which branches find it
+        self._instructions.append(instruction)
+
+    # ------------------------------------------------------------------ vectors
+
+    def vector(self) -> int:
+        """Return a register that nobody uses."""
+        self._vectors += 1
+        return self.isa.register(self._vectors - 1)
+
+    def release(self) -> None:
+        """Give back all registers."""
+        self._vectors = 0
+
+    def v(self, operation: str, *operands: int | MemoryOperand, immediate: int | None = None) -> None:
+        """Add a vector instruction."""
+        kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
+        code = self.isa.code(operation)
+        if immediate is None:
+            self._add(getattr(Instruction, f"create_{kinds}")(code, *operands))
+        else:
+            self._add(getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate))
+
+    def number(self, value: float) -> int | MemoryOperand:
+        """Return a vector that holds one f32 number everywhere: the last operand of an instruction."""
+        return self._constant(struct.pack("<f", value))
+
+    def integer(self, value: int) -> int | MemoryOperand:
+        """Return a vector that holds one 32-bit integer everywhere."""
+        return self._constant(struct.pack("<i", value))
+
+    def _constant(self, bits: bytes) -> int | MemoryOperand:
+        index = self._numbers.setdefault(bits, len(self._numbers))
+        if index < self._kept:
+            return self.isa.register(self.isa.registers - 1 - index)
+        return self._row(index)
+
+    @property
+    def _kept(self) -> int:
+        """How many numbers have a register: what vectors leave, of which the kernels use no more than eight."""
+        return self.isa.registers - 8
+
+    def _row(self, index: int) -> MemoryOperand:
+        return at(Register.RDX, index * self.isa.nbytes)
+
+    def load_numbers(self, numbers: Sequence[bytes]) -> None:
+        """Load numbers to their registers from the table that RDX points to."""
+        for index in range(min(len(numbers), self._kept)):
+            self.v("VMOVUPS", self.isa.register(self.isa.registers - 1 - index), self._row(index))
+
+    @property
+    def numbers(self) -> list[bytes]:
+        """The numbers that were asked for, in the order of the table."""
+        return list(self._numbers)
+
+    @property
+    def table(self) -> bytes:
+        """The table of numbers: a whole vector of each."""
+        return b"".join(bits * (self.isa.nbytes // len(bits)) for bits in self._numbers)

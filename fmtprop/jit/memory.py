@@ -1,0 +1,31 @@
+"""Memory that code can be executed from: written first, executable afterwards, never both."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+__all__ = ["place_code"]
+
+#: lives as long as the process: plans hold addresses into it
+_PAGES: list[mmap.mmap] = []
+
+
+def place_code(code: bytes) -> int:
+    """Return the address of a copy of some code that can be executed.
+
+    Raises
+    ------
+    OSError
+        The system forbids it.
+    """
+    pages = mmap.mmap(-1, len(code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if protect(address, len(code), mmap.PROT_READ | mmap.PROT_EXEC):
+        number = ctypes.get_errno()
+        raise OSError(number, "mprotect refuses to make code executable")
+    _PAGES.append(pages)
+    return address

@@ -1,0 +1,118 @@
+"""Kernels of our own: right for every number, for any number of threads, and nowhere else."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fmtprop import dnnl
+from fmtprop.jit import CHUNK_NBYTES, Kernel, Work, kernel, kernel_for, unavailable
+from fmtprop.jit.assembler import AVX2, AVX512
+from fmtprop.jit.functions import FUNCTIONS
+from fmtprop.jit.program import program
+from fmtprop.layout import DataType
+
+MEANING = {"swish": F.silu, "gelu_erf": F.gelu}
+WIDE = "avx512" in dnnl.lib().isa
+ISAS = [AVX2, pytest.param(AVX512, marks=pytest.mark.skipif(not WIDE, reason="this CPU has no AVX-512"))]
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+
+def kernel_of(isa, alg: str, bf16: bool = False) -> Kernel:
+    function = next(function for (name, _), function in FUNCTIONS.items() if name == alg)
+    return Kernel(alg, *program(isa, function, bf16=bf16))
+
+
+def applied(kernel: Kernel, numbers: torch.Tensor) -> torch.Tensor:
+    result = numbers.clone()
+    Work(kernel, result.numel() * result.element_size(), result.data_ptr()).run()
+    return result
+
+
+def every_magnitude() -> torch.Tensor:
+    sizes = torch.logspace(-38, 38, 4000, dtype=torch.float64).float()
+    close = torch.linspace(-110, 110, 8192 - 16)
+    return torch.cat([sizes, -sizes, close, torch.zeros(16), torch.zeros(-(8000 + 8192) % 32)])
+
+
+@pytest.mark.parametrize("alg", MEANING)
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+def test_f32_is_as_exact_as_pytorch(isa, alg):
+    numbers = every_magnitude()
+    exact = MEANING[alg](numbers.double())
+    got = applied(kernel_of(isa, alg), numbers)
+    assert ((got.double() - exact).abs() <= 2e-7 * numbers.double().abs() + 1e-37).all()
+
+
+def test_swish_keeps_its_digits_far_below_zero():
+    numbers = torch.linspace(-80, 80, 4096)
+    exact = F.silu(numbers.double())
+    error = (applied(kernel_of(AVX512 if WIDE else AVX2, "swish"), numbers).double() - exact).abs() / exact.abs()
+    assert error.max() < 5e-7
+
+
+@pytest.mark.parametrize("alg", MEANING)
+def test_bf16_is_the_nearest_number(alg):
+    found = kernel_for(alg, 1.0 if alg == "swish" else 0.0, DataType.BF16)
+    if found is None:
+        pytest.skip("no bf16 here")
+    numbers = torch.linspace(-30, 30, 1 << 14).bfloat16()
+    exact = MEANING[alg](numbers.double())
+    error = (applied(found, numbers).double() - exact).abs()
+    assert (error <= 2**-8 * exact.abs() + 2e-7 * numbers.double().abs()).all()
+
+
+@pytest.mark.parametrize("alg", MEANING)
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+def test_infinity_and_nan_are_pytorchs(isa, alg):
+    special = torch.tensor([inf, -inf, nan, 0.0, -0.0, 3e38, -3e38, 1e-45, -1e-45] + [1.0] * 7)
+    got = applied(kernel_of(isa, alg), special)
+    # by the formulas: PyTorch's own loops differ in -inf between whole vectors and the rest
+    expected = (
+        special / (1 + torch.exp(-special)) if alg == "swish" else special / 2 * (torch.erf(special * 0.5**0.5) + 1)
+    )
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+@settings(max_examples=60, deadline=None)
+@given(chunks=st.integers(1, 700), threads=st.integers(1, 5))
+def test_every_number_is_changed_once_and_no_other(isa, chunks, threads):
+    count = chunks * CHUNK_NBYTES // 4
+    numbers = torch.full((count + 64,), 2.0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        Work(kernel_of(isa, "swish"), count * 4, numbers[32:].data_ptr()).run()
+    finally:
+        torch.set_num_threads(before)
+    once = F.silu(torch.tensor(2.0)).item()
+    assert torch.allclose(numbers[32 : 32 + count], torch.tensor(once), rtol=1e-6)
+    assert (numbers[:32] == 2.0).all() and (numbers[32 + count :] == 2.0).all()
+
+
+@pytest.mark.parametrize(
+    ("alg", "alpha", "dtype"),
+    [("tanh", 0.0, "f32"), ("swish", 2.0, "f32"), ("swish", 1.0, "f16"), ("logistic", 0.0, "f32")],
+)
+def test_what_has_no_kernel(alg, alpha, dtype):
+    assert kernel_for(alg, alpha, DataType(dtype)) is None
+
+
+def test_without_executable_memory_there_are_none_and_doctor_says_why(monkeypatch):
+    def refuse(code: bytes) -> int:
+        raise OSError(13, "mprotect refuses")
+
+    kernel.unavailable.cache_clear()
+    monkeypatch.setattr(kernel, "place_code", refuse)
+    try:
+        assert "no executable memory" in unavailable() and "mprotect refuses" in unavailable()
+        assert kernel_for("swish", 1.0, DataType.F32) is None
+    finally:
+        kernel.unavailable.cache_clear()

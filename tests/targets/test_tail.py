@@ -1,0 +1,139 @@
+"""A kernel behind a primitive: offered, right in every format, chosen where it costs less, and run with the plan."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import dnnl
+from fmtprop.ir.node import PostOp
+from fmtprop.jit import unavailable
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.runtime import selfcheck
+from fmtprop.runtime.selfcheck import check_primitive, primitive_key
+from fmtprop.targets import OneDnnTarget
+from fmtprop.tuning.roofline import ModelCosts
+from tests.targets.nodes import convolution, request
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+SWISH = PostOp("eltwise", Eltwise("swish", 1.0))
+TAGS = ("any", "nhwc", "nchw", "nChw8c", "nChw16c")
+
+
+def offered(outputs: int, dtype: str, tag: str):
+    node, formats = convolution(outputs=outputs, dtype=dtype, post_ops=(SWISH,))
+    wanted = {**request(node, formats), "dst": MemoryDesc(node.results[0].dims, dtype, tag=tag)}
+    found = OneDnnTarget().candidates(node, wanted)
+    return [node.with_(descs=c.results, choice=c.choice("test")) for c in found if c.after is not None]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("outputs", [32, 17])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_it_is_right_in_every_format(dtype, outputs, tag):
+    if dtype == "bf16" and not dnnl.supports("bf16"):
+        pytest.skip("no bf16 here")
+    for node in offered(outputs, dtype, tag):
+        assert node.choice.impl.endswith("+swish") and not node.choice.impl.startswith("ref")
+        assert check_primitive(node) is None
+
+
+def test_it_is_offered():
+    assert offered(32, "f32", "nhwc")
+
+
+def test_a_sum_before_it_stays_in_the_primitive():
+    node, formats = convolution(post_ops=(SWISH,))
+    first = PostOp("eltwise", Eltwise("relu"))
+    found = [c for c in OneDnnTarget().candidates(node.with_(post_ops=(first, SWISH)), request(node, formats))]
+    assert any(c.after is not None for c in found)
+    # what follows it would read what the kernel has not made yet
+    found = [c for c in OneDnnTarget().candidates(node.with_(post_ops=(SWISH, first)), request(node, formats))]
+    assert found and all(c.after is None for c in found)
+
+
+def test_a_wrong_one_is_found_and_not_offered_again(monkeypatch):
+    (node, *_) = offered(32, "f32", "nhwc")
+    monkeypatch.setattr(selfcheck, "tail_of", lambda node, buffer: None)
+    assert check_primitive(node) is not None
+    target = OneDnnTarget()
+    target.reject(node)
+    plain, formats = convolution(outputs=32, post_ops=(SWISH,))
+    wanted = {**request(plain, formats), "dst": node.descs[0]}
+    again = [c for c in target.candidates(plain, wanted) if c.after is not None]
+    assert node.choice.impl not in {c.impl for c in again if dict(c.operands) == dict(node.choice.operands)}
+
+
+def test_another_kernel_is_checked_anew():
+    (node, *_) = offered(32, "f32", "nhwc")
+    other = node.with_(choice=node.choice.__class__(**{**vars(node.choice), "after": None}))
+    assert primitive_key(node) != primitive_key(other)
+
+
+class Net(nn.Module):
+    """Convolutions with SiLU and GELU, the last one's result the caller's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.depthwise = nn.Conv2d(3, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, 1, 1, groups=32)
+        self.head, self.act = nn.Conv2d(32, 64, 1), nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.act(self.stem(x))
+        return nn.functional.gelu(self.head(x + self.act(self.depthwise(x))))
+
+
+@pytest.fixture
+def net(monkeypatch):
+    """A plan with kernels wherever it can have them, and the module."""
+    monkeypatch.setattr(ModelCosts, "_kernel", lambda self, dst, peak: 0.0)
+    torch.manual_seed(0)
+    module = Net().eval()
+    x = torch.randn(2, 3, 32, 32)
+    return module, fp.compile(module, (x,), tune="model"), x
+
+
+def test_a_plan_runs_it(net):
+    module, compiled, x = net
+    impls = [step.node.choice.impl for step in compiled.plan.steps]
+    assert any("+swish" in impl for impl in impls) and any("+gelu_erf" in impl for impl in impls)
+    expected = module(x)
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    out = torch.full_like(expected, 7.0)
+    compiled(x, out=out)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert len(compiled.profile(x)) == len(compiled.plan.steps)
+    assert "+swish" in compiled.report(repeats=1).to_text()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_another_number_of_threads(net, threads):
+    module, compiled, x = net
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nan_spreads(net):
+    module, compiled, x = net
+    x = x.clone()
+    x[0, 0, 5, 5] = float("nan")
+    torch.testing.assert_close(compiled(x).isnan(), module(x).isnan())
+
+
+def test_by_costs_that_say_otherwise_there_are_none(monkeypatch):
+    monkeypatch.setattr(ModelCosts, "_kernel", lambda self, dst, peak: 1.0)
+    x = torch.randn(2, 3, 32, 32)
+    compiled = fp.compile(Net().eval(), (x,), tune="model")
+    assert not any("+" in step.node.choice.impl for step in compiled.plan.steps)
