@@ -100,8 +100,8 @@ class Work:
         table = ctypes.addressof(kernel.rows)
         self._arguments = _Arguments(pointer, nbytes // CHUNK_NBYTES, threads, thread, table)
         #: what to call, and with what
-        self.call: tuple[Any, int, int, int, int] = (
-            run, kernel.address, ctypes.addressof(self._arguments), int(nbytes <= _ALONE), 0,
+        self.call: tuple[Any, c_void_p, c_void_p, c_uint, c_uint] = (
+            run, c_void_p(kernel.address), c_void_p(ctypes.addressof(self._arguments)), c_uint(nbytes <= _ALONE), c_uint(),
         )  # fmt: skip
 
     def set_data_handle(self, pointer: int) -> None:
@@ -117,8 +117,10 @@ class Work:
 @cache
 def _runtime_function(name: str) -> Any:
     function = lib().runtime_function(name)
-    if function is not None and name == "GOMP_parallel":
-        function.argtypes, function.restype = (c_void_p, c_void_p, c_uint, c_uint), None
+    if function is not None:
+        function.restype = (
+            None  # and no argtypes: what is passed has its type, and converting would cost more than calling
+        )
     return function
 
 
