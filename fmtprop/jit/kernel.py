@@ -99,10 +99,12 @@ class Work:
         self.kernel = kernel
         table = ctypes.addressof(kernel.rows)
         self._arguments = _Arguments(pointer, nbytes // CHUNK_NBYTES, threads, thread, table)
+        threads_wanted = c_uint(nbytes <= _ALONE)  # 0: as many as oneDNN would use
         #: what to call, and with what
         self.call: tuple[Any, c_void_p, c_void_p, c_uint, c_uint] = (
-            run, c_void_p(kernel.address), c_void_p(ctypes.addressof(self._arguments)), c_uint(nbytes <= _ALONE), c_uint(),
-        )  # fmt: skip
+            *(run, c_void_p(kernel.address), c_void_p(ctypes.addressof(self._arguments))),
+            *(threads_wanted, c_uint(0)),
+        )
 
     def set_data_handle(self, pointer: int) -> None:
         """Point it at other numbers."""
@@ -118,9 +120,7 @@ class Work:
 def _runtime_function(name: str) -> Any:
     function = lib().runtime_function(name)
     if function is not None:
-        function.restype = (
-            None  # and no argtypes: what is passed has its type, and converting would cost more than calling
-        )
+        function.restype = None  # and no argtypes: converting takes longer than calling
     return function
 
 
