@@ -188,9 +188,11 @@ def efficiency(impl: str, shape: int = 0) -> float:
     True
     >>> efficiency("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2") > efficiency("ref:any")
     True
+    >>> efficiency("jit:sse41+swish") == efficiency("jit:sse41") < efficiency("jit:avx2")
+    True
     """
     # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name
-    impl = impl.removeprefix("ref_fused_convolution:any:")
+    impl = impl.removeprefix("ref_fused_convolution:any:").partition("+")[0]  # what a kernel does behind it is no share
     name = impl
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
