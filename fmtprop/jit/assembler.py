@@ -12,6 +12,8 @@ from typing import Any
 
 from iced_x86 import BlockEncoder, Code, Instruction, MemoryOperand, Register
 
+from fmtprop.errors import GraphError
+
 __all__ = ["AVX2", "AVX512", "Assembler", "Isa", "at"]
 
 
@@ -74,6 +76,10 @@ _FORMS_256 = {
 }
 
 
+#: vectors that a function can have beside the numbers
+_VECTORS = 8
+
+
 class Assembler:
     """Takes instructions in order.
 
@@ -133,7 +139,15 @@ class Assembler:
     # ------------------------------------------------------------------ vectors
 
     def vector(self) -> int:
-        """Return a register that nobody uses."""
+        """Return a register that nobody uses.
+
+        Raises
+        ------
+        GraphError
+            The others hold numbers.
+        """
+        if self._vectors == _VECTORS:
+            raise GraphError(f"a function of {self.isa.name} asks for more than {_VECTORS} vectors at a time")
         self._vectors += 1
         return self.isa.register(self._vectors - 1)
 
@@ -166,8 +180,8 @@ class Assembler:
 
     @property
     def _kept(self) -> int:
-        """How many numbers have a register: what vectors leave, of which the kernels use no more than eight."""
-        return self.isa.registers - 8
+        """How many numbers have a register: what vectors leave."""
+        return self.isa.registers - _VECTORS
 
     def _row(self, index: int) -> MemoryOperand:
         return at(Register.RDX, index * self.isa.nbytes)

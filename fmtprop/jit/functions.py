@@ -106,8 +106,5 @@ def gelu_erf(a: Assembler, x: int) -> int:
     return p
 
 
-#: oneDNN's name of an algorithm, and its alpha (None: it has no parameter) -> how it is computed
-FUNCTIONS: Mapping[tuple[str, float | None], Callable[[Assembler, int], int]] = {
-    ("swish", 1.0): swish,
-    ("gelu_erf", None): gelu_erf,
-}
+#: oneDNN's name of an algorithm -> how it is computed
+FUNCTIONS: Mapping[str, Callable[[Assembler, int], int]] = {"swish": swish, "gelu_erf": gelu_erf}

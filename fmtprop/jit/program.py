@@ -7,13 +7,9 @@ from collections.abc import Callable
 from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.assembler import Assembler, Isa, at
+from fmtprop.jit.kernel import CHUNK_NBYTES, Arguments
 
 __all__ = ["program"]
-
-#: where the arguments are, in bytes from what RDI points to: see `kernel`
-_DATA, _CHUNKS, _THREADS, _THREAD, _TABLE = range(0, 40, 8)
-
-_CHUNK_NBYTES, _SHIFT = 64, 6
 
 _SAVED = (Register.RBX, Register.RBP, Register.R12)
 
@@ -35,12 +31,12 @@ def program(isa: Isa, function: Callable[[Assembler, int], int], *, bf16: bool) 
     The code is the function that ``GOMP_parallel`` calls in every thread (System V AMD64 ABI): all vector registers
     are the callee's to change.
     """
-    _, numbers = _loop(isa, function, bf16, ())
-    code, _ = _loop(isa, function, bf16, tuple(numbers.numbers))
+    _, numbers = _assembled(isa, function, bf16, ())
+    code, _ = _assembled(isa, function, bf16, tuple(numbers.numbers))
     return code, numbers.table
 
 
-def _loop(
+def _assembled(
     isa: Isa, function: Callable[[Assembler, int], int], bf16: bool, numbers: tuple[bytes, ...]
 ) -> tuple[bytes, Assembler]:
     """Assemble everything; which numbers the function needs is known when it has been assembled once."""
@@ -48,20 +44,20 @@ def _loop(
     for register in _SAVED:
         a.emit("PUSH_R64", register)  # and with the return address, the stack is aligned for the calls
     a.emit("MOV_R64_RM64", Register.RBX, Register.RDI)
-    a.emit("CALL_RM64", _argument(_THREADS))
+    a.emit("CALL_RM64", _argument("threads"))
     a.emit("MOV_R32_RM32", Register.EBP, Register.EAX)
-    a.emit("CALL_RM64", _argument(_THREAD))
+    a.emit("CALL_RM64", _argument("thread"))
     a.emit("MOV_R32_RM32", Register.R12D, Register.EAX)
     _share(a, Register.RSI)
     a.emit("INC_RM64", Register.R12)
     _share(a, Register.RCX)
-    a.emit("MOV_R64_RM64", Register.RDX, _argument(_TABLE))
+    a.emit("MOV_R64_RM64", Register.RDX, _argument("table"))
     a.emit("CMP_R64_RM64", Register.RSI, Register.RCX)
     a.branch("JAE_REL32_64", "done")
     a.load_numbers(numbers)
     a.label("loop")
     size = isa.nbytes // 2 if bf16 else isa.nbytes
-    for offset in range(0, _CHUNK_NBYTES, size):
+    for offset in range(0, CHUNK_NBYTES, size):
         a.release()
         x, place = a.vector(), at(Register.RSI, offset)
         if bf16:
@@ -74,7 +70,7 @@ def _loop(
         else:
             a.v("VMOVUPS", x, place)
             a.v("VMOVUPS <", place, function(a, x))
-    a.immediate("ADD_RM64_IMM8", Register.RSI, _CHUNK_NBYTES)
+    a.immediate("ADD_RM64_IMM8", Register.RSI, CHUNK_NBYTES)
     a.emit("CMP_R64_RM64", Register.RSI, Register.RCX)
     a.branch("JB_REL32_64", "loop")
     a.label("done")
@@ -87,14 +83,15 @@ def _loop(
 
 def _share(a: Assembler, register: int) -> None:
     """Set a register to where the share of thread R12 of RBP begins."""
-    a.emit("MOV_R64_RM64", Register.RAX, _argument(_CHUNKS))
+    a.emit("MOV_R64_RM64", Register.RAX, _argument("chunks"))
     a.emit("IMUL_R64_RM64", Register.RAX, Register.R12)
     a.emit("XOR_R32_RM32", Register.EDX, Register.EDX)
     a.emit("DIV_RM64", Register.RBP)
     a.emit("MOV_R64_RM64", register, Register.RAX)
-    a.immediate("SHL_RM64_IMM8", register, _SHIFT)
-    a.emit("ADD_R64_RM64", register, _argument(_DATA))
+    a.immediate("SHL_RM64_IMM8", register, CHUNK_NBYTES.bit_length() - 1)
+    a.emit("ADD_R64_RM64", register, _argument("data"))
 
 
-def _argument(offset: int) -> MemoryOperand:
-    return at(Register.RBX, offset)
+def _argument(name: str) -> MemoryOperand:
+    """Return the argument of a name."""
+    return at(Register.RBX, getattr(Arguments, name).offset)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmtprop import dnnl
+from fmtprop.errors import GraphError
 from fmtprop.jit import CHUNK_NBYTES, Kernel, Work, kernel, kernel_for, unavailable
 from fmtprop.jit.assembler import AVX2, AVX512
 from fmtprop.jit.functions import FUNCTIONS
@@ -25,8 +26,19 @@ pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 
 def kernel_of(isa, alg: str, bf16: bool = False) -> Kernel:
-    function = next(function for (name, _), function in FUNCTIONS.items() if name == alg)
-    return Kernel(alg, *program(isa, function, bf16=bf16))
+    return Kernel(alg, *program(isa, FUNCTIONS[alg], bf16=bf16))
+
+
+def test_every_function_can_be_asked_for():
+    assert kernel._ALPHAS.keys() == FUNCTIONS.keys() == MEANING.keys()
+
+
+def test_a_function_with_more_vectors_than_there_are_is_refused():
+    def greedy(a, x):
+        return [a.vector() for _ in range(9)][-1]
+
+    with pytest.raises(GraphError, match="more than 8 vectors"):
+        program(AVX2, greedy, bf16=False)
 
 
 def applied(kernel: Kernel, numbers: torch.Tensor) -> torch.Tensor:
