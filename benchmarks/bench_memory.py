@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from fmtprop.api import compile as compile_model
 from fmtprop.bench import Agreement, Environment, OpenVINO, compare_outputs, export_onnx
 from fmtprop.bench.compare import tensors_of
 from fmtprop.bench.contenders import Contender, contender
+from fmtprop.bench.peers import require
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import as_module, save
@@ -182,7 +182,7 @@ def write_files(model: Model, folder: Path, ir: bool) -> None:
         torch.save({"inputs": inputs, "expected": tensors_of(module(*inputs))}, folder / _TENSORS)
     if ir:
         export_onnx(module, inputs, folder / _ONNX)
-        ov = import_module("openvino")
+        ov = require("openvino", "openvino")
         # f32 in the file too, as in the graph file; the file is mapped, so it must stay until the process ends
         ov.save_model(ov.Core().read_model(folder / _ONNX), folder / _IR, compress_to_fp16=False)
 

@@ -25,7 +25,7 @@ from benchmarks.models import Model
 from fmtprop.api import Options, compile_graph
 from fmtprop.bench import Benchmark, Quartiles, compare_outputs
 from fmtprop.bench.environment import Environment
-from fmtprop.bench.peers import OpenVINO, export_onnx
+from fmtprop.bench.peers import OpenVINO, export_onnx, require
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import as_module
@@ -78,9 +78,7 @@ def _fmtprop(model: str, images: int, threads: int, streams: int | None) -> Prep
 
 def _openvino_throughput(model: str, images: int, threads: int) -> Prepared:
     peer = OpenVINO()
-    versions = peer.versions()  # says what to install where there is none
-    import openvino as ov
-
+    ov, versions = require("openvino", peer.name), peer.versions()
     core = ov.Core()
     config = {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(core.read_model(str(_onnx(model))), "CPU", config)

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph
+from fmtprop.bench.peers import require
 from fmtprop.frontends import load
 from fmtprop.runtime.process import use_threads
 
@@ -168,7 +168,7 @@ def prepare_fmtprop(folder: Path, options: Options, threads: int, runs: int) -> 
 
 def prepare_openvino(folder: Path, onnx: Path, precision: str, threads: int, runs: int) -> Callable[[], list[Layer]]:
     """Compile an ONNX file; return what profiles it on ``inputs.pt`` of a folder."""
-    ov = import_module("openvino")
+    ov = require("openvino", "openvino")
     core = ov.Core()
     config = {
         "PERFORMANCE_HINT": "LATENCY",
@@ -216,7 +216,7 @@ def _profile_openvino(
 
 
 def _profile_onnxruntime(onnx: Path, inputs: Sequence[Any], threads: int, runs: int) -> list[Layer]:
-    ort = import_module("onnxruntime")
+    ort = require("onnxruntime", "onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from torch import nn
 
 from fmtprop.errors import FmtpropError
 
-__all__ = ["PEERS", "Inductor", "OnnxRuntime", "OpenVINO", "Peer", "TorchEager", "export_onnx", "peer"]
+__all__ = ["PEERS", "Inductor", "OnnxRuntime", "OpenVINO", "Peer", "TorchEager", "export_onnx", "peer", "require"]
 
 Runnable = Callable[..., Any]
 
@@ -156,7 +157,7 @@ class OnnxRuntime:
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """See :class:`Peer`."""
-        ort = _require("onnxruntime", self.name)
+        ort = require("onnxruntime", self.name)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -189,8 +190,7 @@ class OpenVINO:
 
     Notes
     -----
-    The module goes through ONNX rather than ``openvino.convert_model``, which sends usage statistics; latencies of
-    the two ways agree.
+    The module goes through ONNX rather than ``openvino.convert_model``; latencies of the two ways agree.
     """
 
     precision: str = "f32"
@@ -207,7 +207,7 @@ class OpenVINO:
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """See :class:`Peer`."""
-        ov = _require("openvino", self.name)
+        ov = require("openvino", self.name)
         core = ov.Core()
         config = {
             "PERFORMANCE_HINT": "LATENCY",
@@ -291,8 +291,8 @@ def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path:
     FmtpropError
         If ``onnx`` or ``onnxscript`` is not installed, or torch cannot export the module.
     """
-    _require("onnx", "onnx export")
-    _require("onnxscript", "onnx export")
+    require("onnx", "onnx export")
+    require("onnxscript", "onnx export")
     from torch.onnx import OnnxExporterError
 
     try:
@@ -308,6 +308,54 @@ def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path:
     program.save(path, external_data=True)
 
 
+def require(package: str, peer_name: str) -> ModuleType:
+    """Import a package of the extra ``bench``; OpenVINO's without its usage statistics.
+
+    Parameters
+    ----------
+    package : str
+        Its name.
+    peer_name : str
+        Who needs it, for the message.
+
+    Returns
+    -------
+    module
+
+    Raises
+    ------
+    FmtpropError
+        It is not installed.
+
+    Notes
+    -----
+    OpenVINO reports every import, from a new process that imports the caller's main module again and waits for the
+    network: a core is busy for seconds, beside whatever is timed.
+    """
+    try:
+        with _blocked("openvino_telemetry"):
+            return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:  # installed, but something that it needs is not
+            raise
+        raise FmtpropError(
+            f"peer {peer_name}: package {package!r} is not installed; pip install 'fmtprop[bench]'"
+        ) from error
+
+
+@contextmanager
+def _blocked(optional: str) -> Iterator[None]:
+    """Let a package look as if it were not installed, to those that are imported within the block."""
+    if optional in sys.modules:
+        yield
+        return
+    sys.modules[optional] = None  # type: ignore[assignment]  # how importing is told to fail
+    try:
+        yield
+    finally:
+        del sys.modules[optional]
+
+
 @contextmanager
 def _onnx_file(given: Path | None, module: nn.Module, example_inputs: Sequence[torch.Tensor]) -> Iterator[Path]:
     """Yield the given file, or an exported one that lives as long as the block."""
@@ -320,19 +368,8 @@ def _onnx_file(given: Path | None, module: nn.Module, example_inputs: Sequence[t
         yield path
 
 
-def _require(package: str, peer_name: str) -> ModuleType:
-    try:
-        return import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:  # installed, but something that it needs is not
-            raise
-        raise FmtpropError(
-            f"peer {peer_name}: package {package!r} is not installed; pip install 'fmtprop[bench]'"
-        ) from error
-
-
 def _versions(package: str, peer_name: str) -> dict[str, str]:
-    _require(package, peer_name)
+    require(package, peer_name)
     return {package: version(package)}
 
 

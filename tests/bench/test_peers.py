@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,18 @@ def test_openvino_precision_is_the_one_asked_for_or_an_error(onnx_file: Path) ->
         assert str(caught.value) == (
             "peer openvino bf16: OpenVINO runs f32 on this CPU although bf16 was asked for; leave this peer out here"
         )
+
+
+@pytest.mark.peers
+def test_openvino_reports_its_import_to_nobody() -> None:
+    code = """
+import multiprocessing, sys
+from fmtprop.bench.peers import require
+require("openvino", "openvino")
+assert "openvino.tools.ovc" in sys.modules  # what reports
+assert "openvino_telemetry" not in sys.modules and not multiprocessing.active_children()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_openvino_refuses_unknown_precision() -> None:

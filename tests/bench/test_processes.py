@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -135,6 +139,27 @@ def test_settle_waits_for_the_end_of_spinning(until: float) -> None:
     process = Spinner(until)
     process.settle()
     assert until + 0.015 < process.now < until + 0.035  # two quiet windows of 10 ms, the first not before the end
+
+
+BUSY = """
+import time
+print("starts", flush=True)
+while time.process_time() < 0.5:
+    pass
+print("rests", flush=True)
+time.sleep(60)
+"""
+
+
+def test_settle_waits_for_the_processes_that_this_one_started() -> None:
+    shell = f"{sys.executable} -c '{BUSY}'; true"  # a grandchild: the shell waits for it
+    with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"starts\n"
+            settle()
+            assert select.select([child.stdout], [], [], 0)[0], "it is still busy"
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def test_settle_gives_up() -> None:
