@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from fmtprop.dnnl import lib
-from fmtprop.jit.memory import place_code
+from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
 
 __all__ = ["CHUNK_NBYTES", "Kernel", "Work", "kernel_for", "unavailable"]
@@ -136,15 +136,7 @@ def unavailable() -> str:
         return f"oneDNN uses {library.isa} here; kernels are written for AVX2 and AVX-512"
     if library.runtime != "OMP" or any(_runtime_function(name) is None for name in _RUNTIME):
         return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {_RUNTIME[0]}"
-    try:
-        import iced_x86  # noqa: F401
-    except ImportError as error:
-        return f"{error}; install iced-x86"
-    try:
-        place_code(b"\xc3")
-    except OSError as error:
-        return f"no executable memory: {error}"
-    return ""
+    return no_code()
 
 
 def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from functools import cache
 
-__all__ = ["place_code"]
+__all__ = ["no_code", "place_code"]
 
 #: lives as long as the process: plans hold addresses into it
 _PAGES: list[mmap.mmap] = []
@@ -29,3 +30,17 @@ def place_code(code: bytes) -> int:
         raise OSError(number, "mprotect refuses to make code executable")
     _PAGES.append(pages)
     return address
+
+
+@cache
+def no_code() -> str:
+    """Return why no code of our own can run here; empty where it can."""
+    try:
+        import iced_x86  # noqa: F401
+    except ImportError as error:
+        return f"{error}; install iced-x86"
+    try:
+        place_code(b"\xc3")
+    except OSError as error:
+        return f"no executable memory: {error}"
+    return ""

@@ -5,24 +5,21 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
-from fmtprop.jit import Work
+from fmtprop.jit import Call, CallList, Work, no_code
 from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
 from fmtprop.targets.tail import start_of_result, tail_of
-
-#: (function, its four arguments); a function returns 0 or an error status
-_Call = tuple[Callable[..., Any], Any, Any, Any, Any]
 
 
 class Context:
@@ -45,7 +42,9 @@ class Context:
         self._keep: list[object] = []
         #: the calls of each step
         self._steps = [self._calls_of(step, index) for index, step in enumerate(plan.steps)]
-        self._calls: list[_Call] = [call for calls in self._steps for call in calls]
+        #: of the calls, those in a row that are native
+        self._lists: list[CallList] = []
+        self._calls = self._joined([call for calls in self._steps for call in calls])
         self._inputs = [self._external.get(buffer) for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
 
@@ -94,6 +93,7 @@ class Context:
             if close is not None:
                 close()
         self._calls.clear()
+        self._lists.clear()
         self._steps.clear()
         self._stream.close()
 
@@ -126,6 +126,8 @@ class Context:
         return results
 
     def _fail(self, array: object, status: int) -> None:
+        if array is None:  # a list: it stopped where one of its calls failed
+            array = next(call[4] for call in (calls.reached for calls in self._lists) if call is not None)
         step = next(step for step, calls in zip(self.plan.steps, self._steps, strict=True) if calls[0][4] is array)
         pd = step.primitive.desc
         raise DnnlError(
@@ -138,7 +140,7 @@ class Context:
         is_written = self.plan.buffers[access.buffer].home is Home.OUTPUT
         return _Output(Port(name, access.desc), access, self._external[access.buffer] if is_written else None)
 
-    def _calls_of(self, step: Step, index: int) -> list[_Call]:
+    def _calls_of(self, step: Step, index: int) -> list[Call]:
         if step.primitive is None:
             read = [a if self.plan.buffers[a.buffer].last > index else None for a in step.results]
             return [(self._call_reference, step, read, None, None)]
@@ -152,13 +154,26 @@ class Context:
         call = dnnl.ExecArgs(bound)
         self._keep += [memory for _, memory in bound]
         self._keep.append(call)
-        calls: list[_Call] = [(dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)]
+        calls: list[Call] = [(dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)]
         work = tail_of(step.node)
         if work is not None:
             self._point(work, step.results[0], start_of_result(step.node))
             self._keep.append(work)
             calls.append(work.call)
         return calls
+
+    def _joined(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the same calls, native ones in a row as one."""
+        if no_code():
+            return list(calls)
+        joined: list[Call] = []
+        for is_python, some in groupby(calls, key=lambda call: call[0] == self._call_reference):
+            if is_python:
+                joined += some
+            else:
+                self._lists.append(CallList(list(some)))
+                joined.append(self._lists[-1].call)
+        return joined
 
     def _memory(self, access: Access, md: dnnl.NativeDesc) -> dnnl.Memory:
         memory = dnnl.Memory(self._engine, md, None)

@@ -117,14 +117,6 @@ def test_what_has_no_kernel(alg, alpha, dtype):
     assert kernel_for(alg, alpha, DataType(dtype)) is None
 
 
-def test_without_executable_memory_there_are_none_and_doctor_says_why(monkeypatch):
-    def refuse(code: bytes) -> int:
-        raise OSError(13, "mprotect refuses")
-
-    kernel.unavailable.cache_clear()
-    monkeypatch.setattr(kernel, "place_code", refuse)
-    try:
-        assert "no executable memory" in unavailable() and "mprotect refuses" in unavailable()
-        assert kernel_for("swish", 1.0, DataType.F32) is None
-    finally:
-        kernel.unavailable.cache_clear()
+def test_without_executable_memory_there_are_none_and_doctor_says_why(no_executable_memory):
+    assert "no executable memory" in unavailable() and "mprotect refuses" in unavailable()
+    assert kernel_for("swish", 1.0, DataType.F32) is None

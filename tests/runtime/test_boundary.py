@@ -324,7 +324,7 @@ def test_a_primitive_that_fails_names_its_node() -> None:
     net = fp.compile(torch.nn.Linear(8, 4).eval(), torch.randn(2, 8))
     context = Context(net.plan)
     with pytest.raises(DnnlError) as error:
-        context._fail(context._calls[0][4], 5)
+        context._fail(context._steps[0][0][4], 5)
     for word in ("dnnl_primitive_execute", "runtime_error", net.plan.steps[0].node.label):
         assert word in str(error.value)
 
