@@ -83,7 +83,9 @@ def _prepared(module: nn.Module, x: torch.Tensor, precision: str) -> Prepared:
         x = x.contiguous(memory_format=torch.channels_last)
         desc = MemoryDesc(tuple(x.shape), "f32", tag="acdb")
         boundary = {node.name: desc for node in (*graph.input_nodes, *graph.output_nodes)}
-    run = partial(compile_graph(graph, Options(dtype=precision, boundary=boundary)), x)
+    # Winograd's filtering has fewer operations than are counted: it would make a peak that no machine has
+    options = Options(dtype=precision, boundary=boundary, winograd=False)
+    run = partial(compile_graph(graph, options), x)
     return Prepared(run, compare_outputs(run(), module(x), TOLERANCES[precision]))
 
 
