@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from fmtprop import dnnl
-from fmtprop.api import Options, random_inputs
-from fmtprop.bench import PEERS, TorchEager
+from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
+from fmtprop.bench import PEERS, TorchEager, peak
 from fmtprop.bench.contenders import Contender, Material, contender, race_in_processes
 from fmtprop.bench.flops import count_flops
 from fmtprop.bench.peak import DEPTH, PEAK, PEAK_FLOPS, kernels
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import from_torch, load
+from fmtprop.ir.graph import Graph
 
 
 def test_every_contender_has_a_precision() -> None:
@@ -101,3 +102,23 @@ def test_the_kernels_of_the_peak_have_the_same_operations(index: int) -> None:
     module, x = kernels()[index]
     assert count_flops(from_torch(module, x)) == PEAK_FLOPS
     assert len(list(module.children())) == DEPTH
+
+
+def test_no_kernel_of_the_peak_saves_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def compile_and_keep(graph: Graph, options: Options) -> CompiledModel:
+        net = compile_graph(graph, options)
+        plans.append(net.plan)
+        return net
+
+    monkeypatch.setattr(peak, "compile_graph", compile_and_keep)
+    threads = torch.get_num_threads()
+    try:
+        peak.prepare_peak("f32", threads)
+    finally:
+        torch.set_num_threads(threads)
+    for plan in plans:
+        products = [step for step in plan.steps if step.node.op in ("convolution", "inner_product", "matmul")]
+        assert len(products) == DEPTH, "Winograd's filtering is made of matrix products, and of transforms"
+    assert len(plans) == len(kernels())
