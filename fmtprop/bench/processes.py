@@ -32,7 +32,7 @@ from fmtprop.bench.environment import Environment
 from fmtprop.bench.interleave import Benchmark, entry_of, take_turns, time_turn, uncollected
 from fmtprop.errors import FmtpropError
 
-__all__ = ["Prepared", "call_in_process", "converse", "interleave_processes", "processor_time", "settle"]
+__all__ = ["Prepared", "call_in_process", "converse", "interleave_processes", "settle"]
 
 #: a process is quiet when it used less than this share of one core during each of the last windows
 _QUIET_SHARE = 0.1
@@ -213,8 +213,8 @@ def call_in_process(name: str, function: Callable[[], Any]) -> Any:
         return worker.success()
 
 
-def processor_time() -> float:
-    """Return the processor seconds of this process and of all that it started, alive or not.
+def _processor_time() -> float:
+    """Return the processor seconds of this process and of all that it started and that live, or that it waited for.
 
     Returns
     -------
@@ -223,7 +223,8 @@ def processor_time() -> float:
 
     Notes
     -----
-    The kernel's figures in nanoseconds: those of ``ps`` come in steps of 10 ms, a whole window of :func:`settle`.
+    The kernel's figures in nanoseconds: those of ``ps`` (and psutil) come in steps of 10 ms, a whole window of
+    :func:`settle`.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     alive = sum(map(_nanoseconds, _descendants(os.getpid())))
@@ -246,7 +247,7 @@ def _nanoseconds(process: Path) -> int:
 
 
 def settle(
-    used: Callable[[], float] = processor_time,
+    used: Callable[[], float] = _processor_time,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
