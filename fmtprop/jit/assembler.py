@@ -62,7 +62,7 @@ _FORMS_512 = {
     "VMINPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
     "VMAXPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
     "VRANGEPS": "ZMM_K1Z_ZMM_ZMMM512B32_IMM8_SAE",
-    "VRNDSCALEPS": "ZMM_K1Z_ZMMM512B32_IMM8_SAE",
+    "VPERMI2PS": "ZMM_K1Z_ZMM_ZMMM512B32",
     "VPMOVZXWD": "ZMM_K1Z_YMMM256",
     "VPSLLD": "ZMM_K1Z_ZMMM512B32_IMM8",
     "VCVTNEPS2BF16": "YMM_K1Z_ZMMM512B32",
@@ -171,6 +171,10 @@ class Assembler:
     def integer(self, value: int) -> int | MemoryOperand:
         """Return a vector that holds one 32-bit integer everywhere."""
         return self._constant(struct.pack("<i", value))
+
+    def lookup(self, values: Sequence[float]) -> int | MemoryOperand:
+        """Return a vector that holds these f32 numbers, as many as there is room for."""
+        return self._constant(struct.pack(f"<{self.isa.nbytes // 4}f", *values))
 
     def _constant(self, bits: bytes) -> int | MemoryOperand:
         index = self._numbers.setdefault(bits, len(self._numbers))

@@ -7,7 +7,7 @@ blocked formats stays zero, and treat infinities and NaN as PyTorch does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import log2
+from math import e, log2
 
 from fmtprop.jit.assembler import Assembler
 
@@ -15,6 +15,15 @@ __all__ = ["FUNCTIONS"]
 
 #: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2: found by iterated weighted least squares, off by 3.1e-9 at most
 _EXP = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
+
+#: e^-r = c ((r - a)^2 + b) for |r| <= ln(2) / 64: found likewise, off by 5.3e-8 at most
+_NEAR_A, _NEAR_B, _NEAR_C = 1.0000219345092773, 0.9999706757176563, 0.49999633444159025
+
+#: c 2^(k / 32): where x is a multiple of ln(2) / 32 and r, that small
+_ROOTS = tuple(_NEAR_C * 2.0 ** (k / 32) for k in range(32))
+
+#: added to a number, it rounds it to a multiple of 1/32, and the last five bits are k
+_TO_32NDS = 1.5 * 2**18
 
 #: as an f32 number: the rest makes e^x wrong by 2.7e-9 |x|, relatively
 _LN2 = 0.693147182464599609375
@@ -57,37 +66,54 @@ def _polynomial(a: Assembler, x: int, coefficients: tuple[float, ...]) -> int:
     return p
 
 
-def _exp_of_negative(a: Assembler, x: int) -> int:
-    """Return e^-x: 2^n e^-r, where x = r - n ln 2; where x is NaN it is some number."""
+def _one_and_exp_of_negative(a: Assembler, x: int) -> int:
+    """Return 1 + e^-x; where x is NaN it is some number."""
+    return _by_roots(a, x) if a.isa.nbytes == 64 else _by_exponents(a, x)
+
+
+def _by_roots(a: Assembler, x: int) -> int:
+    """Return it as 1 + 2^n e^-r, where x = r - n ln 2 and n is a multiple of 1/32.
+
+    The 32 powers between fit two registers, and r is so small that a square is enough.
+    """
+    r, shifted, n = _clamp(a, x, _FAR), a.vector(), a.vector()
+    a.v("VMOVUPS", shifted, a.number(_TO_32NDS))
+    a.v("VFMADD231PS", shifted, r, a.number(-log2(e)))
+    a.v("VSUBPS", n, shifted, a.number(_TO_32NDS))
+    a.v("VFMADD231PS", r, n, a.number(_LN2))
+    a.v("VADDPS", r, r, a.number(-_NEAR_A))
+    a.v("VFMADD213PS", r, r, a.number(_NEAR_B))
+    power = shifted  # its last five bits say which
+    a.v("VPERMI2PS", power, a.lookup(_ROOTS[:16]), a.lookup(_ROOTS[16:]))
+    a.v("VSCALEFPS", power, power, n)  # by 2^floor(n)
+    a.v("VFMADD213PS", r, power, a.number(1.0))
+    return r
+
+
+def _by_exponents(a: Assembler, x: int) -> int:
+    """Return it as 1 + 2^n e^-r, where x = r - n ln 2 and n is an integer."""
     r, n = _clamp(a, x, _FAR), a.vector()
-    a.v("VMULPS", n, r, a.number(-log2(2.718281828459045)))
-    if a.isa.nbytes == 64:
-        a.v("VRNDSCALEPS", n, n, immediate=8)
-    else:
-        a.v("VROUNDPS", n, n, immediate=8)
+    a.v("VMULPS", n, r, a.number(-log2(e)))
+    a.v("VROUNDPS", n, n, immediate=8)
     a.v("VFMADD231PS", r, n, a.number(_LN2))
     signed = tuple(c * (-1) ** power for power, c in reversed(list(enumerate((1.0, 1.0, *_EXP)))))
-    p = _polynomial(a, r, signed)
-    if a.isa.nbytes == 64:
-        a.v("VSCALEFPS", p, p, n)
-        return p
-    half = r  # 2^n may be no f32 number where p 2^n is one: by two factors
-    a.v("VCVTPS2DQ", n, n)
+    p, half = _polynomial(a, r, signed), r
+    a.v("VCVTPS2DQ", n, n)  # 2^n may be no f32 number where p 2^n is one: by two factors
     a.v("VPSRAD", half, n, immediate=1)
     a.v("VPSUBD", n, n, half)
     for exponent in (half, n):
         a.v("VPADDD", exponent, exponent, a.integer(127))
         a.v("VPSLLD", exponent, exponent, immediate=23)
-        a.v("VMULPS", p, p, exponent)
+    a.v("VMULPS", p, p, half)
+    a.v("VFMADD213PS", p, n, a.number(1.0))
     return p
 
 
 def swish(a: Assembler, x: int) -> int:
     """Return x / (1 + e^-x)."""
-    e = _exp_of_negative(a, x)
-    a.v("VADDPS", e, e, a.number(1.0))
-    a.v("VDIVPS", e, x, e)
-    return e
+    y = _one_and_exp_of_negative(a, x)
+    a.v("VDIVPS", y, x, y)
+    return y
 
 
 def gelu_erf(a: Assembler, x: int) -> int:
