@@ -164,6 +164,23 @@ class Assembler:
         else:
             self._add(getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate))
 
+    def load(self, x: int, place: MemoryOperand, *, bf16: bool = False) -> None:
+        """Load a vector of f32 numbers, or of as many bf16 numbers as f32."""
+        if not bf16:
+            self.v("VMOVUPS", x, place)
+            return
+        self.v("VPMOVZXWD", x, place)
+        self.v("VPSLLD", x, x, immediate=16)
+
+    def store(self, place: MemoryOperand, x: int, *, bf16: bool = False) -> None:
+        """Store a vector of f32 numbers as such, or rounded to bf16: then the vector is lost."""
+        if not bf16:
+            self.v("VMOVUPS <", place, x)
+            return
+        half = Register.YMM0 + (x - Register.ZMM0)
+        self.v("VCVTNEPS2BF16", half, x)
+        self.emit("VEX_VMOVUPS_YMMM256_YMM", place, half)
+
     def number(self, value: float) -> int | MemoryOperand:
         """Return a vector that holds one f32 number everywhere: the last operand of an instruction."""
         return self._constant(struct.pack("<f", value))

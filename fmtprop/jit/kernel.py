@@ -11,19 +11,22 @@ from ctypes import c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmtprop.dnnl import lib
 from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
+
+if TYPE_CHECKING:
+    from fmtprop.jit.assembler import Isa
 
 __all__ = ["CHUNK_NBYTES", "Kernel", "Work", "kernel_for", "unavailable"]
 
 #: what a row must be a multiple of: threads share it in such pieces
 CHUNK_NBYTES = 64
 
-#: rows up to which a thread is faster than several
-_ALONE = 16 << 10
+#: bytes up to which a thread is faster than several
+ALONE_NBYTES = 16 << 10
 
 #: algorithm -> the parameter that its kernel computes with; None where it has none. Here, as the functions themselves
 #: bring the assembler with them, which networks without any need not load
@@ -98,12 +101,12 @@ class Work:
     """
 
     def __init__(self, kernel: Kernel, nbytes: int, pointer: int | None = None) -> None:
-        run, *asked = (_runtime_function(name) for name in _RUNTIME)
+        run, *asked = (runtime_function(name) for name in _RUNTIME)
         threads, thread = (ctypes.cast(function, c_void_p).value for function in asked)
         self.kernel = kernel
         table = ctypes.addressof(kernel.rows)
         self._arguments = Arguments(pointer, nbytes // CHUNK_NBYTES, threads, thread, table)
-        threads_wanted = c_uint(nbytes <= _ALONE)  # 0: as many as oneDNN would use
+        threads_wanted = c_uint(nbytes <= ALONE_NBYTES)  # 0: as many as oneDNN would use
         #: what to call, and with what
         self.call: tuple[Any, c_void_p, c_void_p, c_uint, c_uint] = (
             *(run, c_void_p(kernel.address), c_void_p(ctypes.addressof(self._arguments))),
@@ -121,11 +124,20 @@ class Work:
 
 
 @cache
-def _runtime_function(name: str) -> Any:
+def runtime_function(name: str) -> Any:
+    """Return a function of the OpenMP runtime, None where it has none of the name."""
     function = lib().runtime_function(name)
     if function is not None:
         function.restype = None  # and no argtypes: converting takes longer than calling
     return function
+
+
+@cache
+def isa() -> Isa:
+    """Return what kernels are written for here."""
+    from fmtprop.jit.assembler import AVX2, AVX512
+
+    return AVX512 if "avx512" in lib().isa else AVX2
 
 
 @cache
@@ -134,7 +146,7 @@ def unavailable() -> str:
     library = lib()
     if "avx512" not in library.isa and "avx2" not in library.isa:
         return f"oneDNN uses {library.isa} here; kernels are written for AVX2 and AVX-512"
-    if library.runtime != "OMP" or any(_runtime_function(name) is None for name in _RUNTIME):
+    if library.runtime != "OMP" or any(runtime_function(name) is None for name in _RUNTIME):
         return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {_RUNTIME[0]}"
     return no_code()
 
@@ -158,21 +170,19 @@ def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
     """
     if alg not in _ALPHAS or _ALPHAS[alg] not in (alpha, None) or unavailable():
         return None
-    if dtype is not DataType.F32 and not (dtype is DataType.BF16 and _has_bf16(lib().isa)):
+    if dtype is not DataType.F32 and not (dtype is DataType.BF16 and has_bf16(lib().isa)):
         return None
     return _kernel(alg, dtype)
 
 
-def _has_bf16(isa: str) -> bool:
-    # the instruction that rounds: oneDNN has bf16 without it, too
+def has_bf16(isa: str) -> bool:
+    """Whether there is an instruction that rounds to bf16: oneDNN has bf16 without it, too."""
     return "avx512" in isa and any(name in isa for name in ("bf16", "fp16", "amx"))
 
 
 @cache
 def _kernel(alg: str, dtype: DataType) -> Kernel:
-    from fmtprop.jit.assembler import AVX2, AVX512
     from fmtprop.jit.functions import FUNCTIONS
     from fmtprop.jit.program import program
 
-    isa = AVX512 if "avx512" in lib().isa else AVX2
-    return Kernel(alg, *program(isa, FUNCTIONS[alg], bf16=dtype is DataType.BF16))
+    return Kernel(alg, *program(isa(), FUNCTIONS[alg], bf16=dtype is DataType.BF16))

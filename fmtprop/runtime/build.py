@@ -19,6 +19,7 @@ from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
+from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
@@ -228,7 +229,7 @@ class _Builder:
     def _overwritable(self, node: Node, inputs: Mapping[str, Access]) -> str | None:
         """Return the operand whose buffer the first result may take over, or None."""
         allowed = opdef(node.op).inplace
-        if node.choice is None or node.choice.target != "onednn":
+        if node.choice is None or node.choice.target not in ("onednn", JIT):
             return None
         residual = sum_operand(node)
         if Value(node.name) in self.placement.slots:

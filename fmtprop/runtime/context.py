@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
 from fmtprop import dnnl
-from fmtprop.errors import DnnlError
-from fmtprop.jit import Call, CallList, Work, no_code
+from fmtprop.errors import DnnlError, PlanError
+from fmtprop.jit import Call, CallList, ChannelWork, no_code
 from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
 from fmtprop.targets.tail import start_of_result, tail_of
 
@@ -141,10 +143,12 @@ class Context:
         return _Output(Port(name, access.desc), access, self._external[access.buffer] if is_written else None)
 
     def _calls_of(self, step: Step, index: int) -> list[Call]:
+        if step.target == JIT:
+            return [self._kernel_call(step)]
         if step.primitive is None:
             read = [a if self.plan.buffers[a.buffer].last > index else None for a in step.results]
             return [(self._call_reference, step, read, None, None)]
-        places = {**step.operands, **dict(zip(("dst", "dst_1", "dst_2"), step.results, strict=False))}
+        places = _places(step)
         pd = step.primitive.desc
         bound = [(number, self._memory(places[name], md)) for name, number, md in arguments(step.node, pd)]
         if step.scratchpad is not None:
@@ -161,6 +165,17 @@ class Context:
             self._keep.append(work)
             calls.append(work.call)
         return calls
+
+    def _kernel_call(self, step: Step) -> Call:
+        """Return the call of a kernel that runs instead of a primitive."""
+        choice = step.node.choice
+        if choice is None:
+            raise PlanError(f"{step.node.label} has no choice: assign formats before running")
+        work = ChannelWork(choice.handle, self.plan.threads)
+        for name, access in _places(step).items():
+            self._point(work.pointers[name], access, access.desc.offset0 * access.desc.dtype.nbytes)
+        self._keep.append(work)
+        return work.call
 
     def _joined(self, calls: Sequence[Call]) -> list[Call]:
         """Return the same calls, native ones in a row as one."""
@@ -180,7 +195,7 @@ class Context:
         self._point(memory, access, start_of(access.desc, md))
         return memory
 
-    def _point(self, memory: dnnl.Memory | Work, access: Access, start: int) -> None:
+    def _point(self, memory: _Movable, access: Access, start: int) -> None:
         """Point something at what begins so many bytes behind a buffer's start, now or before each run."""
         buffer = self.plan.buffers[access.buffer]
         if buffer.home is Home.ARENA:
@@ -205,6 +220,18 @@ class Context:
         return 0
 
 
+class _Movable(Protocol):
+    """What can be pointed at other memory."""
+
+    def set_data_handle(self, pointer: int) -> None:
+        """Point it there."""
+
+
+def _places(step: Step) -> dict[str, Access]:
+    """Return where a step's operands and results lie, by name."""
+    return {**step.operands, **dict(zip(("dst", "dst_1", "dst_2"), step.results, strict=False))}
+
+
 class _External:
     """A buffer that is the caller's tensor of the current run, and the memory objects that look into it."""
 
@@ -213,7 +240,7 @@ class _External:
     def __init__(self) -> None:
         self.tensor = _NOTHING
         #: memory objects, and bytes from the tensor's start to where each begins
-        self.views: list[tuple[dnnl.Memory | Work, int]] = []
+        self.views: list[tuple[_Movable, int]] = []
         self._pointer = 0
 
     def point(self, tensor: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from fmtprop.passes.target import Target
 from fmtprop.runtime.build import build_plan, computed_nodes
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
+from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
 __all__ = ["can_rehearse", "rehearse"]
@@ -38,7 +39,8 @@ def can_rehearse(graph: Graph) -> bool:
         reads = {value.node for value in graph.inputs(node.name).values()} & stirred
         if target == "onednn" or reads:
             stirred.add(node.name)
-        if reads and not (target == "onednn" or node.is_boundary or is_view(graph, node.name) or target == "view"):
+        indifferent = target in ("onednn", JIT, "view")
+        if reads and not (indifferent or node.is_boundary or is_view(graph, node.name)):
             return False
     return True
 

@@ -22,13 +22,15 @@ from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.tensors import tensor_type, torch_dtype
+from fmtprop.jit import ChannelWork
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
-from fmtprop.targets.tail import tail_of
+from fmtprop.targets.tail import own_code, tail_of
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.directory import cache_directory
 from fmtprop.tuning.problem import persistent_text
@@ -103,7 +105,7 @@ class PassedChecks:
 
 
 def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[Node] = ()) -> list[Mismatch]:
-    """Check every distinct primitive that is not known to be right.
+    """Check every distinct primitive, and every kernel, that is not known to be right.
 
     Parameters
     ----------
@@ -120,7 +122,7 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     list of Mismatch
         The primitives that are wrong.
     """
-    steps = [step for step in steps if step.primitive is not None]
+    steps = [step for step in steps if step.primitive is not None or step.target == JIT]
     covered = {node.name for step in steps for node in step.packing.values()}
     # what packs for no step by itself: others read it, or make something else of it
     alone = [node for node in packed if node.name not in covered and _is_readable(node)]
@@ -170,7 +172,7 @@ def primitive_key(node: Node) -> str:
         "attrs": node.attrs.to_json(),
         "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],
         "impl": choice.impl,
-        **({"after": choice.after.fingerprint} if choice.after is not None else {}),
+        **own_code(choice),
         "operands": {name: persistent_text(desc) for name, desc in choice.operands.items()},
         "results": [persistent_text(desc) for desc in node.descs],
     }
@@ -206,7 +208,7 @@ def check_primitive(
     Parameters
     ----------
     node : Node
-        Formatted, of the oneDNN target.
+        Formatted, of the oneDNN target or run by a kernel of our own.
     primitive : Primitive, optional
         What its choice has been compiled to.
     room : optional
@@ -216,7 +218,10 @@ def check_primitive(
     """
     tensors = {name: small_numbers(node, name, desc) for name, desc in _choice(node).operands.items()}
     (expected, *_) = call_reference(node, tensors)
-    got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room(), packing or {})
+    if _choice(node).target == JIT:
+        got = _execute_kernel(node, tensors, room or _Room())
+    else:
+        got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room(), packing or {})
     error = error_of_numbers(got, expected)
     return error if error > TOLERANCE.get(node.descs[0].dtype, 0.0) else None
 
@@ -250,6 +255,18 @@ def _execute(
             flat["dst"] = flat[post_op.operand]
     _run(node, primitive, flat, room)
     return _unpacked(flat["dst"], node.descs[0])
+
+
+def _execute_kernel(node: Node, tensors: Mapping[str, torch.Tensor], room: _Room) -> torch.Tensor:
+    room.clear()
+    choice, dst = _choice(node), node.descs[0].at_start()
+    flat = {name: _packed(tensors[name], desc.at_start(), room) for name, desc in choice.operands.items()}
+    flat["dst"] = room.take(dst.nbytes, 0x55)
+    work = ChannelWork(choice.handle, dnnl.lib().threads)
+    for name, pointer in work.pointers.items():
+        pointer.set_data_handle(flat[name].data_ptr())
+    work.run()
+    return _unpacked(flat["dst"], dst)
 
 
 def _run(node: Node, primitive: dnnl.Primitive, flat: Mapping[str, torch.Tensor], room: _Room) -> None:

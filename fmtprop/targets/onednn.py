@@ -18,6 +18,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import worth_trying
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.arguments import tail_arguments
+from fmtprop.targets.channelwise import channel_candidates
 from fmtprop.targets.known_bad import known_bad
 
 #: what oneDNN computes in; everything else runs on the reference target
@@ -31,7 +32,7 @@ _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
 
 
 class OneDnnTarget:
-    """Candidates from the oneDNN library that is loaded.
+    """Candidates from the oneDNN library that is loaded, and from the kernels that run beside it.
 
     Notes
     -----
@@ -78,11 +79,17 @@ class OneDnnTarget:
     # ------------------------------------------------------------------ asking
 
     def _ask(self, node: Node, request: Request) -> Iterator[Candidate]:
-        """Yield all implementations, and then those of the node without its last post-op, if a kernel can do that."""
+        """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
         kernel = _kernel_of(node)
-        if kernel is None:
-            return
+        if kernel is not None:
+            yield from self._with_kernel(node, request, kernel)
+        for candidate in channel_candidates(node, request):
+            if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
+                yield candidate
+
+    def _with_kernel(self, node: Node, request: Request, kernel: Kernel) -> Iterator[Candidate]:
+        """Yield the implementations of a node without its last post-op, which a kernel does behind them."""
         shorter = node.with_(post_ops=node.post_ops[:-1])
         for candidate in self._implementations(shorter, request):
             dst = candidate.results[0].at_start()

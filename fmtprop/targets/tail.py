@@ -1,11 +1,19 @@
-"""What runs behind a primitive: a kernel that applies the node's last post-op to the result, in place."""
+"""Kernels of our own in a choice: one that applies the last post-op behind a primitive, or one instead of it."""
 
 from __future__ import annotations
 
-from fmtprop.ir.node import Node
-from fmtprop.jit import Kernel, Work
+from fmtprop.ir.node import Choice, Node
+from fmtprop.jit import ChannelKernel, Kernel, Work
+from fmtprop.passes.target import Candidate
 
-__all__ = ["start_of_result", "tail_of"]
+__all__ = ["own_code", "start_of_result", "tail_of"]
+
+
+def own_code(way: Candidate | Choice) -> dict[str, str]:
+    """Return what is to be part of a key under which something about a way to run a node is remembered."""
+    if isinstance(way.handle, ChannelKernel):
+        return {"kernel": way.handle.fingerprint}
+    return {} if way.after is None else {"after": way.after.fingerprint}
 
 
 def tail_of(node: Node, buffer: int | None = None) -> Work | None:

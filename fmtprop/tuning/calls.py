@@ -1,4 +1,4 @@
-"""Executing a primitive as a plan does, to be timed: prebuilt arguments over memory that somebody else owns."""
+"""Executing a primitive, or a kernel, as a plan does, to be timed: prebuilt arguments over somebody else's memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from time import perf_counter
 from typing import NamedTuple
 
 from fmtprop import dnnl
-from fmtprop.jit import Work
+from fmtprop.jit import ChannelKernel, ChannelWork, Work
 
 
 class Argument(NamedTuple):
-    """An argument of an execution: its number, its descriptor, and where it lies."""
+    """An argument of an execution: its number or name, its descriptor, and where it lies."""
 
-    number: int
+    number: int | str
     md: dnnl.NativeDesc
     pointer: int
 
@@ -44,7 +44,7 @@ class TimedCall:
         engine = dnnl.Engine.cpu()
         self._pd, self._after = pd, after
         self._stream = dnnl.Stream(engine)
-        self._memories = {number: dnnl.Memory(engine, md, pointer) for number, md, pointer in arguments}
+        self._memories = {int(number): dnnl.Memory(engine, md, pointer) for number, md, pointer in arguments}
         bound = dict(self._memories)
         md = pd.query_md("scratchpad")
         if md is not None and md.nbytes:
@@ -52,10 +52,10 @@ class TimedCall:
         self._primitive = dnnl.Primitive(pd)
         self._arguments = dnnl.ExecArgs(list(bound.items()))
 
-    def point(self, pointers: Mapping[int, int]) -> None:
+    def point(self, pointers: Mapping[int | str, int]) -> None:
         """Point arguments at other memory."""
         for number, pointer in pointers.items():
-            self._memories[number].set_data_handle(pointer)
+            self._memories[int(number)].set_data_handle(pointer)
 
     def seconds(self, repeats: int = 1) -> float:
         """Return the time of so many executions in a row.
@@ -86,3 +86,34 @@ class TimedCall:
             memory.close()
         self._primitive.close()
         self._stream.close()
+
+
+class TimedKernel:
+    """A kernel that runs instead of a primitive, and its arguments, ready to be run many times.
+
+    Parameters
+    ----------
+    kernel : ChannelKernel
+        What to run.
+    arguments : sequence of Argument
+        All of them, by name.
+    """
+
+    def __init__(self, kernel: ChannelKernel, arguments: Sequence[Argument]) -> None:
+        self._work = ChannelWork(kernel, dnnl.lib().threads)
+        self.point({name: pointer for name, _, pointer in arguments})
+
+    def point(self, pointers: Mapping[int | str, int]) -> None:
+        """Point arguments at other memory."""
+        for name, pointer in pointers.items():
+            self._work.pointers[str(name)].set_data_handle(pointer)
+
+    def seconds(self, repeats: int = 1) -> float:
+        """Return the time of so many executions in a row."""
+        start = perf_counter()
+        for _ in range(repeats):
+            self._work.run()
+        return perf_counter() - start
+
+    def close(self) -> None:
+        """Do nothing: there are no native objects."""

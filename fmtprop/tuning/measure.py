@@ -37,13 +37,13 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
-from fmtprop.jit import Kernel, Work
+from fmtprop.jit import ChannelKernel, Kernel, Work
 from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.arguments import arguments
 from fmtprop.targets.memory import ALIGNMENT, numbers
-from fmtprop.tuning.calls import Argument, TimedCall
+from fmtprop.tuning.calls import Argument, TimedCall, TimedKernel
 from fmtprop.tuning.problem import parameters, regime
 
 #: rounds after which a way that takes so many times the best one's time is dropped
@@ -79,22 +79,22 @@ class Operand:
 
     Parameters
     ----------
-    number : int
-        The primitive's argument.
+    number : int or str
+        The primitive's argument, or what a kernel calls it.
     md : NativeDesc
         Its descriptor.
     kind : {"activation", "parameter", "result"}
         Where it lies and how it is kept warm.
     """
 
-    number: int
+    number: int | str
     md: dnnl.NativeDesc
     kind: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """One primitive to be timed.
+    """One primitive, or kernel, to be timed.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Job:
         The caller's name for it.
     operands : tuple of Operand
         All arguments but the scratchpad.
-    pd : PrimitiveDesc
+    pd : PrimitiveDesc or ChannelKernel
         What to run.
     after : Kernel, optional
         What runs on the result behind it.
@@ -110,7 +110,7 @@ class Job:
 
     key: Any
     operands: tuple[Operand, ...]
-    pd: dnnl.PrimitiveDesc
+    pd: dnnl.PrimitiveDesc | ChannelKernel
     after: Kernel | None = None
 
     @property
@@ -135,8 +135,13 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
     node : Node
         The node.
     candidate : Candidate
-        With a primitive descriptor as its handle.
+        With a primitive descriptor or a kernel as its handle.
     """
+    if isinstance(candidate.handle, ChannelKernel):
+        formats = {**candidate.operands, "dst": candidate.results[0]}
+        named = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in formats.items()}
+        read = (Operand(name, md, "result" if name == "dst" else "activation") for name, md in named.items())
+        return Job(key, tuple(read), candidate.handle)
     formatted = node.with_(choice=candidate.choice("to be timed"), descs=candidate.results)
     learned = parameters(node.op, candidate.operands)
     residual = {post_op.operand for post_op in node.post_ops if post_op.op == "sum"}
@@ -330,7 +335,7 @@ class _Run:
         self.job = job
         self.times: list[float] = []
         self._warm: list[torch.Tensor] = []
-        self._parameters: list[tuple[int, int]] = []
+        self._parameters: list[tuple[int | str, int]] = []
         offset = parameter_offset = 0
         bound = []
         after = None
@@ -348,7 +353,11 @@ class _Run:
             if operand.kind == "activation":
                 self._warm.append(activations[offset : offset + nbytes // 4 * 4].view(torch.int32))
             offset += _room(nbytes)
-        self._call = TimedCall(job.pd, bound, activations.data_ptr() + offset, after)
+        self._call: TimedCall | TimedKernel
+        if isinstance(job.pd, ChannelKernel):
+            self._call = TimedKernel(job.pd, bound)
+        else:
+            self._call = TimedCall(job.pd, bound, activations.data_ptr() + offset, after)
 
     @property
     def fastest(self) -> float:

@@ -9,6 +9,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.target import Candidate
+from fmtprop.targets.tail import own_code
 
 _MIB = 1 << 20
 
@@ -64,7 +65,7 @@ def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str,
         "post_ops": [[p.op, p.attrs.to_json(), p.operand] for p in node.post_ops],
         "target": candidate.target,
         "impl": candidate.impl,
-        **({"after": candidate.after.fingerprint} if candidate.after is not None else {}),
+        **own_code(candidate),
         "operands": {name: persistent_text(desc) for name, desc in candidate.operands.items()},
         "results": [persistent_text(desc) for desc in candidate.results],
         "weights": regime(weights_nbytes),

@@ -12,6 +12,7 @@ from math import prod
 from fmtprop.ir.node import Node
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
+from fmtprop.targets.channelwise import JIT
 from fmtprop.tuning import problem
 from fmtprop.tuning.peaks import Peaks
 
@@ -113,7 +114,8 @@ class ModelCosts:
         operands, dst = candidate.operands, candidate.results[0]
         if node.op == "reorder":
             return self._reorder(operands["src"], dst)
-        moved = self._moving(node, operands, candidate.results) / _SLOW.get(candidate.impl, 1.0)
+        share = 1.0 if candidate.target == JIT else _PACE.get(node.op, 1.0)
+        moved = self._moving(node, operands, candidate.results, share) / _SLOW.get(candidate.impl, 1.0)
         if candidate.target == "reference":
             return _REFERENCE_CALL + moved / _REFERENCE
         peak = self.peaks.flops.get(dst.dtype) or self.peaks.flops[DataType.F32]
@@ -157,7 +159,9 @@ class ModelCosts:
         pace = self._cached if nbytes <= self._cache_nbytes else self._memory
         return _REORDER_CALL * self.peaks.call + nbytes * max(pace, self._cached / _REORDER[_kind(src, dst)])
 
-    def _moving(self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc]) -> float:
+    def _moving(
+        self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc], share: float
+    ) -> float:
         """Return the seconds for all bytes: parameters from as far as all weights reach, activations from cache."""
         parameters = activations = 0
         learned = problem.parameters(node.op, operands)
@@ -168,7 +172,7 @@ class ModelCosts:
                 activations += desc.nbytes
         activations += sum(desc.nbytes for desc in results)
         pace = self._cached if activations <= self._cache_nbytes else self._memory
-        return parameters * self._streaming + activations * pace / _PACE.get(node.op, 1.0)
+        return parameters * self._streaming + activations * pace / share
 
 
 @lru_cache(maxsize=512)

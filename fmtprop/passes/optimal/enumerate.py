@@ -179,13 +179,13 @@ class _Enumerator:
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         any_way = False
         for request in self._pinned(node, self._requests(node, inputs)):
-            families: Counter[tuple[str, bool]] = Counter()
+            families: Counter[tuple[str, str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
                 any_way = True
                 # an equivalent primitive's implementations are counted by themselves: they come after all others
                 # so do those of which a kernel does the last post-op
                 family = candidate.impl.partition(":")[0]
-                member = family if family in _EQUIVALENTS else "", candidate.after is not None
+                member = candidate.target, family if family in _EQUIVALENTS else "", candidate.after is not None
                 families[member] += 1
                 if families[member] <= _IMPLEMENTATIONS:
                     yield candidate

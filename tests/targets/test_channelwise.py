@@ -1,0 +1,184 @@
+"""Kernels that run instead of a primitive: offered where they serve, run and checked by plans, replaced where wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop
+from fmtprop.ir.node import PostOp
+from fmtprop.ir.types import TensorType
+from fmtprop.jit import Kernel, channelwise, unavailable
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops import Binary, Eltwise, Pooling
+from fmtprop.passes.formats import channels_last
+from fmtprop.runtime import selfcheck
+from fmtprop.runtime.threads import for_threads
+from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.channelwise import JIT
+from fmtprop.tuning.problem import describe
+from tests.targets.nodes import node_of, request
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+#: half of the channels of a wider tensor
+HALF = MemoryDesc((2, 64, 5, 7), tag="nhwc").submemory((2, 32, 5, 7), (0, 32, 0, 0))
+APART = MemoryDesc((1, 32, 1, 1), strides=(64, 2, 1, 1))
+AVERAGE, MUL = Pooling.make("avg_include_padding", (5, 7)), Binary("mul")
+IMAGE = (2, 32, 5, 7)
+
+
+def typed(dtype="f32", **dims):
+    return {name: TensorType(size, DataType(dtype)) for name, size in dims.items()}
+
+
+def offered(op, attrs, types, formats=None, post_ops=()):
+    """Return the nodes as kernels run them: operands channels-last where no format is given, the result as it likes."""
+    node = node_of(op, attrs, {name: t for name, t in types.items() if not name.startswith("post_op")}, post_ops)
+    asked = {name: channels_last(MemoryDesc(type_.dims, type_.dtype)) for name, type_ in types.items()}
+    found = OneDnnTarget().candidates(node, request(node, {**asked, **(formats or {})}))
+    return [node.with_(descs=c.results, choice=c.choice("offered")) for c in found if c.target == JIT]
+
+
+APPLICABLE = [
+    pytest.param("pooling", AVERAGE, typed(src=IMAGE), id="average"),
+    pytest.param("pooling", Pooling.make("avg_exclude_padding", (40,)), typed(src=(1, 48, 40)), id="average of rows"),
+    pytest.param("pooling", Pooling.make("avg_exclude_padding", (2, 3, 4)), typed(src=(1, 16, 2, 3, 4)), id="3d"),
+    pytest.param("binary", MUL, typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), id="scale"),
+    pytest.param("binary", MUL, typed(src_0=IMAGE, src_1=(2, 32, 1, 1)), id="scale each"),
+    pytest.param("binary", MUL, typed(src_0=(1, 96, 60), src_1=(1, 96, 1)), id="scale rows"),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "types"), APPLICABLE)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_each_is_offered_and_passes_the_plans_own_check(op, attrs, types, dtype):
+    if dtype == "bf16" and not channelwise.has_bf16(fmtprop.dnnl.lib().isa):
+        pytest.skip("this CPU does not round to bf16")
+    (node,) = offered(op, attrs, {name: TensorType(t.dims, DataType(dtype)) for name, t in types.items()})
+    assert node.choice.impl.partition(":")[0] == ("average" if op == "pooling" else "scale")
+    assert selfcheck.check_primitive(node) is None
+    assert "kernel" in node.choice.handle.repro
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "types", "formats"),
+    [
+        ("pooling", Pooling.make("max", (5, 7)), typed(src=IMAGE), {}),
+        ("pooling", Pooling.make("avg_include_padding", (5, 6)), typed(src=IMAGE), {}),
+        ("pooling", Pooling.make("avg_include_padding", (5, 7), pad_l=1), typed(src=IMAGE), {}),
+        ("pooling", AVERAGE, typed(src=(2, 33, 5, 7)), {}),
+        ("pooling", AVERAGE, typed(src=IMAGE), {"src": MemoryDesc(IMAGE)}),
+        ("pooling", AVERAGE, typed(src=IMAGE), {"src": MemoryDesc(IMAGE, tag="nChw16c")}),
+        ("pooling", AVERAGE, typed(src=IMAGE), {"src": HALF}),
+        ("binary", Binary("add"), typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), {}),
+        ("binary", MUL, typed(src_0=IMAGE, src_1=IMAGE), {}),
+        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 1, 5, 7)), {}),
+        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 1, 1, 1)), {}),
+        ("binary", MUL, typed(src_0=(1, 32, 1, 1), src_1=IMAGE), {}),
+        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), {"dst": MemoryDesc(IMAGE)}),
+        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), {"src_1": APART}),
+    ],
+)  # fmt: skip
+def test_everything_else_is_left_to_onednn(op, attrs, types, formats):
+    assert offered(op, attrs, types, formats) == []
+
+
+def test_a_tail_and_two_data_types_are_left_to_onednn():
+    relu = [PostOp("eltwise", Eltwise("relu"))]
+    assert offered("pooling", AVERAGE, typed(src=IMAGE), post_ops=relu) == []
+    mixed = {**typed(src_0=IMAGE), **typed("bf16", src_1=(1, 32, 1, 1))}
+    assert offered("binary", MUL, mixed) == []
+
+
+def test_figures_are_kept_by_the_code_that_they_are_of():
+    node = node_of("pooling", AVERAGE, typed(src=IMAGE))
+    asked = request(node, {"src": channels_last(MemoryDesc(IMAGE))})
+    found = list(OneDnnTarget().candidates(node, asked))
+    keys = [describe(node, candidate, 0) for candidate in found]
+    assert [key.get("kernel") for key in keys if key["target"] == JIT] == [found[-1].handle.fingerprint]
+    assert all("kernel" not in key for key in keys if key["target"] != JIT)
+
+
+# ---------------------------------------------------------------- in plans
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation between two convolutions, as in EfficientNet."""
+
+    def __init__(self, channels: int = 32) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(8, channels, 3, padding=1)
+        self.reduce, self.expand = nn.Conv2d(channels, 8, 1), nn.Conv2d(8, channels, 1)
+        self.after = nn.Conv2d(channels, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.silu(self.before(x))
+        gate = nn.functional.adaptive_avg_pool2d(x, 1)
+        return self.after(x * torch.sigmoid(self.expand(nn.functional.silu(self.reduce(gate)))))
+
+
+@pytest.fixture
+def gate() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Gate().eval(), torch.randn(2, 8, 24, 24)
+
+
+def kernels(plan):
+    return [step for step in plan.steps if step.target == JIT]
+
+
+def compiled(module, x, **options):
+    """Compile with channels-last activations, which a network this small might not choose."""
+    first = MemoryDesc(tuple(x.shape), tag="nhwc")
+    return fmtprop.compile(module, x, boundary={"x": first}, pin={"conv_1.dst": "nhwc"}, **options)
+
+
+def test_a_network_runs_them_and_tells_so(gate):
+    module, x = gate
+    net = compiled(module, x)
+    assert {step.node.op for step in kernels(net.plan)} == {"pooling", "binary"}
+    torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)
+    assert JIT in {row.target for row in net.report(repeats=1).steps}
+    assert len(net.profile(x)) == len(net.plan.steps)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_plan_for_other_threads_runs_them_too(gate, threads):
+    module, x = gate
+    net = compiled(module, x)
+    other = for_threads(net.plan, threads, selfcheck.PassedChecks())
+    assert [s.node.choice.impl for s in kernels(other)] == [s.node.choice.impl for s in kernels(net.plan)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_runs_side_by_side_do_not_share_sums(gate):
+    module, x = gate
+    net = compiled(module, x)
+    inputs = [torch.randn_like(x) for _ in range(24)]
+    with net.throughput(3) as pool:
+        for got, given in zip(pool.map(inputs), inputs, strict=True):
+            torch.testing.assert_close(got, module(given), atol=1e-5, rtol=1e-5)
+
+
+def test_one_that_is_wrong_is_found_and_replaced(gate, monkeypatch, tmp_path):
+    module, x = gate
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(channelwise, "_kernel", lambda alg, *_: Kernel(alg, b"\xc3", b""))  # returns at once
+    with pytest.warns(RuntimeWarning, match="(average|scale):.* is off by"):
+        net = compiled(module, x)
+    assert kernels(net.plan) == []
+    torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)
+
+
+def test_nan_spreads_as_in_pytorch(gate):
+    module, x = gate
+    x[1, 3, 5, 7] = float("nan")
+    got, expected = compiled(module, x)(x), module(x)
+    assert torch.equal(got.isnan(), expected.isnan()) and got[1].isnan().any() and not got[0].isnan().any()
