@@ -50,6 +50,32 @@ def test_the_faster_plan_is_kept_and_remembered(
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+def test_primitives_are_checked_before_weights_are_packed_and_once_only(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    order: list[str] = []
+
+    def noted(name: str) -> None:
+        function = getattr(planner, name)
+
+        def note(*args, **kwargs):
+            order.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(planner, name, note)
+
+    for name in ("outline", "check_steps", "build_plan"):
+        noted(name)
+    x = torch.randn(1, 3, 20, 20)
+    for _ in range(2):
+        fp.compile(model, x, confirm=False)
+    assert order == ["outline", "check_steps", "build_plan", "check_steps", "build_plan", "check_steps"]
+    order.clear()
+    fp.compile(model, x, confirm=False, verify="off")
+    assert order == ["build_plan"]
+
+
 @pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize(("ran", "faster"), [("as promised", ""), ("short", "first"), ("short", "spare")])
 def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(

@@ -12,6 +12,9 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 
+#: numbers whose differences are taken at a time, or a whole row of a tensor
+_ROWS = 1 << 20
+
 __all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers"]
 
 #: largest error of one primitive, relative to the largest magnitude of the reference
@@ -112,7 +115,7 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
     # bf16 has too few digits for differences
     wide = torch.promote_types(torch.promote_types(got.dtype, expected.dtype), torch.float32)
     got, expected = got.detach().to(wide), expected.detach().to(wide)
-    scale, worst = _largest(expected), _largest(got - expected)
+    scale, worst = _largest(expected), _largest_difference(got, expected)
     if not math.isfinite(scale):
         finite = expected.isfinite()
         if not finite.any():
@@ -121,6 +124,16 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
     if math.isnan(worst):
         return math.inf
     return worst / scale if scale else worst
+
+
+def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest magnitude of a difference, NaN if there is one: row by row, as weights may be large."""
+    if got.dim() < 2:
+        return _largest(got - expected)
+    rows = max(1, _ROWS * len(got) // got.numel())
+    pairs = zip(torch.split(got, rows), torch.split(expected, rows), strict=True)
+    found = [_largest(a - b) for a, b in pairs]
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -25,7 +25,7 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
-__all__ = ["can_rehearse", "rehearse"]
+__all__ = ["can_rehearse", "outline", "rehearse"]
 
 
 def can_rehearse(graph: Graph) -> bool:
@@ -64,6 +64,20 @@ def rehearse(graphs: Sequence[Graph], target: Target) -> list[Plan]:
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
     block = numbers(min(max(map(sum, sizes), default=0), enough))
     return [build_plan(graph, target, constants=_StandIns(block)) for graph in graphs]
+
+
+def outline(graph: Graph, target: Target) -> Plan:
+    """Freeze a formatted graph into a plan that tells what would run and must not: there is nothing in its weights.
+
+    Parameters
+    ----------
+    graph : Graph
+        It `can_rehearse`.
+    target : Target
+        See :func:`fmtprop.runtime.build_plan`.
+    """
+    block = torch.empty(max(_packed_sizes(graph), default=0), dtype=torch.uint8)  # never written: no memory
+    return build_plan(graph, target, constants=_StandIns(block))
 
 
 class _StandIns(ConstantStore):

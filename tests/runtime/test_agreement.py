@@ -57,5 +57,17 @@ def test_differences_are_told_in_a_type_that_has_the_digits():
     assert relative_error(one, torch.tensor([1.0 + 1e-12], dtype=torch.float64)) == pytest.approx(1e-12, rel=1e-3)
 
 
+@pytest.mark.parametrize("error", [relative_error, error_of_numbers])
+@pytest.mark.parametrize("place", [(0, 0), (2047, 1023), (999, 5)])
+def test_one_wrong_number_among_many_is_seen(error, place):
+    expected = torch.ones(2048, 1024)
+    got = expected.clone()
+    assert error(got, expected) == 0.0
+    got[place] = 1.5
+    assert error(got, expected) == 0.5
+    got[place] = nan
+    assert error(got, expected) == inf
+
+
 def test_gradients_do_not_matter():
     assert relative_error(torch.ones(2, requires_grad=True), torch.ones(2)) == 0.0

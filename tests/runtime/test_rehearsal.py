@@ -12,7 +12,8 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.contest import contest
 from fmtprop.runtime.executor import Executor
-from fmtprop.runtime.rehearsal import can_rehearse, rehearse
+from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearse
+from fmtprop.runtime.selfcheck import PassedChecks, check_steps
 from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.other_plans import unlike_any_other
@@ -37,6 +38,18 @@ def test_a_rehearsal_does_the_steps_of_the_plan_on_other_numbers() -> None:
     assert stand_in.arena_nbytes == real.arena_nbytes
     (wrong,), (right,) = (Executor(plan).run([X]) for plan in (stand_in, real))
     assert wrong.shape == right.shape and not torch.allclose(wrong, right)
+
+
+def test_an_outline_tells_all_that_would_run_and_holds_no_weights() -> None:
+    graph, target = formatted(convolutions(), X), OneDnnTarget()
+    real, outlined = build_plan(graph, target), outline(graph, target)
+    assert [step.node for step in outlined.steps] == [step.node for step in real.steps]
+    assert [step.packing.keys() for step in outlined.steps] == [step.packing.keys() for step in real.steps]
+    assert outlined.packed == real.packed
+    packed = {a.buffer for step in outlined.steps for name, a in step.operands.items() if name in step.packing}
+    storages = [outlined.constants[outlined.buffers[b].index].untyped_storage() for b in packed]
+    assert len(packed) == 3 and len({storage.data_ptr() for storage in storages}) == 1
+    assert not check_steps(outlined.steps, PassedChecks(), outlined.packed)
 
 
 def test_the_weights_of_all_contestants_share_memory() -> None:
