@@ -115,7 +115,7 @@ class Choice:
     Parameters
     ----------
     target : str
-        Who executes: ``"onednn"``, ``"reference"``, ….
+        Who executes: ``"onednn"``, ``"jit"``, ``"reference"``, ….
     impl : str
         The implementation's own name, such as ``"jit:avx512_core"``.
     operands : mapping of str to MemoryDesc
@@ -125,7 +125,7 @@ class Choice:
     cost : float
         Estimated or measured seconds.
     handle : object
-        The target's own object (a primitive descriptor); the one that is executed. Not part of equality.
+        The target's own object (a primitive descriptor, a kernel); the one that is executed. Not part of equality.
     after : object, optional
         What the target runs on the result behind it, for the node's last post-op (:class:`fmtprop.jit.Kernel`).
     """

@@ -25,6 +25,14 @@ _GROUP = 12
 #: bytes to which the sums of a thread are aligned
 _LINE = 64
 
+_RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num", "GOMP_barrier")
+
+#: algorithm -> operand or result -> argument
+_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "average": {"src": "src", "dst": "dst"},
+    "scale": {"src_0": "src", "src_1": "other", "dst": "dst"},
+}
+
 
 class Arguments(ctypes.Structure):
     """What the code finds its work by."""
@@ -150,15 +158,6 @@ class ChannelWork:
         """Compute."""
         function, *arguments = self.call
         function(*arguments)
-
-
-_RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num", "GOMP_barrier")
-
-#: algorithm -> operand or result -> argument
-_FIELDS: Mapping[str, Mapping[str, str]] = {
-    "average": {"src": "src", "dst": "dst"},
-    "scale": {"src_0": "src", "src_1": "other", "dst": "dst"},
-}
 
 
 def channel_kernel_for(

@@ -117,7 +117,7 @@ _SUMMANDS = 1 << 14
 
 
 def check_summands(op: str, count: int) -> None:
-    """Refuse a sum for which oneDNN, which adds one number after the other, has too few digits; PyTorch adds in a tree.
+    """Refuse a sum of too many numbers for oneDNN, and for us, who add one after the other; PyTorch adds in a tree.
 
     Raises
     ------

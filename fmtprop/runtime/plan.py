@@ -75,7 +75,7 @@ class Step:
     Parameters
     ----------
     node : Node
-        The node it executes; ``node.choice.handle`` is the primitive descriptor of a oneDNN step.
+        The node it executes; ``node.choice.handle`` is the primitive descriptor of a oneDNN step, or the kernel.
     operands : mapping of str to Access
         What it reads.
     results : tuple of Access
@@ -83,7 +83,7 @@ class Step:
     scratchpad : int, optional
         Buffer index of its scratchpad.
     primitive : object
-        The compiled primitive, shared by equal steps; None on the reference target.
+        The compiled primitive, shared by equal steps; None on the reference target and where a kernel of our own runs.
     packing : mapping of str to Node
         The reorder that ran once, while the plan was built, for each operand that one packed for this step.
     """

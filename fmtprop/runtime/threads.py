@@ -163,7 +163,7 @@ class _Rebuilder:
     def _rebuilt(self, number: int, step: Step) -> Step:
         choice = step.node.choice
         if step.primitive is None or choice is None or step.target != self.target.name:
-            return step  # PyTorch reads the number at each call
+            return step  # PyTorch and kernels of our own ask for the number at each call
         constants = {n for n, a in step.operands.items() if self.plan.buffers[a.buffer].home is Home.CONSTANT}
         candidate = _closest(step.node, choice, constants, self.target)
         operands, packing = dict(step.operands), dict(step.packing)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.jit import ChannelKernel, channel_kernel_for
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
+from fmtprop.ops.building import check_summands
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate, Request
@@ -59,6 +61,10 @@ def _average(attrs: Pooling, src: MemoryDesc) -> ChannelKernel | None:
     """Return the kernel of an average over one window that is all of the source."""
     images, channels, *places = src.dims
     if attrs.alg == "max" or attrs.kernel != tuple(places) or any((*attrs.pad_l, *attrs.pad_r, *attrs.dilates)):
+        return None
+    try:
+        check_summands("pooling", prod(places))
+    except UnsupportedOpError:
         return None
     return channel_kernel_for("average", images, prod(places), channels, src.dtype)
 

@@ -69,6 +69,7 @@ def test_each_is_offered_and_passes_the_plans_own_check(op, attrs, types, dtype)
         ("pooling", Pooling.make("avg_include_padding", (5, 6)), typed(src=IMAGE), {}),
         ("pooling", Pooling.make("avg_include_padding", (5, 7), pad_l=1), typed(src=IMAGE), {}),
         ("pooling", AVERAGE, typed(src=(2, 33, 5, 7)), {}),
+        ("pooling", Pooling.make("avg_include_padding", (129, 128)), typed(src=(1, 16, 129, 128)), {}),
         ("pooling", AVERAGE, typed(src=IMAGE), {"src": MemoryDesc(IMAGE)}),
         ("pooling", AVERAGE, typed(src=IMAGE), {"src": MemoryDesc(IMAGE, tag="nChw16c")}),
         ("pooling", AVERAGE, typed(src=IMAGE), {"src": HALF}),
