@@ -10,6 +10,8 @@ from functools import lru_cache
 from math import prod
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import types_along
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.channelwise import JIT
@@ -114,6 +116,7 @@ class ModelCosts:
         operands, dst = candidate.operands, candidate.results[0]
         if node.op == "reorder":
             return self._reorder(operands["src"], dst)
+        sizes = _sizes_along(node, operands, dst)
         share = 1.0 if candidate.target == JIT else _PACE.get(node.op, 1.0)
         moved = self._moving(node, operands, candidate.results, share) / _SLOW.get(candidate.impl, 1.0)
         if candidate.target == "reference":
@@ -130,11 +133,15 @@ class ModelCosts:
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
-            arithmetic = products(operands, dst) / (peak * efficiency(candidate.impl, _shape(node.op, operands)))
+            arithmetic = products(operands, sizes[0]) / (peak * efficiency(candidate.impl, _shape(node.op, operands)))
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         post_ops = node.post_ops if candidate.after is None else node.post_ops[:-1]
-        tail = sum(_operations(post_op.attrs) for post_op in post_ops)
-        arithmetic += tail * prod(dst.dims) / (peak * _POINTWISE)
+        for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
+            if post_op.op == "convolution" and post_op.operand is not None:
+                window = prod(operands[post_op.operand].dims[1:])
+                arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
+            else:
+                arithmetic += _operations(post_op.attrs) * prod(before.dims) / (peak * _POINTWISE)
         call = self.peaks.call * (_PRODUCT_CALL if products is not None else 1.0)
         after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.after is not None else 0.0
         return call + max(arithmetic, moved) + after
@@ -204,6 +211,14 @@ def efficiency(impl: str, shape: int = 0) -> float:
         return _GEMM
     shares = next((shares for start, shares in _EFFICIENCY if name.startswith(start)), _OTHER)
     return shares[shape] * _OLD.get(impl.rpartition(":")[2], 1.0)
+
+
+def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> list[MemoryDesc]:
+    """Return what each post-op works on, and dst behind them: less than before a depthwise convolution with strides."""
+    if all(post_op.op != "convolution" for post_op in node.post_ops):
+        return [dst] * (len(node.post_ops) + 1)
+    before, _ = types_along(node, {name: TensorType(desc.dims, desc.dtype) for name, desc in operands.items()})
+    return [*(MemoryDesc(type_.dims, type_.dtype) for type_ in before), dst]
 
 
 def _shape(op: str, operands: Mapping[str, MemoryDesc]) -> int:

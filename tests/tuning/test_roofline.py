@@ -7,7 +7,7 @@ from math import isfinite
 import pytest
 
 from fmtprop.frontends import load
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
@@ -56,6 +56,31 @@ def test_channels_that_only_fill_a_block_are_computed_too() -> None:
 def test_a_depthwise_convolution_has_one_channel_per_sum() -> None:
     depthwise = COSTS.node(*conv(64, 56, "jit_dw:avx2", "aBcd8b", groups=64))
     assert depthwise < 0.1 * COSTS.node(*conv(64, 56, "jit:avx2", "aBcd8b"))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_fused_pair_costs_what_both_do_whatever_is_left_behind_its_strides(stride: int) -> None:
+    def type_(*dims: int) -> TensorType:
+        return TensorType(dims)
+
+    swish = PostOp("eltwise", Eltwise("swish", 1.0))
+    inputs = {"src": type_(1, 16, 112, 112), "weights": type_(96, 16, 1, 1), "post_op_1": type_(96, 1, 1, 3, 3)}
+    small = 112 // stride
+    depthwise = Conv.make(2, stride, pad_l=1, groups=96)
+    between, dst = type_(1, 96, 112, 112), type_(1, 96, small, small)
+    alone = Node("expand", "convolution", Conv.make(2), (between,), post_ops=(swish,))
+    behind = Node("depthwise", "convolution", depthwise, (dst,))
+    tail = (swish, PostOp("convolution", depthwise, "post_op_1"))
+    fused = Node("both", "convolution", Conv.make(2), (dst,), post_ops=tail)
+
+    def cost(node: Node, impl: str, **types: TensorType) -> float:
+        formats = {name: MemoryDesc(t.dims, t.dtype) for name, t in types.items()}
+        return COSTS.node(node, Candidate("onednn", impl, formats, (MemoryDesc(node.results[0].dims),)))
+
+    first = cost(alone, "jit_1x1:avx2", src=inputs["src"], weights=inputs["weights"])
+    second = cost(behind, "jit_dw:avx2", src=between, weights=inputs["post_op_1"])
+    both = cost(fused, "jit_1x1:avx2", **inputs)
+    assert first < both < 1.2 * (first + second)
 
 
 def test_the_reference_loop_is_the_slowest_implementation() -> None:
