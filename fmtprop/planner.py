@@ -21,7 +21,7 @@ from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import Contest, contest
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearse
 from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_steps
-from fmtprop.stages import make_room, weights_nbytes
+from fmtprop.stages import activations_nbytes, make_room, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import plan_tensors
 from fmtprop.tuning import MEASURING, TunedCosts, Tuning, TuningCache, costs_for
@@ -205,6 +205,7 @@ class _Planner:
         return costs_for(
             options.tune,
             weights_nbytes=weights_nbytes(self.normal),
+            activations_nbytes=activations_nbytes(self.normal),
             budget=options.tune_budget,
             progress=options.progress,
             cache=self.cache,

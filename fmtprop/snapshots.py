@@ -14,7 +14,7 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats
-from fmtprop.stages import normalise, weights_nbytes
+from fmtprop.stages import activations_nbytes, normalise, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import tensor_assigner
 from fmtprop.tuning import costs_for
@@ -115,5 +115,7 @@ def _formatted(normal: Graph, options: Options) -> Snapshot:
     if options.policy != OPTIMAL:
         kept = greedy(options.policy, normal, target, fallback, options)
         return Snapshot("formatted", AssignFormats.name, kept.graph)
-    costs = costs_for(options.tune, weights_nbytes=weights_nbytes(normal))
+    costs = costs_for(
+        options.tune, weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal)
+    )
     return Snapshot("formatted", OptimalFormats.name, Contestants(normal, target, fallback, costs, options).best.graph)

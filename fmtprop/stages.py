@@ -13,6 +13,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.collector import collect_young
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pipeline
@@ -20,7 +21,7 @@ from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
 from fmtprop.targets.mkldnn import computes_in
 
-__all__ = ["make_room", "normalise", "weights_nbytes"]
+__all__ = ["activations_nbytes", "make_room", "normalise", "weights_nbytes"]
 
 #: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
 _LARGE = 12 << 20
@@ -75,6 +76,16 @@ def normalise(
 def weights_nbytes(graph: Graph) -> int:
     """Return the bytes of all constants of a graph: how far away its weights are when a layer needs them."""
     return sum(node.results[0].nbytes for node in graph.nodes() if node.op == "constant")
+
+
+def activations_nbytes(graph: Graph) -> int:
+    """Return the most bytes that a node reads and writes, constants aside."""
+
+    def moved(node: Node) -> int:
+        read = {value for value in graph.inputs(node.name).values() if graph.node(value.node).op != "constant"}
+        return sum(graph.type_of(value).nbytes for value in read) + sum(type_.nbytes for type_ in node.results)
+
+    return max((moved(node) for node in graph.nodes() if node.op != "constant"), default=0)
 
 
 def make_room(graph: Graph) -> None:

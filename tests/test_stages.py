@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import load
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.ops import Binary, Conv
+from fmtprop.ops.building import emit
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.snapshots import snapshots
-from fmtprop.stages import normalise
+from fmtprop.stages import activations_nbytes, normalise
 
 
 def test_every_pass_in_order():
@@ -33,6 +38,16 @@ def test_the_graph_given_stays_as_it_is():
     before = [(node, graph.inputs(node.name)) for node in graph]
     snapshots(graph, policy="naive")
     assert [(node, graph.inputs(node.name)) for node in graph] == before
+
+
+def test_the_most_activations_of_a_node():
+    graph = Graph("sizes")
+    x = graph.input("x", TensorType((2, 8, 10, 10)))
+    weights = graph.constant("w", TensorType((16, 8, 1, 1)), torch.ones(16, 8, 1, 1))
+    y = emit(graph, "convolution", {"src": x, "weights": weights}, Conv.make(2))
+    graph.output(emit(graph, "binary", {"src_0": y, "src_1": y}, Binary("add")), "z")
+    assert activations_nbytes(graph) == 4 * max(1600 + 3200, 3200 + 3200)
+    assert activations_nbytes(Graph("empty")) == 0
 
 
 def test_titles():

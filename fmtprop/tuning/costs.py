@@ -22,7 +22,7 @@ from fmtprop.tuning.cache import TuningCache, key_of
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
 from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of
-from fmtprop.tuning.roofline import ModelCosts
+from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
 #: where costs may come from
 TUNES = ("auto", "model", "measure", "remeasure")
@@ -81,6 +81,7 @@ def costs_for(
     tune: str = "auto",
     *,
     weights_nbytes: int,
+    activations_nbytes: int | None = None,
     budget: float | None = None,
     progress: Progress | None = None,
     cache: TuningCache | None = None,
@@ -95,6 +96,8 @@ def costs_for(
         ``"auto"`` takes what the cache knows about all ways to run a node, and the model elsewhere.
     weights_nbytes : int
         Bytes of all weights of the network: how far away weights are.
+    activations_nbytes : int, optional
+        Bytes of the most activations that a node reads and writes, where that is known: how far away these are.
     budget : float, optional
         Seconds for measuring, 0 for nothing but what is known; by default no limit.
     progress : callable, optional
@@ -115,7 +118,9 @@ def costs_for(
     if tune not in TUNES:
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
     known = cache if cache is not None else TuningCache()
-    model = ModelCosts(peaks(known), weights_nbytes)
+    small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
+    figures = peaks(known, weights_nbytes) if small else peaks(known)
+    model = ModelCosts(figures, weights_nbytes)
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress)
 
 

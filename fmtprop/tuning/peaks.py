@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice
 from math import exp, log
 from time import perf_counter
 
@@ -23,6 +23,9 @@ from fmtprop.tuning.calls import Argument, TimedCall
 #: bytes over which weights are streamed again and again: from a part of the last-level cache to beyond a usual one
 #: (the largest is memory that the first compilation needs for a moment)
 FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20)
+
+#: bytes that the other figures take
+_LEAST_NBYTES = 16 << 20
 
 #: bytes of one call's weights in a stream
 _CHUNK = 4 << 20
@@ -48,7 +51,8 @@ class Peaks:
     flops : mapping of DataType to float
         Operations per second of the best kernel, by data type; a product and a sum count as two.
     reading : mapping of int to float
-        Bytes per second at which weights arrive that are used once in a round of so many bytes.
+        Bytes per second at which weights arrive that are used once in a round of so many bytes: of one or more of
+        :data:`FOOTPRINTS`, the smallest first.
     copying : float
         Bytes per second, read and written, of an element-wise op on activations that are in cache.
     call : float
@@ -62,8 +66,8 @@ class Peaks:
 
     @property
     def memory(self) -> float:
-        """Bytes per second from beyond the last-level cache."""
-        return self.reading[FOOTPRINTS[-1]]
+        """Bytes per second from as far as is known: beyond the last-level cache, if that was asked for."""
+        return self.reading[max(self.reading)]
 
     def rate(self, footprint: int) -> float:
         """Return the bytes per second at which data arrives that is used once in a round of ``footprint`` bytes.
@@ -74,53 +78,61 @@ class Peaks:
         >>> [round(peaks.rate(footprint) / 1e9) for footprint in (1000, 40 << 20, 10**12)]
         [40, 19, 10]
         """
-        after = bisect_left(FOOTPRINTS, footprint)
-        if after == 0 or after == len(FOOTPRINTS):
-            return self.reading[FOOTPRINTS[min(after, len(FOOTPRINTS) - 1)]]
-        low, high = FOOTPRINTS[after - 1], FOOTPRINTS[after]
+        known = sorted(self.reading)
+        after = bisect_left(known, footprint)
+        if after == 0 or after == len(known):
+            return self.reading[known[min(after, len(known) - 1)]]
+        low, high = known[after - 1], known[after]
         part = log(footprint / low) / log(high / low)
         return exp((1 - part) * log(self.reading[low]) + part * log(self.reading[high]))
 
 
-def peaks(cache: TuningCache) -> Peaks:
+def peaks(cache: TuningCache, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     """Return this machine's figures: from the cache, else measured (in about half a second) and kept there.
 
     Parameters
     ----------
     cache : TuningCache
         Extended where something was measured.
+    footprint : int
+        Bytes up to which it matters how fast they are read: measuring takes as much memory.
 
     Returns
     -------
     Peaks
     """
     types = [dtype for dtype in _TYPES if dtype is DataType.F32 or dnnl.supports(dtype)]
-    names = [*(f"flops {dtype}" for dtype in types), *(f"reading {n}" for n in FOOTPRINTS), "copying", "call"]
-    keys = {name: key_of({"peak": name}) for name in names}
+    asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]
+    others = [*(f"flops {dtype}" for dtype in types), "copying", "call"]
+    keys = {name: key_of({"peak": name}) for name in (*others, *(f"reading {n}" for n in FOOTPRINTS))}
     known = {name: value for name, key in keys.items() if (value := cache.get(key)) is not None}
-    if len(known) < len(names):
-        measured = _measure(types)
-        known = {name: _plausible(name, value) for name, value in measured.items()}
-        if known == measured:  # else the next compilation tries again
-            cache.add({keys[name]: value for name, value in known.items()})
+    missing = {*others, *(f"reading {n}" for n in asked)} - known.keys()
+    if missing:
+        measured = {name: value for name, value in _measure(types, asked).items() if name in missing}
+        plausible = {name: _plausible(name, value) for name, value in measured.items()}
+        if plausible == measured:  # else the next compilation tries again
+            cache.add({keys[name]: value for name, value in measured.items()})
+        known |= plausible
+    reading = {n: known[f"reading {n}"] for n in FOOTPRINTS if f"reading {n}" in known}
     return Peaks(
         {dtype: known[f"flops {dtype}"] for dtype in types},
-        {footprint: known[f"reading {footprint}"] for footprint in FOOTPRINTS},
+        # a larger footprint is never read faster: what says so is noise
+        dict(zip(reading, accumulate(reading.values(), min), strict=True)),
         known["copying"],
         known["call"],
     )
 
 
-def _measure(types: list[DataType]) -> dict[str, float]:
+def _measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
     """Return the best figures of several attempts: whoever else uses the machine only ever makes them worse."""
     torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
-    memory = huge_bytes(FOOTPRINTS[-1])
+    memory = huge_bytes(max(footprints[-1], _LEAST_NBYTES))
     best: dict[str, float] = {}
     start = perf_counter()
     for attempt in range(_ATTEMPTS):
         if attempt and perf_counter() - start > _PATIENCE:
             break
-        for name, figure in _attempt(types, memory.data_ptr()).items():
+        for name, figure in _attempt(types, footprints, memory.data_ptr()).items():
             better = min if name == "call" else max
             best[name] = better(best.get(name, figure), figure)
     return best
@@ -133,9 +145,9 @@ def _plausible(name: str, figure: float) -> float:
     return max(figure, _LEAST[name.partition(" ")[0]])
 
 
-def _attempt(types: list[DataType], pointer: int) -> dict[str, float]:
+def _attempt(types: list[DataType], footprints: tuple[int, ...], pointer: int) -> dict[str, float]:
     found = {f"flops {dtype}": _flops(dtype, pointer) for dtype in types}
-    found |= {f"reading {n}": value for n, value in _reading(pointer).items()}
+    found |= {f"reading {n}": value for n, value in _reading(footprints, pointer).items()}
     found["call"] = call = _copy_seconds(16, pointer)
     elements = 1 << 18
     whole = _copy_seconds(elements, pointer)
@@ -162,7 +174,7 @@ def _flops(dtype: DataType, pointer: int) -> float:
     return best
 
 
-def _reading(pointer: int) -> dict[int, float]:
+def _reading(footprints: tuple[int, ...], pointer: int) -> dict[int, float]:
     """Return the bytes per second of a product of one row with weights that come around after a footprint."""
     size = 1024
     src, weights, dst = (_native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
@@ -170,7 +182,7 @@ def _reading(pointer: int) -> dict[int, float]:
     with dnnl.inner_product_forward("forward_inference", src, weights, None, dst) as pd:
         number, start = int(dnnl.Arg.WEIGHTS), 1 << 16
         call = _call(pd, ("SRC", "WEIGHTS", "DST"), pointer, start)
-        for footprint in FOOTPRINTS:
+        for footprint in footprints:
             offsets = range(start, footprint - _CHUNK + 1, _CHUNK) or range(start, start + 1)
             times: list[float] = []
             # the first round brings the caches into the state of the second
@@ -181,9 +193,6 @@ def _reading(pointer: int) -> dict[int, float]:
                     times.append(call.seconds())
             found[footprint] = _CHUNK / sorted(times)[len(times) // 4]
         call.close()
-    # a larger footprint is never read faster: what says so is noise
-    for small, large in pairwise(FOOTPRINTS):
-        found[large] = min(found[large], found[small])
     return found
 
 

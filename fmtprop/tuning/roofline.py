@@ -75,7 +75,7 @@ _REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 #: bytes of a step's activations beyond which these come from memory: no cache's size, but a figure of the model, found
 #: together with the others here where the last-level cache has 32 MiB. (With so much, all built-in graphs get the same
 #: plans as with 16 MiB; U-Net's is said to take 3 to 4 % less, of the others no cost changes.)
-_CACHE_NBYTES = 16 << 20
+CACHE_NBYTES = 16 << 20
 
 #: seconds that a step on the reference target takes before it moves a byte; share of the bandwidth of its PyTorch ops
 _REFERENCE_CALL, _REFERENCE = 2e-5, 0.3
@@ -102,7 +102,7 @@ class ModelCosts:
         self._streaming = 1 / peaks.rate(weights_nbytes)
         self._cached = 1 / peaks.copying
         self._memory = 1 / min(peaks.memory, peaks.copying)
-        self._cache_nbytes = _CACHE_NBYTES
+        self._cache_nbytes = CACHE_NBYTES
 
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]

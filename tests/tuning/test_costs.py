@@ -15,6 +15,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning, TuningCache, costs_for
+from fmtprop.tuning import costs as costs_module
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.costs import disturbance
 from fmtprop.tuning.measure import Bench
@@ -39,6 +40,20 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured although nothing was to be measured")
 
     monkeypatch.setattr(Bench, "seconds", fail)
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "asked"),
+    [(1 << 20, 1 << 20, 1 << 20), (99 << 20, 1 << 20, 99 << 20), (1 << 20, 99 << 20, None), (1 << 20, None, None)],
+)
+def test_a_small_network_asks_for_near_memory_only(
+    weights: int, activations: int | None, asked: int | None, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    figures = costs_module.peaks(cache)
+    monkeypatch.setattr(costs_module, "peaks", lambda _, *footprint: seen.append(footprint) or figures)
+    costs_for("model", weights_nbytes=weights, activations_nbytes=activations, cache=cache)
+    assert seen == [() if asked is None else (asked,)]
 
 
 def test_an_unknown_tune_is_refused(cache: TuningCache) -> None:

@@ -30,7 +30,7 @@ def test_what_is_farther_away_is_not_read_faster(measured_peaks: Peaks) -> None:
 def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def measure(types: list[DataType]) -> dict[str, float]:
+    def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
         calls.append(types)
         found = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
         found |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
@@ -42,8 +42,32 @@ def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypat
     assert len(calls) == 1
 
 
+def test_only_as_much_memory_is_read_as_matters(
+    tmp_path: Path, measured_peaks: Peaks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
+        calls.append(footprints)
+        found = {f"flops {dtype}": figure * len(calls) for dtype, figure in measured_peaks.flops.items()}
+        found |= {f"reading {size}": measured_peaks.reading[size] * len(calls) for size in footprints}
+        return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
+
+    monkeypatch.setattr(module, "_measure", measure)
+    path, (near, middle, far) = tmp_path / "tuning.txt", FOOTPRINTS
+    small = peaks(TuningCache(path), near + 1)
+    assert calls == [(near, middle)] and small.reading.keys() == {near, middle}
+    assert small.memory == small.rate(far) == measured_peaks.reading[middle]
+    assert peaks(TuningCache(path), 1) == small and len(calls) == 1
+    large = peaks(TuningCache(path))
+    assert calls[1:] == [FOOTPRINTS]
+    assert large.flops == small.flops, "what was known stays as it was"
+    assert large.reading == small.reading | {far: min(2 * measured_peaks.reading[far], small.reading[middle])}
+    assert peaks(TuningCache(path), 1) == large and len(calls) == 2
+
+
 def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(types: list[DataType]) -> dict[str, float]:
+    def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
         busy = {f"flops {dtype}": 1e6 for dtype in types} | {f"reading {size}": 1e6 for size in FOOTPRINTS}
         return busy | {"copying": 1e6, "call": 0.1}
 
@@ -60,7 +84,7 @@ def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
     known = {f"flops {dtype}": figure for dtype, figure in measured_peaks.flops.items()}
     known |= {f"reading {size}": figure for size, figure in measured_peaks.reading.items()}
     known |= {"copying": measured_peaks.copying, "call": measured_peaks.call}
-    monkeypatch.setattr(module, "_measure", lambda types: known)
+    monkeypatch.setattr(module, "_measure", lambda types, footprints: known)
     blocker = tmp_path / "file"
     blocker.touch()
     with warnings.catch_warnings(record=True) as caught:
