@@ -49,6 +49,10 @@ class Isa:
         form = "YMMM256_YMM" if store else _FORMS_256.get(operation, "YMM_YMM_YMMM256")
         return int(getattr(Code, f"VEX_{operation}_{form}"))
 
+    def nbytes_in_memory(self, *, bf16: bool) -> int:
+        """Return the size of as many numbers as a vector has, of f32 or of bf16."""
+        return self.nbytes // 2 if bf16 else self.nbytes
+
     def register(self, number: int) -> int:
         """Return iced-x86's number of a vector register."""
         return int(getattr(Register, f"{'ZMM' if self.nbytes == 64 else 'YMM'}{number}"))

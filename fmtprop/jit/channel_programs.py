@@ -35,7 +35,7 @@ def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
         *(Register.R8, Register.R9, Register.R10, Register.R11),
         *(Register.RAX, Register.RSI, Register.RDX, Register.RCX),
     )
-    size = isa.nbytes // 2 if bf16 else isa.nbytes
+    size = isa.nbytes_in_memory(bf16=bf16)
     frame.enter()
     frame.portions(first, rows, frame.argument("places"))
     a.emit("SUB_R64_RM64", rows, first)
@@ -141,7 +141,7 @@ def scale(isa: Isa, group: int, *, bf16: bool) -> bytes:
         *(Register.R8, Register.R9, Register.R10, Register.R11),
         *(Register.RAX, Register.RCX, Register.RSI, Register.RDI),
     )
-    size = isa.nbytes // 2 if bf16 else isa.nbytes
+    size = isa.nbytes_in_memory(bf16=bf16)
     frame.enter()
     frame.portions(row, end, frame.argument("rows"))
     a.emit("CMP_R64_RM64", row, end)

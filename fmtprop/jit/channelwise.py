@@ -1,7 +1,11 @@
 """Kernels for channels-last tensors that run instead of a primitive: the average of each channel, a factor for each.
 
-oneDNN averages by channels and multiplies by rows, so that half of what one of two cores reads is in the other's cache,
-and what it writes has to leave that. In squeeze-and-excitation blocks these are short steps by the dozen.
+oneDNN shares out blocks of channels for an average, so that much of what a core reads is in another's cache, or one core
+does it all where channels are few. In squeeze-and-excitation blocks these are short steps by the dozen.
+
+References
+----------
+oneDNN v3.x, ``src/cpu/x64/jit_uni_pooling.cpp``, ``execute_forward`` for channels-last tensors.
 """
 
 from __future__ import annotations
@@ -12,9 +16,8 @@ from ctypes import c_float, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from fmtprop.dnnl import lib
 from fmtprop.jit.calls import Call
-from fmtprop.jit.kernel import ALONE_NBYTES, Kernel, has_bf16, isa, runtime_function, unavailable
+from fmtprop.jit.kernel import ALONE_NBYTES, RUNTIME, Kernel, isa, runtime_function, takes, unavailable
 from fmtprop.layout import DataType
 
 __all__ = ["ChannelKernel", "ChannelWork", "Pointer", "channel_kernel_for"]
@@ -25,7 +28,7 @@ _GROUP = 12
 #: bytes to which the sums of a thread are aligned
 _LINE = 64
 
-_RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num", "GOMP_barrier")
+_RUNTIME = (*RUNTIME, "GOMP_barrier")
 
 #: algorithm -> operand or result -> argument
 _FIELDS: Mapping[str, Mapping[str, str]] = {
@@ -172,9 +175,9 @@ def channel_kernel_for(
     """
     if unavailable() or runtime_function("GOMP_barrier") is None or 0 in (images, places, channels):
         return None
-    if dtype is not DataType.F32 and not (dtype is DataType.BF16 and has_bf16(lib().isa)):
+    if not takes(dtype) or channels % _lanes():
         return None
-    return None if channels % _lanes() else ChannelKernel(alg, images, places, channels, dtype, shared)
+    return ChannelKernel(alg, images, places, channels, dtype, shared)
 
 
 def _lanes() -> int:

@@ -20,7 +20,19 @@ from fmtprop.layout import DataType
 if TYPE_CHECKING:
     from fmtprop.jit.assembler import Isa
 
-__all__ = ["CHUNK_NBYTES", "Kernel", "Work", "kernel_for", "unavailable"]
+__all__ = [
+    "ALONE_NBYTES",
+    "CHUNK_NBYTES",
+    "RUNTIME",
+    "Arguments",
+    "Kernel",
+    "Work",
+    "isa",
+    "kernel_for",
+    "runtime_function",
+    "takes",
+    "unavailable",
+]
 
 #: what a row must be a multiple of: threads share it in such pieces
 CHUNK_NBYTES = 64
@@ -32,7 +44,7 @@ ALONE_NBYTES = 16 << 10
 #: bring the assembler with them, which networks without any need not load
 _ALPHAS = {"swish": 1.0, "gelu_erf": None}
 
-_RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
+RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ class Work:
     """
 
     def __init__(self, kernel: Kernel, nbytes: int, pointer: int | None = None) -> None:
-        run, *asked = (runtime_function(name) for name in _RUNTIME)
+        run, *asked = (runtime_function(name) for name in RUNTIME)
         threads, thread = (ctypes.cast(function, c_void_p).value for function in asked)
         self.kernel = kernel
         table = ctypes.addressof(kernel.rows)
@@ -146,8 +158,8 @@ def unavailable() -> str:
     library = lib()
     if "avx512" not in library.isa and "avx2" not in library.isa:
         return f"oneDNN uses {library.isa} here; kernels are written for AVX2 and AVX-512"
-    if library.runtime != "OMP" or any(runtime_function(name) is None for name in _RUNTIME):
-        return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {_RUNTIME[0]}"
+    if library.runtime != "OMP" or any(runtime_function(name) is None for name in RUNTIME):
+        return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {RUNTIME[0]}"
     return no_code()
 
 
@@ -170,14 +182,14 @@ def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
     """
     if alg not in _ALPHAS or _ALPHAS[alg] not in (alpha, None) or unavailable():
         return None
-    if dtype is not DataType.F32 and not (dtype is DataType.BF16 and has_bf16(lib().isa)):
-        return None
-    return _kernel(alg, dtype)
+    return _kernel(alg, dtype) if takes(dtype) else None
 
 
-def has_bf16(isa: str) -> bool:
-    """Whether there is an instruction that rounds to bf16: oneDNN has bf16 without it, too."""
-    return "avx512" in isa and any(name in isa for name in ("bf16", "fp16", "amx"))
+def takes(dtype: DataType) -> bool:
+    """Whether kernels can read and write numbers of a type here; they compute in f32."""
+    if dtype is DataType.BF16:  # by the instruction that rounds: oneDNN has bf16 without it, too
+        return "avx512" in lib().isa and any(name in lib().isa for name in ("bf16", "fp16", "amx"))
+    return dtype is DataType.F32
 
 
 @cache

@@ -45,7 +45,7 @@ def _assembled(
     a.branch("JAE_REL32_64", "done")
     a.load_numbers(numbers)
     a.label("loop")
-    size = isa.nbytes // 2 if bf16 else isa.nbytes
+    size = isa.nbytes_in_memory(bf16=bf16)
     for offset in range(0, CHUNK_NBYTES, size):
         a.release()
         x, place = a.vector(), at(Register.RSI, offset)

@@ -12,13 +12,13 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 
-#: numbers whose differences are taken at a time, or a whole row of a tensor
-_ROWS = 1 << 20
-
 __all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers"]
 
 #: largest error of one primitive, relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
+
+#: numbers whose differences are taken at a time, or a whole row of a tensor
+_ROWS = 1 << 20
 
 #: eltwise algorithms that are defined on positive numbers only
 _POSITIVE = frozenset({"log", "sqrt", "pow"})

@@ -21,7 +21,7 @@ from fmtprop.tuning.cache import TuningCache, key_of
 from fmtprop.tuning.calls import Argument, TimedCall
 
 #: bytes over which weights are streamed again and again: from a part of the last-level cache to beyond a usual one
-#: (the largest is memory that the first compilation needs for a moment)
+#: (as far as a network's weights reach, that is memory which its first compilation needs for a moment)
 FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20)
 
 #: bytes that the other figures take

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from fmtprop import dnnl
 from fmtprop.jit import ChannelKernel, ChannelWork, channel_kernel_for, channelwise, unavailable
 from fmtprop.jit.assembler import AVX2, AVX512
-from fmtprop.jit.kernel import has_bf16
+from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 
 WIDE = "avx512" in dnnl.lib().isa
 ISAS = [AVX2, pytest.param(AVX512, marks=pytest.mark.skipif(not WIDE, reason="this CPU has no AVX-512"))]
-BF16 = pytest.mark.skipif(not has_bf16(dnnl.lib().isa), reason="this CPU does not round to bf16")
+BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU does not round to bf16")
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
