@@ -1,7 +1,7 @@
 """Kernels for channels-last tensors that run instead of a primitive: the average of each channel, a factor for each.
 
-oneDNN shares out blocks of channels for an average, so that much of what a core reads is in another's cache, or one core
-does it all where channels are few. In squeeze-and-excitation blocks these are short steps by the dozen.
+oneDNN shares out blocks of channels for an average, so that much of what a core reads is in another's cache, or one
+core does it all where channels are few. In squeeze-and-excitation blocks these are short steps by the dozen.
 
 References
 ----------
