@@ -20,6 +20,7 @@ from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOp
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.tensors import defer
 from fmtprop.layout import MemoryDesc
 from fmtprop.options import DEFAULT_POLICY, Options
 from fmtprop.planner import make_plan
@@ -145,9 +146,9 @@ def compile(
     with on_cpu():
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
-            graph = load(path)
+            graph = load(path, deferred=True)
             check_examples(graph, example_inputs)
-            return compile_graph(graph, options, lambda: load(path))
+            return compile_graph(graph, options, lambda: load(path, deferred=True))
         net = compile_graph(_import(model, example_inputs), options)
     if release_weights:
         release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
@@ -190,7 +191,7 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
 def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
     clock = _Clock()
-    normal, precision = normalise(graph, options.dtype, target=options.target)
+    normal, precision = normalise(defer(graph), options.dtype, target=options.target)
     renewed: Callable[[], Graph] | None = None
     if again is not None and options.verify != "full":
         # of weights that were folded, only what became of them is left

@@ -26,7 +26,7 @@ __all__ = ["load", "save"]
 _KINDS = ".json (graph file), .pt2 (torch.export.save), or the name of a built-in graph"
 
 
-def load(path: str | Path) -> Graph:
+def load(path: str | Path, *, deferred: bool = False) -> Graph:
     """Load a graph by name or from a file.
 
     Parameters
@@ -34,6 +34,9 @@ def load(path: str | Path) -> Graph:
     path : str or Path
         Name of a built-in graph (``"resnet50"``), a graph file (``.json``) or an exported program (``.pt2``). A
         path with a separator or an extension is never taken for a name.
+    deferred : bool
+        Whether a graph file's large weights are read when they are asked for, each time anew: for a compilation, which
+        packs one after the other. The graph is then of use only while the file stays as it is.
 
     Returns
     -------
@@ -63,7 +66,7 @@ def load(path: str | Path) -> Graph:
     _check_file(file)
     kind = file.suffix.lower()
     if kind == ".json":
-        return graph_file.load(file)
+        return graph_file.load(file, deferred=deferred)
     if kind == ".pt2":
         return _load_exported(file)
     if kind == ".onnx":

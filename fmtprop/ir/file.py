@@ -134,13 +134,16 @@ def spell_floats(item: Any) -> Any:
 # ---------------------------------------------------------------- load
 
 
-def load(path: str | os.PathLike[str]) -> Graph:
+def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
     """Read a graph file.
 
     Parameters
     ----------
     path : path
         A file that :func:`save` wrote, or one from anywhere: nothing in it is trusted, and nothing is executed.
+    deferred : bool
+        Whether large weights are read when they are asked for, each time anew
+        (:class:`~fmtprop.ir.deferred.Deferred`): the file must stay as it is until then.
 
     Returns
     -------
@@ -156,7 +159,7 @@ def load(path: str | os.PathLike[str]) -> Graph:
     source = Path(path)
     try:
         document = _parse(source)
-        nxg = _assemble(document, Reader(source.parent, document.get("weights")))
+        nxg = _assemble(document, Reader(source.parent, document.get("weights"), deferred))
         graph = from_networkx(nxg)
         nxg.clear()  # its views hold it, and with it all weights, until the collector comes
         verify(graph, Stage.IMPORTED)

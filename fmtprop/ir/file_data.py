@@ -11,6 +11,7 @@ import binascii
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fmtprop.errors import GraphError, ShapeError
+from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
@@ -89,6 +91,39 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+class _SideFile:
+    """A file of tensors, read as long as it stays the same."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._found = self._state()
+
+    def map(self) -> dict[str, torch.Tensor]:
+        """Return all tensors in one mapping of the file, in which there is nothing before they are read."""
+        with self._open() as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+
+    def read(self, key: str) -> torch.Tensor:
+        """Return a tensor in a mapping of its own."""
+        with self._open() as file:
+            tensor: torch.Tensor = file.get_tensor(key)
+            return tensor
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                if self._state() != self._found:
+                    raise GraphError(f"its weights {self.path} have changed since it was read; load it again")
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise GraphError(f"its weights {self.path} cannot be read: {error}") from error
+
+    def _state(self) -> tuple[int, ...]:
+        status = self.path.stat()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 class Reader:
     """Finds the constants of one document while it is read.
 
@@ -98,6 +133,8 @@ class Reader:
         Where the document lies.
     weights : object
         The document's ``"weights"``: the side file's name, or None.
+    deferred : bool
+        Whether large tensors are read when they are asked for, each time anew.
 
     Raises
     ------
@@ -105,8 +142,8 @@ class Reader:
         The name is no plain file name, or the file is missing or damaged.
     """
 
-    def __init__(self, folder: Path, weights: object) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
+    def __init__(self, folder: Path, weights: object, deferred: bool = False) -> None:
+        self._tensors: dict[str, torch.Tensor | Deferred] = {}
         self._name = weights
         if weights is None:
             return
@@ -117,16 +154,15 @@ class Reader:
         path = folder / str(weights)
         if not path.is_file():
             raise GraphError(f"its weights are missing: there is no {path}; copy both files together")
-        try:
-            with safe_open(path, framework="pt") as file:
-                keys = list(file.keys())
-            # Copied one by one, each from a mapping of its own: weights that are packed and dropped one after the
-            # other then leave memory, where pages of one common mapping would stay until the last of them goes.
-            for key in keys:
-                with safe_open(path, framework="pt") as file:
-                    self._tensors[key] = file.get_tensor(key).clone()
-        except (SafetensorError, OSError) as error:
-            raise GraphError(f"its weights {path} cannot be read: {error}") from error
+        side = _SideFile(path)
+        mapped = side.map()
+        for key, tensor in mapped.items():
+            if tensor.nbytes <= SMALL_NBYTES:
+                self._tensors[key] = tensor.clone()
+            else:
+                later = Deferred(tensor_type(tensor), tensor.stride(), partial(side.read, key))
+                # each copy from a mapping of its own: the pages of this one stay until its last tensor goes
+                self._tensors[key] = later if deferred else later.make().clone()
 
     def data(self, where: str, row: Mapping[str, Any]) -> Any:
         """Return a row's data: an initialiser, or a tensor of the declared type.
@@ -159,11 +195,11 @@ class Reader:
             raise GraphError(f"base64 holds {len(raw)} bytes, {type_} needs {type_.nbytes}")
         return _tensor(raw, type_)
 
-    def _tensor(self, content: object, type_: TensorType) -> torch.Tensor:
+    def _tensor(self, content: object, type_: TensorType) -> torch.Tensor | Deferred:
         if not isinstance(content, str) or content not in self._tensors:
             raise GraphError(f"the side file {self._name!r} has no tensor {content!r}")
         tensor = self._tensors[content]
-        found = tensor_type(tensor)
+        found = tensor.type_ if isinstance(tensor, Deferred) else tensor_type(tensor)
         if found != type_:
             raise GraphError(f"tensor {content!r} of the side file is {found}, the node declares {type_}")
         return tensor

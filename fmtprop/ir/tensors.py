@@ -5,17 +5,20 @@ The only module of :mod:`fmtprop.ir` besides the graph file that imports torch; 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fmtprop.errors import GraphError
+from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
-__all__ = ["data_type", "materialise", "tensor_type", "torch_dtype"]
+__all__ = ["data_type", "defer", "materialise", "tensor_type", "torch_dtype"]
 
 _TORCH: dict[DataType, torch.dtype] = {
     DataType.F32: torch.float32,
@@ -76,7 +79,7 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
 
     Parameters
     ----------
-    data : torch.Tensor or Initialiser
+    data : torch.Tensor, Initialiser or Deferred
         As :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>` holds it.
     type_ : TensorType
         What the constant's node declares.
@@ -85,7 +88,7 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
     -------
     torch.Tensor
         The tensor itself, strides untouched, or what the initialiser describes; random kinds are drawn in float32
-        and rounded to the data type.
+        and rounded to the data type. What is deferred is made now, maybe in a file's memory.
 
     Raises
     ------
@@ -99,11 +102,32 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
     """
     if isinstance(data, Initialiser):
         return _draw(data, type_)
+    if isinstance(data, Deferred):
+        data = data.make()
     if not isinstance(data, torch.Tensor):
         raise GraphError(f"constant data must be a torch.Tensor or an Initialiser, got {type(data).__name__}")
     if tensor_type(data) != type_:
         raise GraphError(f"constant data is {tensor_type(data)} but the node declares {type_}")
     return data
+
+
+def defer(graph: Graph) -> Graph:
+    """Return the same graph for passes that are not to make new weights before somebody reads them.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its tensors are shared, and must stay as they are while the result is in use.
+    """
+    late = graph.copy()
+    for name, data in graph.constants.items():
+        if isinstance(data, torch.Tensor) and data.nbytes > SMALL_NBYTES:
+            late.constants[name] = Deferred(tensor_type(data), data.stride(), partial(_same, data))
+    return late
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _draw(data: Initialiser, type_: TensorType) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.passes.editing import constant, new_constant
+from fmtprop.passes.editing import is_constant, viewed_constant
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class AbsorbFlatten:
 
 def _absorb(graph: Graph, node: Node) -> None:
     inputs = graph.inputs(node.name)
-    flat, weights = graph.node(inputs["src"].node), constant(graph, inputs["weights"])
-    if flat.op != "reshape" or weights is None or weights.ndim != 2:
+    flat, weights = graph.node(inputs["src"].node), graph.type_of(inputs["weights"])
+    if flat.op != "reshape" or not is_constant(graph, inputs["weights"]) or weights.ndim != 2:
         return
     source = graph.inputs(flat.name)["src"]
     dims = graph.type_of(source).dims
     if not 3 <= len(dims) <= 5 or dims[0] != flat.results[0].dims[0]:
         return
+    shape = (weights.dims[0], *dims[1:])
     origin = graph.node(inputs["weights"].node).origin
-    shaped = weights.reshape(weights.shape[0], *dims[1:])
-    graph.set_inputs(node.name, {**inputs, "src": source, "weights": new_constant(graph, shaped, node, origin)})
+    shaped = viewed_constant(graph, inputs["weights"], lambda tensor: tensor.reshape(shape), node, origin)
+    graph.set_inputs(node.name, {**inputs, "src": source, "weights": shaped})

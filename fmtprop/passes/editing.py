@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.tensors import materialise, tensor_type
+from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 
-__all__ = ["bypass", "constant", "is_constant", "new_constant", "only_reader", "unused_name"]
+__all__ = ["bypass", "constant", "is_constant", "new_constant", "only_reader", "unused_name", "viewed_constant"]
 
 
 def is_constant(graph: Graph, value: Value) -> bool:
@@ -24,12 +25,25 @@ def constant(graph: Graph, value: Value) -> torch.Tensor | None:
     return materialise(graph.constants[node.name], node.results[0]) if node.op == "constant" else None
 
 
-def new_constant(graph: Graph, tensor: torch.Tensor, before: Node, origin: str = "") -> Value:
+def new_constant(graph: Graph, data: torch.Tensor | Deferred, before: Node, origin: str = "") -> Value:
     """Add a constant right before a node, so that the order of execution stays as it was."""
-    node = Node(graph.fresh_name(f"{before.name}_constant"), "constant", Attrs(), (tensor_type(tensor),), origin=origin)
+    type_ = data.type_ if isinstance(data, Deferred) else tensor_type(data)
+    node = Node(graph.fresh_name(f"{before.name}_constant"), "constant", Attrs(), (type_,), origin=origin)
     (value,) = graph.insert(node, {}, before=before.name)
-    graph.constants[value.node] = tensor
+    graph.constants[value.node] = data
     return value
+
+
+def viewed_constant(
+    graph: Graph, value: Value, view: Callable[[torch.Tensor], torch.Tensor], before: Node, origin: str
+) -> Value:
+    """Add a view of a constant: it shares the constant's memory, or is made as late as the constant itself."""
+    node, data = graph.node(value.node), graph.constants[value.node]
+    if not isinstance(data, Deferred):
+        return new_constant(graph, view(materialise(data, node.results[0])), before, origin)
+    dtype = torch_dtype(data.type_.dtype)
+    shown = view(torch.empty_strided(data.shape, data.stride(), dtype=dtype, device="meta"))
+    return new_constant(graph, data.then(view, tensor_type(shown), shown.stride()), before, origin)
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
@@ -137,27 +139,36 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
         return False
     channels = producer.results[0].dims[_channel_axis(producer)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
-    rows = scale.reshape(_rows_shape(producer, weights, channels))
-    # what was drawn a moment ago is nobody else's
-    drawn = isinstance(graph.constants[inputs["weights"].node], Initialiser)
-    new_weights = _scaled(weights, rows, weights if drawn else torch.empty_like(weights))
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
     bias_dtype = weights.dtype if bias is None else bias.dtype
     new_bias = (old_bias * scale + shift).to(bias_dtype)
-    # A sum is finite only where every summand is: one pass, no temporary.
-    if not (new_weights.sum() + new_bias.sum()).isfinite():
+    if not (_stays_finite(weights, scale) and new_bias.isfinite().all()):
         return False
     if producer.op == "matmul":
         new_bias = new_bias.reshape(*(1,) * (producer.results[0].ndim - 1), channels)
-    origin = graph.node(inputs["weights"].node).origin
-    inputs["weights"] = new_constant(graph, new_weights, producer, origin)
-    inputs["bias"] = new_constant(graph, new_bias, producer, origin)
+    source = graph.node(inputs["weights"].node)
+    data = graph.constants[source.name]
+    # what was drawn a moment ago is nobody else's
+    drawn = isinstance(data, Initialiser)
+    scaled = partial(_scaled, rows=scale.reshape(_rows_shape(producer, weights, channels)), in_place=drawn)
+    new_weights = data.then(scaled) if isinstance(data, Deferred) else scaled(weights)
+    inputs["weights"] = new_constant(graph, new_weights, producer, source.origin)
+    inputs["bias"] = new_constant(graph, new_bias, producer, source.origin)
     graph.set_inputs(producer.name, inputs)
     return True
 
 
-def _scaled(weights: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def _stays_finite(weights: torch.Tensor, scale: torch.Tensor) -> bool:
+    """Say whether weights can't overflow; not so certain where the largest number and factor never meet."""
+    if not weights.is_floating_point() or not weights.numel():
+        return weights.is_floating_point()
+    low, high = (value.item() for value in torch.aminmax(weights))  # NaN where there is one, and then False
+    return max(-low, high) * scale.abs().max().item() <= torch.finfo(weights.dtype).max
+
+
+def _scaled(weights: torch.Tensor, rows: torch.Tensor, in_place: bool) -> torch.Tensor:
     """Multiply in f64 and round once; in pieces, for which PyTorch's f64 copies stay in cache."""
+    out = weights if in_place else torch.empty_like(weights)
     count = max(1, _PIECE * weights.shape[0] // max(weights.numel(), 1))
     factors = rows.expand(weights.shape[0], *rows.shape[1:])
     pieces = (torch.split(tensor, count) for tensor in (weights, factors, out))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from fmtprop.errors import GraphError
+from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, Value
 from fmtprop.ops.evaluate import evaluate_node
-from fmtprop.passes.editing import bypass, constant, is_constant, new_constant
+from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, viewed_constant
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,20 @@ def _foldable(graph: Graph, node: Node) -> bool:
 
 
 def _fold(graph: Graph, node: Node) -> None:
-    operands = {name: constant(graph, value) for name, value in graph.inputs(node.name).items()}
-    tensors = {name: tensor for name, tensor in operands.items() if tensor is not None}
+    inputs = graph.inputs(node.name)
     try:
         with torch.no_grad():
-            results = evaluate_node(node, tensors)
+            results = _viewed(graph, node, inputs) if is_view(graph, node.name) else _made(graph, node, inputs)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # PyTorch's refusals, in its own words
         raise GraphError(f"{node.label} cannot be computed from its constants: {error}") from error
-    bypass(graph, node, [new_constant(graph, tensor, node, node.origin) for tensor in results])
+    bypass(graph, node, results)
+
+
+def _viewed(graph: Graph, node: Node, inputs: Mapping[str, Value]) -> list[Value]:
+    ((operand, value),) = inputs.items()
+    return [viewed_constant(graph, value, lambda src: evaluate_node(node, {operand: src})[0], node, node.origin)]
+
+
+def _made(graph: Graph, node: Node, inputs: Mapping[str, Value]) -> list[Value]:
+    tensors = {name: tensor for name, value in inputs.items() if (tensor := constant(graph, value)) is not None}
+    return [new_constant(graph, tensor, node, node.origin) for tensor in evaluate_node(node, tensors)]

@@ -24,7 +24,7 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
 #: bytes of weights after whose packing the memory of the originals is given back
-_MUCH = 16 << 20
+_MUCH = 4 << 20
 
 
 def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:

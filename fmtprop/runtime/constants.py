@@ -12,6 +12,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
@@ -73,13 +74,16 @@ class ConstantStore:
         self._uses.append(1)
         return len(self._bytes) - 1
 
-    def add(self, data: torch.Tensor | Initialiser, type_: TensorType, desc: MemoryDesc, *, packed: bool) -> int:
+    def add(
+        self, data: torch.Tensor | Initialiser | Deferred, type_: TensorType, desc: MemoryDesc, *, packed: bool
+    ) -> int:
         """Store a parameter in a dense plain format.
 
         Parameters
         ----------
-        data : torch.Tensor or Initialiser
-            The parameter. A tensor's memory is someone else's, who may change it after the model was compiled.
+        data : torch.Tensor, Initialiser or Deferred
+            The parameter. A tensor's memory is someone else's, who may change it after the model was compiled, and a
+            deferred one's may be a file's.
         type_ : TensorType
             What it is.
         desc : MemoryDesc
@@ -92,7 +96,7 @@ class ConstantStore:
         int
             The constant's number.
         """
-        copy = isinstance(data, torch.Tensor) and not packed
+        copy = not isinstance(data, Initialiser) and not packed
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from fmtprop.ir.aliasing import is_view
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
@@ -87,7 +88,9 @@ class _StandIns(ConstantStore):
         super().__init__()
         self._block, self._next = block, 0
 
-    def add(self, data: torch.Tensor | Initialiser, type_: TensorType, desc: MemoryDesc, *, packed: bool) -> int:
+    def add(
+        self, data: torch.Tensor | Initialiser | Deferred, type_: TensorType, desc: MemoryDesc, *, packed: bool
+    ) -> int:
         """Store a parameter without a copy, and nothing of one that would only be packed."""
         if packed:
             return self._append(torch.empty(0, dtype=torch.uint8))

@@ -13,6 +13,7 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import materialise
 from fmtprop.layout import MemoryDesc
@@ -99,7 +100,7 @@ class _Builder:
         """Return a parameter in its format; a copy, unless nothing but packing reads it."""
         tensor = materialise(self.graph.constants[node.name], node.results[0]).detach()
         desc = node.descs[0]
-        kept = isinstance(self.graph.constants[node.name], torch.Tensor) and self._read_later(Value(node.name))
+        kept = not isinstance(self.graph.constants[node.name], Initialiser) and self._read_later(Value(node.name))
         same = all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
         if same and not kept:
             return tensor

@@ -1,0 +1,75 @@
+"""Constants that nobody holds: made when they are asked for, from a file or from another constant.
+
+A model that is compiled from a file is planned by the types of its weights alone; their numbers are read when they are
+packed, one constant after the other, so that memory holds the packed ones and a single original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SMALL_NBYTES", "Deferred"]
+
+#: bytes up to which it is not worth while: passes ask for vectors again and again
+SMALL_NBYTES = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A tensor that is made anew at each request.
+
+    Parameters
+    ----------
+    type_ : TensorType
+        What it is.
+    strides : tuple of int
+        How it lies in memory, in elements.
+    make : callable
+        Gives it, the same numbers each time. The memory may be a file's: whoever keeps the tensor copies it.
+    """
+
+    type_: TensorType
+    strides: tuple[int, ...]
+    make: Callable[[], torch.Tensor] = field(repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions, under PyTorch's name."""
+        return self.type_.dims
+
+    @property
+    def dtype(self) -> DataType:
+        """Its data type, under PyTorch's name."""
+        return self.type_.dtype
+
+    def stride(self) -> tuple[int, ...]:
+        """Return its strides, under PyTorch's name."""
+        return self.strides
+
+    def then(
+        self,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        type_: TensorType | None = None,
+        strides: tuple[int, ...] | None = None,
+    ) -> Deferred:
+        """Return what a function makes of it, just as late.
+
+        Parameters
+        ----------
+        function : callable
+            Leaves its argument as it is.
+        type_ : TensorType, optional
+            Of the result; by default the same.
+        strides : tuple of int, optional
+            Of the result; by default the same.
+        """
+        lies = self.strides if strides is None else strides
+        return Deferred(type_ or self.type_, lies, lambda: function(self.make()))
