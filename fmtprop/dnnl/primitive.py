@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int
-from functools import cached_property
+from sys import intern
 from typing import Any
 
 from fmtprop.dnnl import _abi
@@ -40,6 +40,8 @@ _MD_QUERIES = {
     name: QUERY[f"query_{name}_md"]
     for name in ("src", "diff_src", "weights", "diff_weights", "dst", "diff_dst", "workspace", "scratchpad")
 }
+#: the same tuples for all descriptors, of which there are thousands at a time
+_keys: dict[tuple[int, int], tuple[int, int]] = {}
 _MD_ALIASES = {"bias": ("weights", 1), "diff_bias": ("diff_weights", 1)}
 
 
@@ -59,7 +61,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     """
 
     handle_kind = "primitive_desc"
-    __slots__ = ("__dict__", "_away", "_mds", "index", "recipe")
+    __slots__ = ("_away", "_impl", "_kind", "_mds", "index", "recipe")
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         self.recipe = recipe
         self.index = index
         self._mds: dict[tuple[int, int], NativeDesc | None] = {}
+        self._impl = self._kind = ""
         self._away = pointer is None
 
     @property
@@ -114,21 +117,25 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     def _is_like(self, other: PrimitiveDesc) -> bool:
         return other.impl == self.impl and all(other._query(*key) == md for key, md in self._mds.items())
 
-    @cached_property
+    @property
     def impl(self) -> str:
         """Name of the implementation, such as ``"brgconv:avx512_core"`` (``impl_info_str``)."""
-        out = c_char_p()
-        query = QUERY["query_impl_info_str"]
-        raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
-        return (out.value or b"").decode()
+        if not self._impl:
+            out = c_char_p()
+            query = QUERY["query_impl_info_str"]
+            raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
+            self._impl = intern((out.value or b"").decode())  # one of a few, in thousands of descriptors
+        return self._impl
 
-    @cached_property
+    @property
     def kind(self) -> str:
         """Name of the primitive in oneDNN, such as ``"convolution"``."""
-        out = c_int()
-        query = QUERY["query_primitive_kind"]
-        raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
-        return primitive_kind_name(out.value)
+        if not self._kind:
+            out = c_int()
+            query = QUERY["query_primitive_kind"]
+            raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
+            self._kind = primitive_kind_name(out.value)
+        return self._kind
 
     @property
     def is_reference(self) -> bool:
@@ -206,10 +213,9 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
         It makes one when it is used. They take 15 kB, and planning asks for thousands and uses few of them.
         """
-        _ = self.impl, self.kind  # by which it is known again
         other = PrimitiveDesc(None, self.recipe, self.index)
+        other._impl, other._kind = self.impl, self.kind  # by which it is known again
         other._mds.update(self._mds)
-        other.__dict__.update(self.__dict__)
         return other
 
     def next_impl(self) -> PrimitiveDesc | None:
@@ -261,12 +267,13 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
             if status:  # a problem in words takes longer than the call
                 raise_status("dnnl_primitive_desc_next_impl", status, f"after number {self.index} of {self.problem}")
             self.index += 1
-            self._mds.clear()
-            self.__dict__.clear()  # what was known of the last one
+            self._mds.clear()  # what was known of the last one
+            self._impl = ""
 
     def _query(self, what: int, index: int) -> NativeDesc | None:
         key = (what, index)
         if key not in self._mds:
+            key = _keys.setdefault(key, key)
             self._mds[key] = adopt_const(lib().primitive_desc_query_md(self.handle, what, index))
         return self._mds[key]
 

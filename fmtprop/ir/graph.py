@@ -10,6 +10,7 @@ from producer to reader, its key is the reader's operand name and ``result`` the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import networkx as nx
@@ -94,6 +95,9 @@ class Graph:
             except nx.NetworkXUnfeasible:
                 cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
                 raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None
+            # networkx keeps its views in the graph, and they hold the graph: a cycle that would outlive its use
+            for view in ("edges", "in_degree"):
+                vars(self._graph).pop(view, None)
             self._ranks = {name: rank for rank, name in enumerate(order)}
         return self._ranks
 
@@ -105,9 +109,12 @@ class Graph:
         """Return the operands of a node: operand name to the value it reads, in the order they were connected."""
         known = self._inputs.get(name)
         if known is None:
-            edges = self._graph.in_edges(name, keys=True, data=True)
-            ordered = sorted(edges, key=lambda edge: edge[3]["position"])
-            known = {key: Value(producer, data["result"]) for producer, _, key, data in ordered}
+            edges = [
+                (data["position"], key, Value(producer, data["result"]))
+                for producer, between in self._graph.pred[name].items()
+                for key, data in between.items()
+            ]
+            known = {key: value for _, key, value in sorted(edges, key=itemgetter(0))}
             self._inputs[name] = known
         return dict(known)
 
@@ -124,8 +131,8 @@ class Graph:
         return len(self._reading(value))
 
     def _reading(self, value: Value) -> list[tuple[str, str]]:
-        edges = self._graph.out_edges(value.node, keys=True, data=True)
-        return [(reader, key) for _, reader, key, data in edges if data["result"] == value.index]
+        edges = self._graph.succ[value.node].items()
+        return [(to, key) for to, between in edges for key, data in between.items() if data["result"] == value.index]
 
     def ancestors(self, name: str) -> set[str]:
         """Return the names of all nodes that a node depends on, itself not among them."""
@@ -248,7 +255,8 @@ class Graph:
         node = self.node(name)
         for operand, value in inputs.items():
             self._check_value(node, operand, value)
-        self._graph.remove_edges_from(list(self._graph.in_edges(name, keys=True)))
+        edges = self._graph.pred[name].items()
+        self._graph.remove_edges_from([(producer, name, key) for producer, between in edges for key in between])
         self._ranks = None
         self._connect(name, inputs)
 
@@ -279,7 +287,7 @@ class Graph:
             Someone still reads it.
         """
         node = self.node(name)
-        readers = [reader for _, reader in self._graph.out_edges(name)]
+        readers = list(self._graph.succ[name])
         if readers:
             raise GraphError(f"{node.label} cannot be removed: {readers[0]} reads it")
         self._graph.remove_node(name)

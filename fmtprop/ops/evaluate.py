@@ -13,7 +13,7 @@ import torch
 from fmtprop.errors import GraphError, InputError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, PostOp, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.layout import DataType
 
@@ -75,7 +75,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Ten
     return [tensors[graph.inputs(node.name)["src"]] for node in graph.output_nodes]
 
 
-def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def evaluate_node(
+    node: Node, tensors: Mapping[str, torch.Tensor], instead: Mapping[str, Reference] | None = None
+) -> tuple[torch.Tensor, ...]:
     """Run one node: its op's reference, then its post-ops.
 
     Parameters
@@ -84,6 +86,8 @@ def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
         Any node but inputs, constants and outputs.
     tensors : mapping of str to torch.Tensor
         Its operands by name, those of post-ops included.
+    instead : mapping of str to callable
+        What evaluates an op, by its name, instead of its own reference.
 
     Returns
     -------
@@ -96,17 +100,22 @@ def evaluate_node(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     if declaration.category is Category.COMPUTE and node.results[0].dtype is DataType.F32:
         # narrow operands, the accumulator stored as it is: references compute in the type of src
         operands["src"] = operands["src"].float()
-    results = declaration.reference(node.attrs, operands)
+    results = (instead or {}).get(node.op, declaration.reference)(node.attrs, operands)
     if not node.post_ops:
         return tuple(results)
     # As a primitive does: the tail works on the accumulator in f32, and what is stored is rounded once.
     dst = results[0].to(torch.promote_types(results[0].dtype, torch.float32))
     for post_op in node.post_ops:
-        dst = apply_post_op(post_op, dst, tensors)
+        dst = apply_post_op(post_op, dst, tensors, instead)
     return (dst.to(torch_dtype(node.results[0].dtype)), *results[1:])
 
 
-def apply_post_op(post_op: PostOp, dst: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def apply_post_op(
+    post_op: PostOp,
+    dst: torch.Tensor,
+    tensors: Mapping[str, torch.Tensor],
+    instead: Mapping[str, Reference] | None = None,
+) -> torch.Tensor:
     """Apply one post-op to what the op before it gave; ``tensors`` has its operand by name."""
     operands = [dst, *(tensors[name].to(dst.dtype) for name in post_op.operands)]
     if post_op.op == "sum":
@@ -117,7 +126,8 @@ def apply_post_op(post_op: PostOp, dst: torch.Tensor, tensors: Mapping[str, torc
     needed = sum(not operand.optional for operand in declaration.operands)
     if not needed <= len(operands) <= len(names):
         raise GraphError(f"post-op {post_op.op} takes {needed} operands, not {len(operands)}")
-    (result,) = declaration.reference(post_op.attrs, dict(zip(names, operands, strict=False)))
+    reference = (instead or {}).get(post_op.op, declaration.reference)
+    (result,) = reference(post_op.attrs, dict(zip(names, operands, strict=False)))
     tensor: torch.Tensor = result
     return tensor
 

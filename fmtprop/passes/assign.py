@@ -145,17 +145,17 @@ class Assignment:
         rule = opdef(node.op).view
         if rule is None:
             raise GraphError(f"{node.label} has no view rule")
-        refusal: FormatError | None = None
+        refusal = ""
         for desc in dict.fromkeys((tensor.desc, dense(tensor.desc), plain(tensor.desc))):
             try:
                 result = rule(node.attrs, desc, node.results[0])
                 if not can_be_read(result, self.spec.target, self.spec.fallback):
                     raise FormatError(f"{self.spec.target.name} cannot read {result}")
             except FormatError as error:
-                refusal = refusal or error
+                refusal = refusal or str(error)  # the error itself holds this frame
                 continue
             value = self._convert(tensor, desc, node, "src")
-            reason = "view: no data moves" if refusal is None else f"view after a reorder: {refusal}"
+            reason = "view: no data moves" if not refusal else f"view after a reorder: {refusal}"
             self._place(node, {"src": value}, (result,), Choice("view", "view", {"src": desc}, reason))
             return
         # backwards, say: no descriptor expresses it, so the data moves

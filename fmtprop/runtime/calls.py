@@ -8,11 +8,16 @@ import torch
 
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import Reference
 from fmtprop.ops.evaluate import evaluate_node
 
 
-def call_reference(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def call_reference(
+    node: Node, tensors: Mapping[str, torch.Tensor], instead: Mapping[str, Reference] | None = None
+) -> tuple[torch.Tensor, ...]:
     """Return the node's results; an error of PyTorch's names the node.
+
+    `instead` has what evaluates an op, by its name, instead of its own reference.
 
     Raises
     ------
@@ -21,10 +26,10 @@ def call_reference(node: Node, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
     """
     if torch.is_autocast_enabled("cpu"):  # the caller's: what runs in which type is decided
         with torch.autocast("cpu", enabled=False):
-            return call_reference(node, tensors)
+            return call_reference(node, tensors, instead)
     try:
         with torch.no_grad():
-            return evaluate_node(node, tensors)
+            return evaluate_node(node, tensors, instead)
     except FmtpropError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

@@ -11,6 +11,7 @@ import torch
 
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
+from fmtprop.targets.memory import huge_bytes
 
 __all__ = ["Contest", "contest"]
 
@@ -64,7 +65,8 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
     -------
     Contest
     """
-    executors = [Executor(plan) for plan in plans]
+    arena = huge_bytes(max(plan.arena_nbytes for plan in plans))
+    executors = [Executor(plan, arena=arena) for plan in plans]
     try:
         for executor in executors:
             executor.run(inputs)

@@ -31,14 +31,16 @@ class Context:
     ----------
     plan : Plan
         What to run.
+    arena : torch.Tensor, optional
+        Memory for the activations, on pages that have been written; by default its own.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, arena: torch.Tensor | None = None) -> None:
         self.plan = plan
         self._engine = dnnl.Engine.cpu()
         self._stream = dnnl.Stream(self._engine)
         self._is_asynchronous = dnnl.lib().runtime == "SYCL"
-        self._arena = huge_bytes(plan.arena_nbytes)
+        self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
         #: buffer -> the memory objects that look into the caller's tensor of the current run
         self._external = {i: _External() for i, b in enumerate(plan.buffers) if b.home in (Home.INPUT, Home.OUTPUT)}
         self._keep: list[object] = []

@@ -26,6 +26,9 @@ class Executor:
         What to run.
     checked : bool
         Whether primitives that are made for another number of threads are checked against their reference.
+    arena : torch.Tensor, optional
+        Memory for the activations of the first run with the plan's threads, and of later ones that do not overlap with
+        others. Executors of which one runs at a time can share it.
 
     Notes
     -----
@@ -35,7 +38,7 @@ class Executor:
     thread of its own.
     """
 
-    def __init__(self, plan: Plan, *, checked: bool = True) -> None:
+    def __init__(self, plan: Plan, *, checked: bool = True, arena: torch.Tensor | None = None) -> None:
         self.plan = plan
         self._boundary = Boundary(
             plan.name,
@@ -44,6 +47,8 @@ class Executor:
         )
         self._checked = checked
         self._runners = {plan.threads: _Runner(plan)}
+        if arena is not None:
+            self._runners[plan.threads].free.append(Context(plan, arena))
         self._planning = ProcessLock()
 
     def run(

@@ -26,6 +26,7 @@ from fmtprop.jit import ChannelWork
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.channelwise import JIT
@@ -34,6 +35,9 @@ from fmtprop.targets.tail import own_code, tail_of
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.directory import cache_directory
 from fmtprop.tuning.problem import persistent_text
+
+#: what PyTorch would run by a oneDNN of its own
+_INDEPENDENT = {"convolution": convolve}
 
 #: bytes that checks share; what is beyond them has memory of its own
 _ROOM = 48 << 20
@@ -221,7 +225,7 @@ def check_primitive(
         got = _execute_kernel(node, tensors, room or _Room())
     else:
         got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room(), packing or {})
-    (expected, *_) = call_reference(node, tensors)
+    (expected, *_) = call_reference(node, tensors, _INDEPENDENT)
     error = error_of_numbers(got, expected)
     return error if error > TOLERANCE.get(node.descs[0].dtype, 0.0) else None
 

@@ -43,6 +43,8 @@ class OneDnnTarget:
 
     def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}
+        #: by what a node computes, the candidates so far: different requests are answered by the same ones
+        self._found: dict[object, dict[object, Candidate]] = {}
         self._rejected: set[object] = set()
         #: attributes without operands, which many nodes share
         self._attrs: dict[object, dnnl.PrimitiveAttr] = {}
@@ -56,10 +58,11 @@ class OneDnnTarget:
     def forget(self) -> None:
         """Let go of the answers given so far: most of their primitive descriptors will never be executed."""
         self._answers.clear()
+        self._found.clear()
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield every implementation that oneDNN offers for a request, its own order of preference first."""
-        key = (node.op, node.attrs, _tail(node), tuple(request.items()))
+        key = (node.op, node.attrs, _tail(node), tuple(request), tuple(request.values()))
         if key not in self._answers:
             self._answers[key] = _Answers(self._ask(node, request))
         return self._answers[key]
@@ -105,21 +108,21 @@ class OneDnnTarget:
         declaration = opdef(node.op)
         if declaration.primitive is None or not _computable(declaration, request):
             return
-        seen: set[object] = set()
+        known = self._found.setdefault((node.op, node.attrs, _tail(node)), {})
+        seen: set[int] = set()
         for primitive in (declaration.primitive, *declaration.equivalents):
             is_own = primitive is declaration.primitive
             lowering = self._lower(node, request, primitive)
             if lowering is None:
                 continue
             for pd in lowering.pd.walk():
-                candidate = self._candidate(node, declaration, request, lowering, pd)
+                candidate = self._candidate(node, declaration, request, lowering, pd, known)
                 # slow code of another primitive is no alternative
                 if candidate is None or (candidate.is_ref and not is_own):
                     continue
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
-                identity = (candidate.impl, tuple(candidate.operands.values()), candidate.results)
-                if identity not in seen:
-                    seen.add(identity)
+                if id(candidate) not in seen:
+                    seen.add(id(candidate))
                     yield candidate
 
     def _lower(self, node: Node, request: Request, primitive: Primitive) -> Lowering | None:
@@ -144,7 +147,13 @@ class OneDnnTarget:
         return self._attrs[key]
 
     def _candidate(
-        self, node: Node, declaration: OpDef, request: Request, lowering: Lowering, pd: dnnl.PrimitiveDesc
+        self,
+        node: Node,
+        declaration: OpDef,
+        request: Request,
+        lowering: Lowering,
+        pd: dnnl.PrimitiveDesc,
+        known: dict[object, Candidate],
     ) -> Candidate | None:
         try:
             formats = dict(lowering.resolve(pd))
@@ -164,7 +173,10 @@ class OneDnnTarget:
         impl = pd.impl if pd.kind == node.op else f"{pd.kind}:{pd.impl}"
         if self._is_rejected(node, impl, operands, results):
             return None
-        return Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd.sketch())
+        identity = (impl, tuple(operands), tuple(operands.values()), results)
+        if identity not in known:
+            known[identity] = Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd.sketch())
+        return known[identity]
 
     def _is_rejected(
         self, node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]
@@ -174,6 +186,8 @@ class OneDnnTarget:
 
 class _Answers:
     """The candidates of one request, computed as far as somebody reads them, then kept."""
+
+    __slots__ = ("_known", "_source")
 
     def __init__(self, source: Iterator[Candidate]) -> None:
         self._source = source

@@ -127,7 +127,7 @@ def test_a_hint_may_be_a_sketch_too() -> None:
 
 def test_an_implementation_that_is_not_offered_any_more_is_named() -> None:
     pd = convolution().sketch()
-    pd.__dict__["impl"] = "jit:of_yesterday"
+    pd._impl = "jit:of_yesterday"
     with pytest.raises(DnnlError, match=r"jit:of_yesterday is not offered any more; was the number of threads changed"):
         dnnl.Primitive(pd)
 
