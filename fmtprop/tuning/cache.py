@@ -76,13 +76,17 @@ class TuningCache:
         """Return the number of a key, or None."""
         return self._records.get(key)
 
-    def add(self, records: Mapping[str, float]) -> None:
+    def add(self, records: Mapping[str, float], *, sync: bool = False) -> None:
         """Remember records here and on disk.
 
         Parameters
         ----------
         records : mapping of str to float
             Keys without spaces; positive finite numbers, others are dropped.
+        sync : bool
+            Whether to wait until the disk has them, as long as a tenth of a compilation: for what took longer than that
+            to measure. Without it, they and what was there before may be lost to a failure of the machine, not to one
+            of the process.
         """
         good = {key: value for key, value in records.items() if _sound(key, value)}
         if not good:
@@ -95,7 +99,7 @@ class TuningCache:
                 with filelock.FileLock(f"{self.path}.lock", timeout=self._timeout):
                     # others may have replaced what was read at the start; what they could not read is kept
                     self._records = {**self._records, **self._read(), **self._unsaved}
-                    self._write()
+                    self._write(sync)
                 self._unsaved.clear()
             except (OSError, filelock.Timeout) as error:
                 self._warn(f"cannot write the tuning cache {self.path} ({error}); what was measured is kept in memory")
@@ -128,7 +132,7 @@ class TuningCache:
             self._warn(f"the tuning cache {self.path} is damaged in {damaged} lines; they are ignored")
         return records
 
-    def _write(self) -> None:
+    def _write(self, sync: bool) -> None:
         """Replace the file; the caller holds the lock, so one name is enough for the temporary file."""
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         lines = [_HEADER, *(_line(key, value) for key, value in sorted(self._records.items()))]
@@ -136,7 +140,8 @@ class TuningCache:
             with temporary.open("w", encoding="ascii", newline="\n") as file:
                 file.write("".join(f"{line}\n" for line in lines))
                 file.flush()
-                os.fsync(file.fileno())  # a rename may reach the disk before the data that it names
+                if sync:  # a rename may reach the disk before the data that it names
+                    os.fsync(file.fileno())
             os.replace(temporary, self.path)
         except OSError:
             with contextlib.suppress(OSError):

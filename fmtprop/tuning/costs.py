@@ -320,14 +320,14 @@ class TunedCosts:
             self._fresh.update(found)
             unsaved.update({missing[index].keys[identity]: seconds for identity, seconds in found.items()})
             if perf_counter() - saved > _SAVE:
-                self.cache.add(unsaved)
+                self.cache.add(unsaved, sync=True)
                 unsaved.clear()
                 saved = perf_counter()
 
         try:
             bench.seconds(jobs, deadline, done, self._progress)
         finally:
-            self.cache.add(unsaved)
+            self.cache.add(unsaved, sync=True)
             self._seconds += perf_counter() - start
 
     def _jobs(self, group: _Group) -> list[Job]:

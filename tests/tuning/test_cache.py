@@ -64,7 +64,7 @@ def test_a_figure_that_another_replaced_meanwhile_stays_replaced(path: Path) -> 
 def test_what_could_not_be_written_is_written_with_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = TuningCache(path)
     with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="kept in memory"):
-        patch.setattr(cache, "_write", lambda: (_ for _ in ()).throw(OSError("disk full")))
+        patch.setattr(cache, "_write", lambda sync: (_ for _ in ()).throw(OSError("disk full")))
         cache.add({"a": 1.0})
     cache.add({"b": 2.0})
     assert TuningCache(path).get("a") == 1.0
@@ -189,8 +189,8 @@ def test_a_disk_that_fails_in_the_middle_leaves_the_old_file(
     monkeypatch.setattr("fmtprop.tuning.cache.os.fsync", fail)  # after the bytes went to the temporary file
     with pytest.warns(RuntimeWarning, match="cannot write") as caught:
         cache = TuningCache(path)
-        cache.add(RECORDS)
-        cache.add({"more": 2.0})
+        cache.add(RECORDS, sync=True)
+        cache.add({"more": 2.0}, sync=True)
     assert len(caught) == 1
     assert path.read_bytes() == before
     assert {file.name for file in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
@@ -310,3 +310,13 @@ def test_the_directory_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert default_path().parent == tmp_path
     TuningCache().add({"a": 1.0})
     assert TuningCache().get("a") == 1.0
+
+
+def test_the_disk_is_waited_for_where_it_pays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("fmtprop.tuning.cache.os.fsync", synced.append)
+    TuningCache(path).add({"quick": 1.0})
+    assert not synced
+    TuningCache(path).add({"slow": 1.0}, sync=True)
+    assert len(synced) == 1
+    assert TuningCache(path).get("quick") == TuningCache(path).get("slow") == 1.0
