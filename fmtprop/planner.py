@@ -106,6 +106,8 @@ class _Chosen:
     contest: Contest | None = None
     #: what is remembered of the contest
     verdict: Mapping[str, float] = field(default_factory=dict)
+    #: what ran there, but for its weights
+    outline: Plan | None = None
 
 
 class _Planner:
@@ -140,7 +142,7 @@ class _Planner:
                 self.normal.constants.clear()  # the formatted graph has them still
             self.target.forget()
             graph = chosen.kept.graph
-            wrong = self._check_unpacked(chosen.kept)
+            wrong = self._check_unpacked(chosen)
             self.lap("check")
             if not wrong:
                 make_room(self.normal)
@@ -157,14 +159,15 @@ class _Planner:
                 self.normal = self.again()
         raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
 
-    def _check_unpacked(self, kept: Contestant) -> list[Mismatch]:
+    def _check_unpacked(self, chosen: _Chosen) -> list[Mismatch]:
         """Return what gives a wrong answer, while memory does not hold packed weights yet: a check takes its own."""
+        kept = chosen.kept
         if self.memory is None or not can_rehearse(kept.graph):
             return []
         key = key_of({"plan": kept.key})
         if key in self.memory:
             return []
-        plan = outline(kept.graph, self.target)
+        plan = chosen.outline or outline(kept.graph, self.target)
         wrong = check_steps(plan.steps, self.memory, plan.packed)
         if not wrong:
             self.memory.add([key])
@@ -192,13 +195,13 @@ class _Planner:
         self.lap("assign")
         if len(entrants) == 1:
             return _Chosen(entrants[0], entrants[0].certificate or rivals.best.certificate)
-        kept, result = self._contest(entrants, rivals)
+        kept, result, plan = self._contest(entrants, rivals)
         self.lap("confirm")
         verdict = {
             _place_key(rivals.best, self.patient): 1.0 + NAMES.index(kept.name),
             _pair_key(rivals.best, kept): 1.0,
         }
-        return _Chosen(kept, kept.certificate or rivals.best.certificate, result, verdict)
+        return _Chosen(kept, kept.certificate or rivals.best.certificate, result, verdict, replace(plan, constants=()))
 
     def _new_costs(self) -> TunedCosts:
         options = self.options
@@ -221,22 +224,26 @@ class _Planner:
                 distinct.setdefault(one.key, one)
         return list(distinct.values())
 
-    def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest]:
-        """Return the fastest, and how long each took; `DIRECT` comes last where another won or costs promised more."""
-        result = self._race(entrants)
+    def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan]:
+        """Return the fastest, how long each took, and what ran.
+
+        `DIRECT` comes last where another won or costs promised more.
+        """
+        result, plan = self._race(entrants)
         kept = entrants[result.winner]
         if not self.patient and (result.winner or not _is_kept(entrants, result)):
             direct = rivals.get(DIRECT)
             if direct is not None and direct.key not in {entrant.key for entrant in entrants}:
-                last = self._race([kept, direct])
+                del plan  # it holds the numbers that stand in for weights
+                last, plan = self._race([kept, direct])
                 relative = last.seconds[1] / last.seconds[0]  # both races' seconds are not of the same minute
                 seconds = (*result.seconds, relative * result.seconds[result.winner])
-                result = replace(result, names=(*result.names, direct.name), seconds=seconds)
+                result = replace(result, names=(*result.names, direct.name), seconds=seconds, runs=())
                 if last.winner:
                     kept, result = direct, replace(result, winner=len(entrants))
-        return kept, result
+        return kept, result, plan
 
-    def _race(self, entrants: Sequence[Contestant]) -> Contest:
+    def _race(self, entrants: Sequence[Contestant]) -> tuple[Contest, Plan]:
         """Run plans against each other: on any numbers where that tells as much as their own weights."""
         graphs = [entrant.graph for entrant in entrants]
         if all(map(can_rehearse, graphs)):
@@ -245,7 +252,7 @@ class _Planner:
             plans = [build_plan(graph, self.target) for graph in graphs]
         fewest = _ROUNDS if self.patient and self.options.tune_budget is None else 1
         result = contest(plans, random_inputs(self.normal), _PATIENT if self.patient else _QUICK, fewest)
-        return replace(result, names=tuple(entrant.name for entrant in entrants))
+        return replace(result, names=tuple(entrant.name for entrant in entrants)), plans[result.winner]
 
     # ------------------------------------------------------------------ what is remembered
 
@@ -268,8 +275,7 @@ def _is_kept(entrants: Sequence[Contestant], result: Contest) -> bool:
     promise = entrants[0].certificate
     if promise is None or GREEDY not in result.names:
         return True
-    beside = result.seconds[result.names.index(GREEDY)]
-    return result.seconds[0] * promise.propagate <= (1 + _DOUBT) * beside * promise.objective
+    return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
 
 
 def _place_key(best: Contestant, patient: bool) -> str:

@@ -176,15 +176,16 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
 
 
 class Slow:
-    """What runs a plan that is as slow as one likes: it moves the contest's clock."""
+    """A plan that is as slow as one likes, and what runs it: it moves the contest's clock."""
 
     now = 0.0
+    arena_nbytes = 0
 
-    def __init__(self, plan: float) -> None:
-        self.plan = plan
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
     def run(self, inputs: object) -> None:
-        Slow.now += self.plan
+        Slow.now += self.seconds
 
     def close(self) -> None:
         pass
@@ -201,11 +202,26 @@ class Slow:
     ],
 )
 def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budget, fewest, rounds) -> None:
-    monkeypatch.setattr(contest_module, "Executor", Slow)
+    monkeypatch.setattr(contest_module, "Executor", lambda plan, arena: plan)
     monkeypatch.setattr(contest_module, "perf_counter", lambda: Slow.now)
-    found = contest_module.contest(plans, [], budget, fewest)
+    found = contest_module.contest(list(map(Slow, plans)), [], budget, fewest)
     assert (found.rounds, found.winner) == (rounds, 0)
     assert found.seconds == pytest.approx(plans)
+    assert all(len(runs) == rounds for runs in found.runs)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "is_beyond"),
+    [
+        ((10.0,), (10.0,), True),
+        ((10.0,), (12.0,), False),
+        ((10.0, 10.0), (10.0, 12.0), False),  # one round of two: a neighbour
+        ((10.0, 10.0, 10.0), (10.0, 10.0, 12.0), True),
+    ],
+)
+def test_costs_are_doubted_where_most_rounds_contradict_them(first, other, is_beyond) -> None:
+    result = Contest((min(first), min(other)), len(first), 0, runs=(first, other))
+    assert result.is_beyond(1, 0.95) is is_beyond
 
 
 def test_released_weights_are_gone_and_the_plan_has_its_own(model: torch.nn.Module) -> None:

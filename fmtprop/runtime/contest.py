@@ -39,12 +39,21 @@ class Contest:
         Index of the faster; the first where they are too close to tell.
     names : tuple of str
         What each plan is called, where they have names.
+    runs : tuple of tuple of float
+        Seconds of each plan's runs, round by round, where they all ran in the same rounds.
     """
 
     seconds: tuple[float, ...]
     rounds: int
     winner: int
     names: tuple[str, ...] = ()
+    runs: tuple[tuple[float, ...], ...] = ()
+
+    def is_beyond(self, index: int, factor: float) -> bool:
+        """Say whether the first plan takes more than so many times as long as another: in two rounds of three."""
+        runs = self.runs or tuple((seconds,) for seconds in self.seconds)
+        longer = sum(a > factor * b for a, b in zip(runs[0], runs[index], strict=True))
+        return 3 * longer >= 2 * len(runs[0])
 
 
 def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float, fewest: int = 1) -> Contest:
@@ -79,7 +88,7 @@ def contest(plans: Sequence[Plan], inputs: Sequence[torch.Tensor], budget: float
                 before = perf_counter()
                 executor.run(inputs)
                 times[index].append(perf_counter() - before)
-        return Contest(tuple(map(_typical, times)), len(times[0]), _winner(times))
+        return Contest(tuple(map(_typical, times)), len(times[0]), _winner(times), runs=tuple(map(tuple, times)))
     finally:
         for executor in executors:
             executor.close()
