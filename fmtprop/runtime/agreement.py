@@ -24,7 +24,7 @@ _ROWS = 1 << 20
 _POSITIVE = frozenset({"log", "sqrt", "pow"})
 
 
-def small_numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
+def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | None = None) -> torch.Tensor:
     """Return numbers for an operand of a node, the same at each call.
 
     Parameters
@@ -35,6 +35,8 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
         The operand.
     desc : MemoryDesc
         Its format; the data type and the dimensions count, and along which axes all elements lie in one place.
+    dtype : DataType, optional
+        Of the result, where it is another: the same numbers.
 
     Returns
     -------
@@ -47,11 +49,15 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc) -> torch.Tensor:
     single = desc.dims
     if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
         single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
-    pool = _pool(1 if positive else -8, 9, desc.dtype)
+    wanted = dtype or desc.dtype
+    # quarters are exact in every floating-point type, integers in all
+    direct = wanted.is_floating == desc.dtype.is_floating
+    pool = _pool(1 if positive else -8, 9, wanted if direct else desc.dtype)
     start = zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()) % pool.numel()
     count = math.prod(single)
     rounds = -(-(start + count) // pool.numel())
-    return pool.repeat(rounds)[start : start + count].reshape(single).expand(desc.dims)
+    numbers = pool.repeat(rounds)[start : start + count].reshape(single).expand(desc.dims)
+    return numbers if direct else numbers.to(torch_dtype(wanted))
 
 
 @cache

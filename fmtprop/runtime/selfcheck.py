@@ -21,7 +21,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.tensors import tensor_type, torch_dtype
+from fmtprop.ir.tensors import tensor_type
 from fmtprop.jit import ChannelWork
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
@@ -220,11 +220,12 @@ def check_primitive(
     packing : mapping of str to Node, optional
         Reorders that are to lay out operands; others are laid out by the project's own algebra.
     """
-    tensors = {name: small_numbers(node, name, desc) for name, desc in _choice(node).operands.items()}
     if _choice(node).target == JIT:
-        got = _execute_kernel(node, tensors, room or _Room())
+        got = _execute_kernel(node, room or _Room())
     else:
-        got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), tensors, room or _Room(), packing or {})
+        got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), room or _Room(), packing or {})
+    # weights are large: what was laid out for the primitive is gone by now
+    tensors = {name: small_numbers(node, name, desc) for name, desc in _choice(node).operands.items()}
     (expected, *_) = call_reference(node, tensors, _INDEPENDENT)
     error = error_of_numbers(got, expected)
     return error if error > TOLERANCE.get(node.descs[0].dtype, 0.0) else None
@@ -239,7 +240,6 @@ def _choice(node: Node) -> Choice:
 def _execute(
     node: Node,
     primitive: dnnl.Primitive,
-    tensors: Mapping[str, torch.Tensor],
     room: _Room,
     packing: Mapping[str, Node],
 ) -> torch.Tensor:
@@ -248,11 +248,12 @@ def _execute(
     flat = {}
     for name, desc in _choice(node).operands.items():
         if name in packing:
-            flat[name] = _packed_by(packing[name], tensors[name], room)
+            dtype = _choice(packing[name]).operands["src"].dtype
+            flat[name] = _packed_by(packing[name], small_numbers(node, name, desc, dtype), room)
         elif desc.kind == "blocked":
-            flat[name] = _packed(tensors[name], desc, room)
+            flat[name] = _packed(small_numbers(node, name, desc), desc, room)
         else:
-            flat[name] = _packed_by_library(tensors[name], natives[name], room)
+            flat[name] = _packed_by_library(small_numbers(node, name, desc), natives[name], room)
     flat["dst"] = room.take(node.descs[0].nbytes, 0x55)
     for post_op in node.post_ops:
         if post_op.op == "sum" and post_op.operand is not None:
@@ -261,10 +262,12 @@ def _execute(
     return _unpacked(flat["dst"], node.descs[0])
 
 
-def _execute_kernel(node: Node, tensors: Mapping[str, torch.Tensor], room: _Room) -> torch.Tensor:
+def _execute_kernel(node: Node, room: _Room) -> torch.Tensor:
     room.clear()
     choice, dst = _choice(node), node.descs[0].at_start()
-    flat = {name: _packed(tensors[name], desc.at_start(), room) for name, desc in choice.operands.items()}
+    flat = {
+        name: _packed(small_numbers(node, name, desc), desc.at_start(), room) for name, desc in choice.operands.items()
+    }
     flat["dst"] = room.take(dst.nbytes, 0x55)
     work = ChannelWork(choice.handle, dnnl.lib().threads)
     for name, pointer in work.pointers.items():
@@ -291,10 +294,9 @@ def _run(node: Node, primitive: dnnl.Primitive, flat: Mapping[str, torch.Tensor]
 def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
     """Lay numbers out as a constant was, by the very reorder."""
     src = _choice(packer).operands["src"]
-    given = tensor.to(torch_dtype(src.dtype))
     # weights are large: where they lie already as they are read, they are not copied
-    in_place = src == MemoryDesc(src.dims, src.dtype) and given.is_contiguous()
-    source = given.view(-1).view(torch.uint8) if in_place else _packed(given, src, room)
+    in_place = src == MemoryDesc(src.dims, src.dtype) and tensor.is_contiguous()
+    source = tensor.view(-1).view(torch.uint8) if in_place else _packed(tensor, src, room)
     flat = {"src": source, "dst": room.take(packer.descs[0].nbytes, 0)}
     _run(packer, dnnl.Primitive(_choice(packer).handle), flat, room)
     return flat["dst"]
