@@ -95,8 +95,9 @@ class _SideFile:
     """A file of tensors, read as long as it stays the same."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._found = self._state()
+        self.path = path.absolute()
+        #: what tells it from another one of that name, since it was opened first
+        self._identity: tuple[int, ...] | None = None
 
     def map(self) -> dict[str, torch.Tensor]:
         """Return all tensors in one mapping of the file, in which there is nothing before they are read."""
@@ -113,15 +114,14 @@ class _SideFile:
     def _open(self) -> Iterator[Any]:
         try:
             with safe_open(self.path, framework="pt") as file:
-                if self._state() != self._found:
-                    raise GraphError(f"its weights {self.path} have changed since it was read; load it again")
+                status = self.path.stat()
+                identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+                if self._identity not in (None, identity):
+                    raise GraphError(f"its weights {self.path} have changed since they were found; load it again")
+                self._identity = identity
                 yield file
         except (SafetensorError, OSError) as error:
             raise GraphError(f"its weights {self.path} cannot be read: {error}") from error
-
-    def _state(self) -> tuple[int, ...]:
-        status = self.path.stat()
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Reader:
@@ -155,8 +155,7 @@ class Reader:
         if not path.is_file():
             raise GraphError(f"its weights are missing: there is no {path}; copy both files together")
         side = _SideFile(path)
-        mapped = side.map()
-        for key, tensor in mapped.items():
+        for key, tensor in side.map().items():
             if tensor.nbytes <= SMALL_NBYTES:
                 self._tensors[key] = tensor.clone()
             else:

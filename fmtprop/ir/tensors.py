@@ -5,7 +5,6 @@ The only module of :mod:`fmtprop.ir` besides the graph file that imports torch; 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,12 +121,8 @@ def defer(graph: Graph) -> Graph:
     late = graph.copy()
     for name, data in graph.constants.items():
         if isinstance(data, torch.Tensor) and data.nbytes > SMALL_NBYTES:
-            late.constants[name] = Deferred(tensor_type(data), data.stride(), partial(_same, data))
+            late.constants[name] = Deferred(tensor_type(data), data.stride(), data.detach)
     return late
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _draw(data: Initialiser, type_: TensorType) -> torch.Tensor:

@@ -20,9 +20,9 @@ def is_constant(graph: Graph, value: Value) -> bool:
 
 
 def constant(graph: Graph, value: Value) -> torch.Tensor | None:
-    """Return the tensor behind a constant value, None where the value is computed."""
+    """Return the tensor behind a constant value, None where the value is computed; no gradient flows to it."""
     node = graph.node(value.node)
-    return materialise(graph.constants[node.name], node.results[0]) if node.op == "constant" else None
+    return materialise(graph.constants[node.name], node.results[0]).detach() if node.op == "constant" else None
 
 
 def new_constant(graph: Graph, data: torch.Tensor | Deferred, before: Node, origin: str = "") -> Value:

@@ -90,7 +90,7 @@ def test_another_file_in_its_place_is_an_error(tmp_path):
     save(graph_of(w=torch.zeros(LARGE)), path)
     later = load(path, deferred=True).constants["w"]
     save(graph_of(w=torch.ones(LARGE)), path)
-    with pytest.raises(GraphError, match=r"g\.safetensors have changed since it was read; load it again"):
+    with pytest.raises(GraphError, match=r"g\.safetensors have changed since they were found; load it again"):
         later.make()
     os.remove(tmp_path / "g.safetensors")
     with pytest.raises(GraphError, match=r"g\.safetensors cannot be read"):
@@ -141,7 +141,7 @@ def test_a_file_that_changes_while_it_is_compiled_is_an_error(saved, monkeypatch
         return planner.make_plan(normal, *args)
 
     monkeypatch.setattr("fmtprop.api.make_plan", spoil)
-    with pytest.raises(GraphError, match=r"have changed since it was read|cannot be read"):
+    with pytest.raises(GraphError, match=r"have changed since they were found|cannot be read"):
         fmtprop.compile(path)
 
 

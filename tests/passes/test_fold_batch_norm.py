@@ -105,3 +105,16 @@ def test_computed_weights_stay():
     weights = build.input(4, 3, 1, 1, name="w")
     conv = build.op("convolution", Conv.make(2), "conv", src=build.input(1, 3, 4, 4), weights=weights)
     assert summary(rewrite(build.output(build.norm(conv, "bn")), FoldBatchNorm())) == ["conv", "bn"]
+
+
+def test_parameters_that_require_gradients_fold_too():
+    build = Builder()
+    graph = build.output(build.norm(build.conv(build.input(2, 8, 5, 5), 12, "conv", kernel=3), "bn"))
+    expected = FoldBatchNorm().run(graph)
+    for name, data in graph.constants.items():
+        graph.constants[name] = data.clone().requires_grad_()
+    folded = FoldBatchNorm().run(graph)
+    assert summary(folded) == ["conv"]
+    for name, data in folded.constants.items():
+        assert torch.equal(data, expected.constants[name])
+        assert not data.requires_grad
