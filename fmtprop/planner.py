@@ -39,7 +39,7 @@ _QUICK, _PATIENT = 0.2, 1.0
 _ROUNDS = 5
 
 #: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
-_DOUBT = 0.1
+_DOUBT = 0.15
 
 #: called with the name of the stage that ended
 Lap = Callable[[str], None]

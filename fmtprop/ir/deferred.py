@@ -33,12 +33,18 @@ class Deferred:
     strides : tuple of int
         How it lies in memory, in elements.
     make : callable
-        Gives it, the same numbers each time. The memory may be a file's: whoever keeps the tensor copies it.
+        Gives it, the same numbers each time.
+    fresh : bool
+        Whether its memory is nobody else's. Otherwise it may be a file's, or a module's: whoever keeps it copies it.
+    largest : float, optional
+        A magnitude that none of its numbers exceeds, where that is known without making it.
     """
 
     type_: TensorType
     strides: tuple[int, ...]
     make: Callable[[], torch.Tensor] = field(repr=False)
+    fresh: bool = False
+    largest: float | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,22 +60,30 @@ class Deferred:
         """Return its strides, under PyTorch's name."""
         return self.strides
 
-    def then(
-        self,
-        function: Callable[[torch.Tensor], torch.Tensor],
-        type_: TensorType | None = None,
-        strides: tuple[int, ...] | None = None,
-    ) -> Deferred:
-        """Return what a function makes of it, just as late.
+    def then(self, function: Callable[[torch.Tensor], torch.Tensor], *, fresh: bool, largest: float | None) -> Deferred:
+        """Return what a function makes of it, just as late; of the same type, and in the same places.
 
         Parameters
         ----------
         function : callable
-            Leaves its argument as it is.
-        type_ : TensorType, optional
-            Of the result; by default the same.
-        strides : tuple of int, optional
-            Of the result; by default the same.
+            Leaves its argument as it is, unless that is fresh.
+        fresh, largest
+            Of the result.
         """
-        lies = self.strides if strides is None else strides
-        return Deferred(type_ or self.type_, lies, lambda: function(self.make()))
+        return Deferred(self.type_, self.strides, lambda: function(self.make()), fresh, largest)
+
+    def viewed(
+        self, view: Callable[[torch.Tensor], torch.Tensor], type_: TensorType, strides: tuple[int, ...]
+    ) -> Deferred:
+        """Return a view of it, just as late.
+
+        Parameters
+        ----------
+        view : callable
+            Makes it.
+        type_ : TensorType
+            Of the view.
+        strides : tuple of int
+            How the view lies in memory, in elements.
+        """
+        return Deferred(type_, strides, lambda: view(self.make()), self.fresh, self.largest)

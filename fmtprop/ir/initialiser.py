@@ -29,6 +29,8 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 _SEED_LIMIT = 2**64
 # Far beyond any weight and far enough inside float32 that scaling a draw cannot overflow.
 _RANDOM_LIMIT = 1e30
+# Standard deviations beyond any draw: the tail of numpy's ziggurat in float32 ends at 3.7 + 24 ln 2 / 3.7, below 9.
+_FARTHEST = 16.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,20 @@ class Initialiser:
     def constant(cls, value: float) -> Initialiser:
         """Describe a tensor whose elements are all equal."""
         return cls("constant", 0, (value,))
+
+    @property
+    def largest(self) -> float:
+        """A magnitude that no element exceeds.
+
+        Examples
+        --------
+        >>> Initialiser.uniform(seed=1, low=-2.0, high=1.0).largest
+        2.0
+        """
+        if self.kind == "normal":
+            mean, std = self.parameters
+            return abs(mean) + _FARTHEST * std
+        return max(map(abs, self.parameters))
 
     def materialise(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """Make the array that this initialiser describes.

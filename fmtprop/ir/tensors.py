@@ -5,6 +5,7 @@ The only module of :mod:`fmtprop.ir` besides the graph file that imports torch; 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType
+from fmtprop.layout import DataType, MemoryDesc
 
 __all__ = ["data_type", "defer", "materialise", "tensor_type", "torch_dtype"]
 
@@ -111,7 +112,7 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
 
 
 def defer(graph: Graph) -> Graph:
-    """Return the same graph for passes that are not to make new weights before somebody reads them.
+    """Return the same graph for passes that are not to make large constants before somebody reads them.
 
     Parameters
     ----------
@@ -120,7 +121,13 @@ def defer(graph: Graph) -> Graph:
     """
     late = graph.copy()
     for name, data in graph.constants.items():
-        if isinstance(data, torch.Tensor) and data.nbytes > SMALL_NBYTES:
+        type_ = graph.node(name).results[0]
+        if type_.nbytes <= SMALL_NBYTES:
+            continue
+        if isinstance(data, Initialiser):
+            strides = MemoryDesc(type_.dims, type_.dtype).strides
+            late.constants[name] = Deferred(type_, strides, partial(_draw, data, type_), True, data.largest)
+        elif isinstance(data, torch.Tensor):
             late.constants[name] = Deferred(tensor_type(data), data.stride(), data.detach)
     return late
 

@@ -43,7 +43,7 @@ def viewed_constant(
         return new_constant(graph, view(materialise(data, node.results[0])), before, origin)
     dtype = torch_dtype(data.type_.dtype)
     shown = view(torch.empty_strided(data.shape, data.stride(), dtype=dtype, device="meta"))
-    return new_constant(graph, data.then(view, tensor_type(shown), shown.stride()), before, origin)
+    return new_constant(graph, data.viewed(view, tensor_type(shown), shown.stride()), before, origin)
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:

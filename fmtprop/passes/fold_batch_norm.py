@@ -12,10 +12,12 @@ from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.tensors import materialise, torch_dtype
+from fmtprop.ir.types import TensorType
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
-from fmtprop.passes.editing import bypass, constant, new_constant, only_reader
+from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
 
 #: producers whose output channels are a row (or a column) of constant weights
 _PRODUCERS = frozenset({"convolution", "deconvolution", "inner_product", "matmul"})
@@ -133,37 +135,41 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
 def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     """Give a producer new weights and a new bias; return False, nothing changed, where that is not possible."""
     inputs = graph.inputs(producer.name)
-    weights = constant(graph, inputs["weights"])
-    bias = constant(graph, inputs["bias"]) if "bias" in inputs else None
-    if weights is None or ("bias" in inputs and bias is None) or (producer.op == "matmul" and weights.ndim != 2):
+    type_ = graph.type_of(inputs["weights"])
+    known = all(is_constant(graph, inputs[name]) for name in ("weights", "bias") if name in inputs)
+    if not known or not type_.dtype.is_floating or (producer.op == "matmul" and type_.ndim != 2):
         return False
+    bias = constant(graph, inputs["bias"]) if "bias" in inputs else None
     channels = producer.results[0].dims[_channel_axis(producer)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
-    bias_dtype = weights.dtype if bias is None else bias.dtype
-    new_bias = (old_bias * scale + shift).to(bias_dtype)
-    if not (_stays_finite(weights, scale) and new_bias.isfinite().all()):
+    new_bias = (old_bias * scale + shift).to(torch_dtype(type_.dtype) if bias is None else bias.dtype)
+    source = graph.node(inputs["weights"].node)
+    data = graph.constants[source.name]
+    weights = data if isinstance(data, Deferred) else materialise(data, type_).detach()
+    # not so certain where the largest number and the largest factor never meet
+    largest = _largest(weights) * scale.abs().max().item()
+    if not (largest <= torch.finfo(new_bias.dtype).max and new_bias.isfinite().all()):
         return False
     if producer.op == "matmul":
         new_bias = new_bias.reshape(*(1,) * (producer.results[0].ndim - 1), channels)
-    source = graph.node(inputs["weights"].node)
-    data = graph.constants[source.name]
+    rows = scale.reshape(_rows_shape(producer, type_, channels))
     # what was drawn a moment ago is nobody else's
-    drawn = isinstance(data, Initialiser)
-    scaled = partial(_scaled, rows=scale.reshape(_rows_shape(producer, weights, channels)), in_place=drawn)
-    new_weights = data.then(scaled) if isinstance(data, Deferred) else scaled(weights)
-    inputs["weights"] = new_constant(graph, new_weights, producer, source.origin)
+    fresh = weights.fresh if isinstance(weights, Deferred) else isinstance(data, Initialiser)
+    scaled = partial(_scaled, rows=rows, in_place=fresh)
+    made = weights.then(scaled, fresh=True, largest=largest) if isinstance(weights, Deferred) else scaled(weights)
+    inputs["weights"] = new_constant(graph, made, producer, source.origin)
     inputs["bias"] = new_constant(graph, new_bias, producer, source.origin)
     graph.set_inputs(producer.name, inputs)
     return True
 
 
-def _stays_finite(weights: torch.Tensor, scale: torch.Tensor) -> bool:
-    """Say whether weights can't overflow; not so certain where the largest number and factor never meet."""
-    if not weights.is_floating_point() or not weights.numel():
-        return weights.is_floating_point()
-    low, high = (value.item() for value in torch.aminmax(weights))  # NaN where there is one, and then False
-    return max(-low, high) * scale.abs().max().item() <= torch.finfo(weights.dtype).max
+def _largest(weights: torch.Tensor | Deferred) -> float:
+    """Return a bound of the numbers' magnitude, NaN where one is none."""
+    if isinstance(weights, Deferred):
+        return _largest(weights.make()) if weights.largest is None else weights.largest
+    low, high = torch.aminmax(weights) if weights.numel() else (torch.zeros(()), torch.zeros(()))
+    return max(-low.item(), high.item())
 
 
 def _scaled(weights: torch.Tensor, rows: torch.Tensor, in_place: bool) -> torch.Tensor:
@@ -177,10 +183,10 @@ def _scaled(weights: torch.Tensor, rows: torch.Tensor, in_place: bool) -> torch.
     return out
 
 
-def _rows_shape(producer: Node, weights: torch.Tensor, channels: int) -> tuple[int, ...]:
+def _rows_shape(producer: Node, weights: TensorType, channels: int) -> tuple[int, ...]:
     """Return the shape in which a vector of output channels multiplies the weights."""
     if producer.op == "matmul":
         return (1, channels)
     grouped = getattr(producer.attrs, "groups", 1) > 1
-    head = (weights.shape[0], weights.shape[1]) if grouped else (channels,)
+    head = (weights.dims[0], weights.dims[1]) if grouped else (channels,)
     return (*head, *(1,) * (weights.ndim - len(head)))

@@ -130,15 +130,9 @@ class _Builder:
 
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
-        packed_only = all(
-            reader not in self.computed and self._target_of(reader) == "onednn"
-            for reader, _ in self.graph.readers(Value(node.name))
-        )
-        return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed_only))
-
-    def _target_of(self, name: str) -> str:
-        choice = self.graph.node(name).choice
-        return choice.target if choice is not None else ""
+        native = is_native(self.graph, node.name)
+        packed = native and self.computed.isdisjoint(reader for reader, _ in self.graph.readers(Value(node.name)))
+        return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed, native=native))
 
     def _run_once(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Execute a node of constants now: weights are packed once."""
@@ -345,6 +339,12 @@ class _Builder:
 def computed_nodes(graph: Graph) -> set[str]:
     """Return the nodes that depend on an input; all else is constant, but for what joins constants in place."""
     return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
+
+
+def is_native(graph: Graph, constant: str) -> bool:
+    """Return whether oneDNN alone reads a constant."""
+    choices = [graph.node(reader).choice for reader, _ in graph.readers(Value(constant))]
+    return all(choice is not None and choice.target == "onednn" for choice in choices)
 
 
 def opdef_operand(name: str) -> str:

@@ -75,7 +75,13 @@ class ConstantStore:
         return len(self._bytes) - 1
 
     def add(
-        self, data: torch.Tensor | Initialiser | Deferred, type_: TensorType, desc: MemoryDesc, *, packed: bool
+        self,
+        data: torch.Tensor | Initialiser | Deferred,
+        type_: TensorType,
+        desc: MemoryDesc,
+        *,
+        packed: bool,
+        native: bool,
     ) -> int:
         """Store a parameter in a dense plain format.
 
@@ -90,13 +96,15 @@ class ConstantStore:
             A dense plain format.
         packed : bool
             Whether only `compute` reads it, by oneDNN, now: then the original needs no copy.
+        native : bool
+            Whether only oneDNN reads it, now or in a run.
 
         Returns
         -------
         int
             The constant's number.
         """
-        copy = not isinstance(data, Initialiser) and not packed
+        copy = not (packed or isinstance(data, Initialiser) or (isinstance(data, Deferred) and data.fresh))
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))

@@ -15,12 +15,12 @@ from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Target
-from fmtprop.runtime.build import build_plan, computed_nodes
+from fmtprop.runtime.build import build_plan, computed_nodes, is_native
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.channelwise import JIT
@@ -61,7 +61,7 @@ def rehearse(graphs: Sequence[Graph], target: Target) -> list[Plan]:
     list of Plan
         Their packed weights share memory, which goes with the last of them. They borrow the graphs' other constants.
     """
-    sizes = [list(_packed_sizes(graph)) for graph in graphs]
+    sizes = [list(_stand_in_sizes(graph)) for graph in graphs]
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
     block = numbers(min(max(map(sum, sizes), default=0), enough))
     return [build_plan(graph, target, constants=_StandIns(block)) for graph in graphs]
@@ -77,7 +77,7 @@ def outline(graph: Graph, target: Target) -> Plan:
     target : Target
         See :func:`fmtprop.runtime.build_plan`.
     """
-    block = torch.empty(max(_packed_sizes(graph), default=0), dtype=torch.uint8)  # never written: no memory
+    block = torch.empty(max(_stand_in_sizes(graph), default=0), dtype=torch.uint8)  # never written: no memory
     return build_plan(graph, target, constants=_StandIns(block))
 
 
@@ -89,12 +89,20 @@ class _StandIns(ConstantStore):
         self._block, self._next = block, 0
 
     def add(
-        self, data: torch.Tensor | Initialiser | Deferred, type_: TensorType, desc: MemoryDesc, *, packed: bool
+        self,
+        data: torch.Tensor | Initialiser | Deferred,
+        type_: TensorType,
+        desc: MemoryDesc,
+        *,
+        packed: bool,
+        native: bool,
     ) -> int:
-        """Store a parameter without a copy, and nothing of one that would only be packed."""
+        """Store a parameter without a copy, numbers for what oneDNN reads, and nothing of one that is only packed."""
         if packed:
             return self._append(torch.empty(0, dtype=torch.uint8))
-        return super().add(data, type_, desc, packed=True)
+        if native:
+            return self._append(self._take(desc))
+        return super().add(data, type_, desc, packed=True, native=native)
 
     def compute(self, node: Node, operands: Operands, unread: Collection[int] = ()) -> list[torch.Tensor]:
         """Return numbers for what oneDNN would compute."""
@@ -114,11 +122,15 @@ class _StandIns(ConstantStore):
         return self._append(flat)
 
 
-def _packed_sizes(graph: Graph) -> Iterator[int]:
-    """Yield the bytes of everything that oneDNN packs."""
+def _stand_in_sizes(graph: Graph) -> Iterator[int]:
+    """Yield the bytes of everything that oneDNN packs, or reads as it is stored."""
     computed = computed_nodes(graph)
     for node in graph.nodes():
-        if node.name not in computed and node.choice is not None and node.choice.target == "onednn":
+        if node.op == "constant":
+            is_read = is_native(graph, node.name) and any(to in computed for to, _ in graph.readers(Value(node.name)))
+        else:
+            is_read = node.name not in computed and node.choice is not None and node.choice.target == "onednn"
+        if is_read:
             yield from map(_room, node.descs)
 
 

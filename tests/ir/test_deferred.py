@@ -13,7 +13,9 @@ from fmtprop.errors import GraphError
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.file import load, save
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.tensors import materialise, tensor_type
+from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.tensors import defer, materialise, tensor_type
+from fmtprop.ir.types import TensorType
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.stages import normalise
 
@@ -77,12 +79,27 @@ def test_what_follows_is_made_as_late():
         made.append(1)
         return torch.ones(2, 3)
 
-    data = Deferred(tensor_type(torch.ones(2, 3)), (3, 1), make)
-    turned = data.then(lambda t: t.t(), tensor_type(torch.ones(3, 2)), (1, 3))
-    doubled = turned.then(lambda t: 2 * t)
+    data = Deferred(tensor_type(torch.ones(2, 3)), (3, 1), make, largest=1.0)
+    turned = data.viewed(lambda t: t.t(), tensor_type(torch.ones(3, 2)), (1, 3))
+    doubled = turned.then(lambda t: 2 * t, fresh=True, largest=2.0)
     assert not made
     assert torch.equal(materialise(doubled, doubled.type_), torch.full((3, 2), 2.0))
     assert (doubled.shape, doubled.stride(), len(made)) == ((3, 2), (1, 3), 1)
+    assert [(one.fresh, one.largest) for one in (turned, doubled)] == [(False, 1.0), (True, 2.0)]
+
+
+@pytest.mark.parametrize("data", [
+    Initialiser.normal(1, 0.5, 2.0), Initialiser.uniform(1, -3.0, 1.0), Initialiser.constant(-2.0)
+], ids=str)  # fmt: skip
+def test_what_is_drawn_has_a_bound_and_its_own_memory(data):
+    graph = Graph("drawn")
+    graph.output(graph.constant("w", TensorType(LARGE), data))
+    late = defer(graph).constants["w"]
+    tensor = late.make()
+    assert late.fresh and tensor.abs().max() <= late.largest < 100
+    tensor.zero_()
+    assert torch.equal(late.make(), materialise(data, TensorType(LARGE)))
+    assert late.make().stride() == late.stride()
 
 
 def test_another_file_in_its_place_is_an_error(tmp_path):

@@ -261,8 +261,8 @@ def test_equal_weights_are_kept_once():
 def test_memory_of_the_user_stands_for_no_other_constant():
     store, desc = ConstantStore(), MemoryDesc((64,))
     theirs = torch.ones(64)
-    borrowed = store.add(theirs, TensorType((64,)), desc, packed=True)
-    first, second = (store.add(torch.ones(64), TensorType((64,)), desc, packed=False) for _ in range(2))
+    borrowed = store.add(theirs, TensorType((64,)), desc, packed=True, native=True)
+    first, second = (store.add(torch.ones(64), TensorType((64,)), desc, packed=False, native=True) for _ in range(2))
     assert borrowed != first == second
     theirs.zero_()
     assert torch.equal(store[first].view(torch.float32), torch.ones(64))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.runtime import build_plan
@@ -59,6 +60,19 @@ def test_the_weights_of_all_contestants_share_memory() -> None:
     storages = [{constant.untyped_storage().data_ptr() for constant in plan.constants} for plan in plans]
     assert storages[0] == storages[1]
     assert contest(plans, [X], budget=0.01).rounds >= 1
+
+
+@pytest.mark.parametrize("policy", ["propagate", "naive"])
+def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
+    def refuse() -> torch.Tensor:
+        pytest.fail("a rehearsal needs no weights")
+
+    graph = formatted(nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16 * 18 * 18, 8)), X, policy)
+    graph.constants = {
+        name: Deferred(graph.node(name).results[0], data.stride(), refuse) for name, data in graph.constants.items()
+    }
+    for plan in (*rehearse([graph], OneDnnTarget()), outline(graph, OneDnnTarget())):
+        assert plan.constant_nbytes > 16 * 18 * 18 * 8 * 4
 
 
 class Indexed(nn.Module):
