@@ -1,7 +1,7 @@
-"""Constants that nobody holds: made when they are asked for, from a file or from another constant.
+"""Constants that nobody holds: made when they are asked for, from a file, a seed or another constant.
 
-A model that is compiled from a file is planned by the types of its weights alone; their numbers are read when they are
-packed, one constant after the other, so that memory holds the packed ones and a single original.
+A model is planned by the types of its weights alone; their numbers are made when they are packed, one constant after
+the other, so that memory holds the packed ones and a single original.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class Graph:
     def __init__(self, name: str = "graph") -> None:
         self.name = name
         self._graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        #: constant name -> torch tensor or Initialiser; a constant released after packing has no entry
+        #: constant name -> torch tensor or Initialiser; Deferred while it is compiled, or where it was loaded so;
+        #: a constant released after packing has no entry
         self.constants: dict[str, Any] = {}
         #: how flat outputs become the caller's structure: JSON of a pytree spec, or "" for a tuple / single tensor
         self.structure: str = ""

@@ -143,13 +143,14 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     channels = producer.results[0].dims[_channel_axis(producer)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
-    new_bias = (old_bias * scale + shift).to(torch_dtype(type_.dtype) if bias is None else bias.dtype)
+    dtype = torch_dtype(type_.dtype)
+    new_bias = (old_bias * scale + shift).to(dtype if bias is None else bias.dtype)
     source = graph.node(inputs["weights"].node)
     data = graph.constants[source.name]
     weights = data if isinstance(data, Deferred) else materialise(data, type_).detach()
     # not so certain where the largest number and the largest factor never meet
-    largest = _largest(weights) * scale.abs().max().item()
-    if not (largest <= torch.finfo(new_bias.dtype).max and new_bias.isfinite().all()):
+    largest = _largest(weights) * _largest(scale)
+    if not (largest <= torch.finfo(dtype).max and new_bias.isfinite().all()):
         return False
     if producer.op == "matmul":
         new_bias = new_bias.reshape(*(1,) * (producer.results[0].ndim - 1), channels)
@@ -164,11 +165,13 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     return True
 
 
-def _largest(weights: torch.Tensor | Deferred) -> float:
+def _largest(numbers: torch.Tensor | Deferred) -> float:
     """Return a bound of the numbers' magnitude, NaN where one is none."""
-    if isinstance(weights, Deferred):
-        return _largest(weights.make()) if weights.largest is None else weights.largest
-    low, high = torch.aminmax(weights) if weights.numel() else (torch.zeros(()), torch.zeros(()))
+    if isinstance(numbers, Deferred):
+        return _largest(numbers.make()) if numbers.largest is None else numbers.largest
+    if not numbers.numel():
+        return 0.0
+    low, high = torch.aminmax(numbers)
     return max(-low.item(), high.item())
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmtprop.ops import BatchNorm
+from fmtprop.ops import BatchNorm, Eltwise
+from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
@@ -118,3 +119,15 @@ def test_parameters_that_require_gradients_fold_too():
     for name, data in folded.constants.items():
         assert torch.equal(data, expected.constants[name])
         assert not data.requires_grad
+
+
+def test_what_half_precision_cannot_hold_is_not_folded():
+    build = Builder()
+    weights = torch.full((6, 4, 1, 1), 60000.0, dtype=torch.float16)
+    attrs = Conv.make(2)
+    bias = build.constant(torch.zeros(6))
+    conv = build.op(
+        "convolution", attrs, "conv", src=build.input(1, 4, 3, 3), weights=build.constant(weights), bias=bias
+    )
+    doubled = build.op("eltwise", Eltwise("linear", 2.0), "doubled", src=conv)
+    assert summary(FoldBatchNorm().run(build.output(doubled))) == ["conv", "doubled"]
