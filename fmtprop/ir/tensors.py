@@ -121,13 +121,14 @@ def defer(graph: Graph) -> Graph:
     """
     late = graph.copy()
     for name, data in graph.constants.items():
-        type_ = graph.node(name).results[0]
-        if type_.nbytes <= SMALL_NBYTES:
+        # what breaks a rule stays as it is: the verifier tells
+        type_ = graph.node(name).results[0] if name in graph and graph.node(name).op == "constant" else None
+        if type_ is None or type_.nbytes <= SMALL_NBYTES:
             continue
         if isinstance(data, Initialiser):
             strides = MemoryDesc(type_.dims, type_.dtype).strides
             late.constants[name] = Deferred(type_, strides, partial(_draw, data, type_), True, data.largest)
-        elif isinstance(data, torch.Tensor):
+        elif isinstance(data, torch.Tensor) and data.layout is torch.strided:
             late.constants[name] = Deferred(tensor_type(data), data.stride(), data.detach)
     return late
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,3 +173,17 @@ def test_weights_that_would_overflow_are_not_folded(saved, largest):
     folded = FoldBatchNorm().run(load(path, deferred=True))
     fits = largest < 2e38  # factors are less than 1 / sqrt(0.5)
     assert any(node.op == "batch_normalization" for node in folded.nodes()) is not fits
+
+
+def test_what_breaks_a_rule_is_told_as_ever():
+    for name, data, told in [
+        ("w", torch.zeros(3, 96, 96), r"data is f32\[3,96,96\], but the node declares f32\[96,16,4,4\]"),
+        ("w", np.zeros(LARGE, np.float32), "constant data must be a torch.Tensor"),
+        ("w", [0.0], "data must be a torch tensor"),
+        ("output_1", torch.zeros(LARGE), "which is not a constant"),
+        ("nobody", torch.zeros(LARGE), "which is not a constant"),
+    ]:
+        graph = graph_of(w=torch.zeros(LARGE))
+        graph.constants[name] = data
+        with pytest.raises(GraphError, match=told):
+            fmtprop.compile(graph)
