@@ -89,7 +89,7 @@ def activations_nbytes(graph: Graph) -> int:
 
 
 def make_room(graph: Graph) -> None:
-    """Give back the memory of what earlier stages left, if the model is large: their graphs are held by cycles."""
+    """Give back the memory of what earlier stages left, if the model is large."""
     if weights_nbytes(graph) > _LARGE:
         collect_young()
         dnnl.trim_heap()

@@ -18,7 +18,10 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
-__all__ = ["data_type", "defer", "materialise", "tensor_type", "torch_dtype"]
+__all__ = ["Constant", "data_type", "defer", "is_fresh", "materialise", "tensor_type", "torch_dtype"]
+
+#: what :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>` holds
+Constant = torch.Tensor | Initialiser | Deferred
 
 _TORCH: dict[DataType, torch.dtype] = {
     DataType.F32: torch.float32,
@@ -109,6 +112,11 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
     if tensor_type(data) != type_:
         raise GraphError(f"constant data is {tensor_type(data)} but the node declares {type_}")
     return data
+
+
+def is_fresh(data: Constant) -> bool:
+    """Say whether `materialise` gives memory that is nobody else's: it may be kept, or written to, without a copy."""
+    return isinstance(data, Initialiser) or (isinstance(data, Deferred) and data.fresh)
 
 
 def defer(graph: Graph) -> Graph:

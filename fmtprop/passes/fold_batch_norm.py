@@ -10,9 +10,8 @@ import torch
 
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.tensors import materialise, torch_dtype
+from fmtprop.ir.tensors import is_fresh, materialise, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
@@ -155,9 +154,7 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     if producer.op == "matmul":
         new_bias = new_bias.reshape(*(1,) * (producer.results[0].ndim - 1), channels)
     rows = scale.reshape(_rows_shape(producer, type_, channels))
-    # what was drawn a moment ago is nobody else's
-    fresh = weights.fresh if isinstance(weights, Deferred) else isinstance(data, Initialiser)
-    scaled = partial(_scaled, rows=rows, in_place=fresh)
+    scaled = partial(_scaled, rows=rows, in_place=is_fresh(data))
     made = weights.then(scaled, fresh=True, largest=largest) if isinstance(weights, Deferred) else scaled(weights)
     inputs["weights"] = new_constant(graph, made, producer, source.origin)
     inputs["bias"] = new_constant(graph, new_bias, producer, source.origin)

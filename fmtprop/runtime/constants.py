@@ -12,11 +12,9 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
-from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
-from fmtprop.ir.tensors import materialise
+from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.calls import call_reference, write_results
@@ -74,15 +72,7 @@ class ConstantStore:
         self._uses.append(1)
         return len(self._bytes) - 1
 
-    def add(
-        self,
-        data: torch.Tensor | Initialiser | Deferred,
-        type_: TensorType,
-        desc: MemoryDesc,
-        *,
-        packed: bool,
-        native: bool,
-    ) -> int:
+    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
         """Store a parameter in a dense plain format.
 
         Parameters
@@ -104,7 +94,7 @@ class ConstantStore:
         int
             The constant's number.
         """
-        copy = not (packed or isinstance(data, Initialiser) or (isinstance(data, Deferred) and data.fresh))
+        copy = not (packed or is_fresh(data))
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))

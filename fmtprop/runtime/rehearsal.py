@@ -1,4 +1,4 @@
-"""Plans that can only be timed: numbers stand in for their packed weights, the same memory for all of them.
+"""Plans that can only be timed: numbers stand in for what oneDNN reads of their weights, the same memory for all.
 
 How long oneDNN takes does not depend on the numbers, only on how far away they are. So plans can be run against each
 other before any weights are packed, on less memory than these will take: what has not been read since twice as many
@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from fmtprop.ir.aliasing import is_view
-from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.tensors import Constant
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
@@ -59,7 +58,8 @@ def rehearse(graphs: Sequence[Graph], target: Target) -> list[Plan]:
     Returns
     -------
     list of Plan
-        Their packed weights share memory, which goes with the last of them. They borrow the graphs' other constants.
+        The weights that oneDNN reads share memory, which goes with the last of them. The graphs' other constants are
+        borrowed.
     """
     sizes = [list(_stand_in_sizes(graph)) for graph in graphs]
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
@@ -88,15 +88,7 @@ class _StandIns(ConstantStore):
         super().__init__()
         self._block, self._next = block, 0
 
-    def add(
-        self,
-        data: torch.Tensor | Initialiser | Deferred,
-        type_: TensorType,
-        desc: MemoryDesc,
-        *,
-        packed: bool,
-        native: bool,
-    ) -> int:
+    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
         """Store a parameter without a copy, numbers for what oneDNN reads, and nothing of one that is only packed."""
         if packed:
             return self._append(torch.empty(0, dtype=torch.uint8))

@@ -13,9 +13,8 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.tensors import materialise
+from fmtprop.ir.tensors import is_fresh, materialise
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.runtime.tensor_calls import function_of, viewed
@@ -98,9 +97,9 @@ class _Builder:
 
     def _stored(self, node: Node) -> torch.Tensor:
         """Return a parameter in its format; a copy, unless nothing but packing reads it."""
-        tensor = materialise(self.graph.constants[node.name], node.results[0]).detach()
-        desc = node.descs[0]
-        kept = not isinstance(self.graph.constants[node.name], Initialiser) and self._read_later(Value(node.name))
+        data, desc = self.graph.constants[node.name], node.descs[0]
+        tensor = materialise(data, node.results[0]).detach()
+        kept = not is_fresh(data) and self._read_later(Value(node.name))
         same = all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
         if same and not kept:
             return tensor
