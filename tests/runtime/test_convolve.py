@@ -42,8 +42,10 @@ def problems(draw: st.DrawFn) -> tuple[Conv, dict[str, torch.Tensor]]:
 @given(problems())
 def test_it_is_the_convolution(problem):
     attrs, tensors = problem
-    (expected,), (got,) = convolution.reference(attrs, tensors), convolve(attrs, tensors)
-    assert torch.equal(got, expected)  # sums of small quarters are exact
+    # PyTorch 2.13 computes strided 3-D convolutions in bf16 wrongly on CPUs with AMX: it is asked in f64
+    (expected,) = convolution.reference(attrs, {name: tensor.double() for name, tensor in tensors.items()})
+    (got,) = convolve(attrs, tensors)
+    assert torch.equal(got, expected.to(got.dtype))  # sums of small quarters are exact
 
 
 def test_checks_do_not_ask_pytorch_for_convolutions(monkeypatch):
