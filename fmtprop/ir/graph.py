@@ -79,6 +79,8 @@ class Graph:
     def nodes(self) -> list[Node]:
         """Return all nodes in topological order; among the ready, the one that was added first goes first.
 
+        Outputs come last, in their own order: a graph that is made anew node by node keeps the order of its results.
+
         Raises
         ------
         GraphError
@@ -91,8 +93,12 @@ class Graph:
         """Return the names in topological order, each with its rank."""
         if self._ranks is None:
             data = self._graph.nodes
+
+            def key(name: str) -> tuple[bool, float]:
+                return data[name]["node"].op == "output", data[name]["order"]
+
             try:
-                order = list(nx.lexicographical_topological_sort(self._graph, key=lambda n: data[n]["order"]))
+                order = list(nx.lexicographical_topological_sort(self._graph, key=key))
             except nx.NetworkXUnfeasible:
                 cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
                 raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None

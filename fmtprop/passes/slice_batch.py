@@ -103,7 +103,8 @@ class _Rewrite:
         for node in nodes:
             inputs = [value.node for value in self.graph.inputs(node.name).values()]
             # what is made of constants alone: an operand of the stretch, perhaps
-            if inputs and all(name in before and self.graph.node(name).op != "input" for name in inputs):
+            constant = inputs and all(name in before and self.graph.node(name).op != "input" for name in inputs)
+            if constant and node.op != "output":
                 before.add(node.name)
         first = [node for node in nodes if node.name in before]
         return [*first, *(n for n in nodes if n.name in self.stretch), *self._rest(nodes, before)]

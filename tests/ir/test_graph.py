@@ -21,7 +21,17 @@ def test_ready_nodes_keep_the_order_of_adding():
     x = graph.input("x", TYPE)
     for name in ("c", "a", "b"):
         graph.output(relu(graph, x, name), f"out_{name}")
-    assert names(graph) == ["x", "c", "out_c", "a", "out_a", "b", "out_b"]
+    assert names(graph) == ["x", "c", "a", "b", "out_c", "out_a", "out_b"]
+
+
+def test_outputs_come_last_in_the_order_of_results():
+    graph = Graph()
+    x, c = graph.input("x", TYPE), graph.constant("c", TYPE, None)
+    graph.output(relu(graph, x, "late"), "first")
+    graph.output(c, "second")
+    graph.add(node("later"), {"src": Value("late")})
+    graph.set_input("first", "src", Value("later"))
+    assert names(graph)[-2:] == ["first", "second"]
 
 
 def test_an_inserted_node_takes_the_place_of_its_reader():
@@ -94,7 +104,7 @@ def test_remove_dead_keeps_inputs_and_what_outputs_need():
     graph.constant("dead_3", TYPE, None)
     graph.input("unused", TYPE)
     assert graph.remove_dead() == 3
-    assert names(graph) == ["x", "a", "b", "w", "y", "z", "unused"]
+    assert names(graph) == ["x", "a", "b", "w", "unused", "y", "z"]
     assert set(graph.constants) == {"w"}
 
 

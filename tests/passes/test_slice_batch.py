@@ -48,6 +48,15 @@ def test_a_network_in_slices(batch, images):
     assert result.count("convolution") == 3 * batch // images
 
 
+def test_a_result_of_constants_alone_keeps_its_place():
+    b = Builder()
+    x = b.input(2, 6, 4, 5)
+    fixed = b.act(b.graph.constant("c", TensorType((3,)), torch.tensor([-1.0, 0.0, 2.0])), name="fixed")
+    graph = b.output(b.act(x, name="computed"), fixed)
+    result = sliced(graph)
+    assert [result.inputs(node.name)["src"].node for node in result.output_nodes] == ["computed", "fixed"]
+
+
 def test_each_axis_rule_keeps_its_meaning():
     b = Builder()
     x = b.input(4, 6, 4, 5)
