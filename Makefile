@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PINS ?= constraints.txt
 PYTEST_ARGS ?= --numprocesses=auto
 MODEL ?= resnet50
 REPORTS ?= reports
@@ -28,11 +29,16 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --constraint $(PINS) --editable .
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[$*]'
+	$(BIN)/python -m pip install --constraint $(PINS) --editable '.[$*]'
+	@touch $@
+
+# Alone: what it declares to need would bring another build of torch.
+$(VENV)/.pytorchcv: constraints.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --constraint $(PINS) --no-deps pytorchcv
 	@touch $@
 
 .PHONY: setup
@@ -81,9 +87,19 @@ tests: $(VENV)/.installed-dev ## Tests and doctests
 slow: $(VENV)/.installed-dev $(VENV)/.installed-models $(VENV)/.installed-bench ## The slow sweeps, with models and peers
 	$(TEST) -m "slow or peers"
 
+.PHONY: sweep
+sweep: $(VENV)/.pytorchcv $(VENV)/.installed-models ## Compile, compare and time many networks, on a quiet machine
+	$(BIN)/python -m benchmarks.sweep --results $(REPORTS)/sweep.jsonl
+	$(BIN)/python -m benchmarks.sweep --table $(REPORTS)/sweep*.jsonl
+
+.PHONY: newest
+newest: ## The tests with the newest versions that there are, which users install, in a second environment
+	rm -f $(VENV)-newest/.installed*
+	PIP_UPGRADE=1 PIP_UPGRADE_STRATEGY=eager $(MAKE) tests VENV=$(VENV)-newest PINS=/dev/null
+
 ##@ Clean
 
 .PHONY: clean
 clean: ## Remove the environment, caches and reports
-	rm -rf $(VENV) $(REPORTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest $(REPORTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import random
 import subprocess
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,19 +35,27 @@ from fmtprop.frontends.fx_import import import_calls
 from fmtprop.ir import Graph
 from fmtprop.ir.tensors import tensor_type
 from tests.models import odd
+from tests.models.choices import chosen
 
 #: error relative to the largest expected magnitude
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 #: refusals that are right: the import says so, with a remedy
 REFUSED = ("modifies its input", "run-time check")
-#: most elements of a tensor
+#: most elements of a tensor, unless told
 SIZE = 30_000
 #: largest magnitude
 RANGE = 1e3
+#: calls that tell places of numbers along the last axis, or in an image
+PLACES = ("argmax(-1)", "max(-1)", "sort", "topk(2)", "max_pool2d(2, return_indices")
 
 
-#: what a model is compiled by unless told; "odd-7" is random costs of seed 7, "pins-7" some of their formats as pins
+#: what a model is compiled by unless told; "odd-7" is random costs of seed 7, "pins-7" some of their formats as pins,
+#: "default" is what a user gets, with plans that run against each other
 POLICIES = ("propagate", "naive", "plain")
+
+
+#: how often each way to run was chosen since the process began
+CHOSEN: Counter[str] = Counter()
 
 
 class Unfit(Exception):
@@ -125,6 +135,7 @@ class Draw:
     inputs: list[str] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    largest: int = SIZE
 
     def normal(self, shape: Sequence[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.rng.randrange(2**31))
@@ -206,7 +217,7 @@ class Draw:
             raise Unfit from error
         made = tuple(made) if isinstance(made, tuple | list) else (made,)
         for tensor in made:
-            if tensor.numel() > SIZE or tensor.is_complex():
+            if tensor.numel() > self.largest or tensor.is_complex():
                 raise Unfit
             if tensor.numel() and not bool((tensor.double().abs() < RANGE).all()):
                 raise Unfit
@@ -233,9 +244,13 @@ class Draw:
         )  # fmt: skip
 
 
-def draw(seed: int, calls: int = 12) -> Program:
-    """Draw a program of about so many calls."""
+def draw(seed: int, calls: int = 12, blocks: bool = False) -> Program:
+    """Draw a program of about so many calls, or a network of real sizes."""
+    from tests.models.fuzz_blocks import draw_blocks
     from tests.models.fuzz_calls import CALLS
+
+    if blocks:
+        return draw_blocks(seed)
 
     rng = random.Random(seed)
     state = Draw(rng)
@@ -277,6 +292,8 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
     for policy in policies:
         try:
             net = compiled(graph, policy)
+            if isinstance(net, CompiledModel):
+                CHOSEN.update(chosen(net.graph))
             for seed in range(1, runs + 1):
                 inputs = [fresh(t, seed) for t in program.inputs.values()]
                 kept = [t.clone() for t in inputs]
@@ -286,7 +303,7 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
                     got = net(*inputs)
                 if not _is_finite(expected):
                     continue  # where NaN differs is documented, and tested by itself
-                wrong = differ(got, expected)
+                wrong = differ(without_ties(program, kept, got, expected), expected)
                 if wrong and not _is_noise(model, kept, expected, program):
                     return f"{policy}, run {seed}: {wrong}"
                 if any(not torch.equal(a, b) for a, b in zip(inputs, kept, strict=True)):
@@ -299,6 +316,8 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
 def compiled(graph: Graph, policy: str) -> CompiledModel:
     """Compile by a policy, or in one of the ways of :data:`POLICIES`."""
     kind, _, seed = policy.partition("-")
+    if policy == "default":
+        return compile_graph(graph, Options())
     if kind == "odd":
         return odd.compile_odd(graph, int(seed))
     if kind == "pins":
@@ -379,6 +398,44 @@ def differ(got: Any, expected: Any, scale: float = 1.0) -> str | None:
         if error > scale * TOLERANCE[b.dtype]:
             return f"output {index} is off by {error:.1e}"
     return None
+
+
+def without_ties(program: Program, inputs: Sequence[torch.Tensor], got: Any, expected: Any) -> Any:
+    """Return results in which other places of a maximum, or another order, are PyTorch's where the numbers are as good.
+
+    A place is as good as another where both numbers, as PyTorch computes them, are equal within the tolerance.
+    """
+    ours, form = torch.utils._pytree.tree_flatten(got)
+    theirs = torch.utils._pytree.tree_leaves(expected)
+    odd = [
+        i
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=False))
+        if a.dtype == b.dtype == torch.int64 and a.shape == b.shape and not torch.equal(a, b)
+    ]
+    if not odd or len(ours) != len(program.outputs):
+        return got
+    values = _values(replace(program, inputs=dict(zip(program.inputs, inputs, strict=True))))
+    values = {**program.parameters, **dict(zip(program.inputs, inputs, strict=True)), **values}
+    for i in odd:
+        step = next((s for s in program.steps if program.outputs[i] in s.results), None)
+        if step is None or not step.text.startswith(PLACES):
+            continue
+        numbers = values[step.args[0]].flatten(-2) if "pool" in step.text else values[step.args[0]]
+        places = [t.flatten(-2) if "pool" in step.text else t for t in (ours[i], theirs[i])]
+        if _are_as_good(numbers, *(t[..., None] if t.ndim < numbers.ndim else t for t in places)):
+            ours[i] = theirs[i]
+    return torch.utils._pytree.tree_unflatten(ours, form)
+
+
+def _are_as_good(numbers: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    if int(ours.min()) < 0 or int(ours.max()) >= numbers.shape[-1]:
+        return False
+    row = ours.sort(-1).values
+    if not (row[..., 1:] > row[..., :-1]).all():
+        return False  # one place twice
+    numbers = numbers.double()
+    error = (numbers.gather(-1, ours) - numbers.gather(-1, theirs)).abs().max()
+    return bool(error <= TOLERANCE[torch.float32] * numbers.abs().max().clamp(min=1e-3))
 
 
 def _is_finite(results: Any) -> bool:
@@ -464,11 +521,8 @@ def _without_dead(program: Program) -> Program:
     return replace(program, inputs=keep, parameters=parameters, steps=tuple(reversed(steps)))
 
 
-def reduced(
-    seed: int, calls: int = 12, fast: bool = False, policies: Sequence[str] = POLICIES
-) -> tuple[Program, str] | None:
-    """Check one seed; return the smallest failing program and what is wrong, None where all is well."""
-    program = draw(seed, calls)
+def reduced(program: Program, fast: bool = False, policies: Sequence[str] = POLICIES) -> tuple[Program, str] | None:
+    """Check a program; return the smallest failing one and what is wrong, None where all is well."""
     if (wrong := check(program, policies, fast=fast)) is None:
         return None
     failing = wrong.partition(":")[0].partition(",")[0]
@@ -494,6 +548,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0:200", help="first:end")
     parser.add_argument("--calls", type=int, default=12)
     parser.add_argument("--batch", type=int, default=50, help="seeds per child process; 0 for none")
+    parser.add_argument("--blocks", action="store_true", help="networks of real sizes instead of calls")
     parser.add_argument("--fast", action="store_true", help="import without torch.export, what can be")
     parser.add_argument("--policies", default=",".join([*POLICIES, "optimal", "odd-{seed}", "pins-{seed}"]))
     parser.add_argument("--raw", action="store_true", help="do not cut failures down")
@@ -514,16 +569,18 @@ def _run_here(seeds: Sequence[int], options: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     for seed in seeds:
         print(f"@{seed}", flush=True)
-        faulthandler.dump_traceback_later(120, exit=True)
+        faulthandler.dump_traceback_later(300, exit=True)
         policies = options.policies.format(seed=seed).split(",")
+        program = draw(seed, options.calls, options.blocks)
         if options.raw:
-            wrong = check(draw(seed, options.calls), policies, fast=options.fast)
-            failed = None if wrong is None else (draw(seed, options.calls), wrong)
+            wrong = check(program, policies, fast=options.fast)
+            failed = None if wrong is None else (program, wrong)
         else:
-            failed = reduced(seed, options.calls, options.fast, policies)
+            failed = reduced(program, options.fast, policies)
         faulthandler.cancel_dump_traceback_later()
         if failed is not None:
             print(f"FAILED {seed}\n{failed[0]}\n=> {failed[1]}\n", flush=True)
+    print(f"~{json.dumps(CHOSEN)}", flush=True)
 
 
 def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
@@ -535,20 +592,24 @@ def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
         options.policies,
         *(["--raw"] if options.raw else []),
         *(["--fast"] if options.fast else []),
+        *(["--blocks"] if options.blocks else []),
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     last, tail = first, []
     for line in child.stdout or ():
         if line.startswith("@"):
             last, tail = int(line[1:]), []
+        elif line.startswith("~"):
+            CHOSEN.update(json.loads(line[1:]))
         else:
             tail.append(line)
             print(line, end="", flush=True)
     if child.wait():
         print(f"CRASHED {last}: exit code {child.returncode}", flush=True)
-        print(draw(last, options.calls), flush=True)  # after the line above: what crashed may be PyTorch itself
+        # after the line above: what crashed may be PyTorch itself
+        print(draw(last, options.calls, options.blocks), flush=True)
         return last
-    print(f"done to {end}", flush=True)
+    print(f"done to {end}; models that have {dict(CHOSEN.most_common())}", flush=True)
     return end - 1
 
 
