@@ -63,7 +63,7 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
     """Return why a node must not write its result over a value that it reads, or "" where it may.
 
     The answer depends on the edges alone, never on an order among independent nodes, so that it stays true whatever
-    later passes insert.
+    later passes insert. A part of a buffer may be overwritten: what nobody reads any more is not missed.
 
     Parameters
     ----------
@@ -80,8 +80,8 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
     owner = graph.node(root.node)
     if owner.is_boundary:
         return f"{value} lies in the buffer of {owner.label}"
-    if graph.type_of(root).size != graph.type_of(value).size:
-        return f"{value} is only a part of {root}, or repeats it"
+    if graph.type_of(root).size < graph.type_of(value).size:
+        return f"{value} repeats {root}"
     before = graph.ancestors(by)
     for alias in aliases(graph, value):
         for reader, key in graph.readers(alias):

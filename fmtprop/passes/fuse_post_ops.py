@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from fmtprop.ir.aliasing import aliases, overwrite_hazard
+from fmtprop.ir.aliasing import aliases, overwrite_hazard, storage
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value
 from fmtprop.ir.op import opdef
@@ -98,6 +98,9 @@ class FusePostOps:
         if "sum" not in opdef(producer.op).post_ops & self.kinds or producer.post_ops:
             return False
         if graph.type_of(operand) != node.results[0]:
+            return False
+        # A part seldom lies in memory as a result does: a sum would copy it, where a binary reads it as it is.
+        if graph.type_of(storage(graph, operand)).size != node.results[0].size:
             return False
         # What runs before this node runs before the producer too once that reads the operand: the edges say so.
         operand_name = next(name for name, value in graph.inputs(node.name).items() if value == operand)

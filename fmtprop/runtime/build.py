@@ -234,7 +234,9 @@ class _Builder:
             ):
                 continue
             root = self.roots[access.buffer]
-            same = access.desc == node.descs[0] and access.desc.offset0 == 0 and root.nbytes == access.desc.nbytes
+            # a residual may be a part of its buffer; others would keep a large buffer for a small result
+            fits = root.nbytes == access.desc.nbytes or name == residual
+            same = access.desc == node.descs[0] and access.desc.offset0 == 0 and fits
             readers = sum(other.buffer == access.buffer for other in inputs.values())
             if root.home is Home.ARENA and same and root.reads == 1 and readers == 1:
                 return name
