@@ -214,6 +214,7 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
         certificate=planned.certificate,
         contest=planned.contest,
         tuning=planned.tuning,
+        dropped=planned.dropped,
     )
     if options.verify == "full":
         _check_whole(net, graph)

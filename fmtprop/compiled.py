@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,8 @@ class CompiledModel:
         How long the plans took that were run against each other, if they were.
     tuning : Tuning, optional
         Where the costs of the `optimal` assignment came from.
+    dropped : mapping of str to str
+        Ways to run the model that failed while it was compiled and were left out, and why.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class CompiledModel:
         certificate: Certificate | None = None,
         contest: Contest | None = None,
         tuning: Tuning | None = None,
+        dropped: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.plan = plan
@@ -70,6 +74,7 @@ class CompiledModel:
         self.certificate = certificate
         self.contest = contest
         self.tuning = tuning
+        self.dropped: Mapping[str, str] = dict(dropped)
         self._executor = executor_of(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
@@ -301,6 +306,7 @@ class CompiledModel:
             self.certificate,
             self.contest,
             self.tuning,
+            self.dropped,
         )
 
     def __copy__(self) -> CompiledModel:

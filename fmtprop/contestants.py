@@ -11,23 +11,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from fmtprop.errors import UnsupportedOpError
+from fmtprop.errors import PassError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
-from fmtprop.options import Options
+from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
+from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
-from fmtprop.passes.target import Target
+from fmtprop.passes.target import Candidate, Target
+from fmtprop.runtime.attempts import Attempts
 from fmtprop.tuning import MEASURING, TunedCosts
 from fmtprop.tuning.problem import persistent_text
 
-__all__ = ["BEST", "DIRECT", "GREEDY", "MERGED", "NAMES", "SLICED", "Contestant", "Contestants"]
+__all__ = ["ALL", "BEST", "DIRECT", "GREEDY", "MERGED", "NAMES", "SLICED", "Contestant", "Contestants"]
 
 #: what they are called: on disk, a winner is its place in this list
 NAMES = (
@@ -36,8 +38,16 @@ NAMES = (
     "optimal, batch in slices",
     "optimal, siblings merged",
     "propagate",
+    "plain",
+    "PyTorch's operators",
 )
-BEST, DIRECT, SLICED, MERGED, GREEDY = NAMES
+BEST, DIRECT, SLICED, MERGED, GREEDY, PLAIN, PYTORCH = NAMES
+
+#: those that may be the fastest; the others take their place where all of them fail
+ALL = BEST, DIRECT, SLICED, MERGED, GREEDY
+
+#: what can be dropped of one: nodes run as several, factors of channels in weights
+COMPOSED, SCALED = "nodes run as several", "factors in weights"
 
 
 @dataclass(frozen=True)
@@ -83,63 +93,130 @@ class Contestants:
         A normal graph.
     target, fallback : Target
         Who is asked, and who runs what the first can't.
-    costs : TunedCosts
+    costs : TunedCosts, optional
         What the optimal ones are optimal by.
     options : Options
         How.
+    attempts : Attempts, optional
+        Which contestants are dropped because something of theirs failed.
     """
 
-    def __init__(self, normal: Graph, target: Target, fallback: Target, costs: TunedCosts, options: Options) -> None:
-        self._normal, self._costs, self._options = normal, costs, options
-        self._solver = OptimalFormats(target, fallback, costs, options.boundary)
-        self._greedy = greedy(GREEDY, normal, target, fallback, options)
-        #: the choice by cost
-        self.best, self._solutions = self._cheapest()
-        self._made: dict[str, Contestant | None] = {BEST: self.best, GREEDY: self._greedy}
+    def __init__(
+        self,
+        normal: Graph,
+        target: Target,
+        fallback: Target,
+        costs: TunedCosts | None,
+        options: Options,
+        attempts: Attempts | None = None,
+    ) -> None:
+        self._normal, self._target, self._fallback, self._options = normal, target, fallback, options
+        self._costs, self._attempts = costs, attempts or Attempts()
+        self._made: dict[str, Contestant | None] = {}
+        #: what comes behind the best in the problem that it solves
+        self._behind: Iterator[Contestant] | None = None
+
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """Who is the choice as long as nothing has run: the first that can be made; the last ones need least."""
+        if self._options.policy != OPTIMAL:
+            return tuple(dict.fromkeys((self._options.policy, PLAIN, PYTORCH)))
+        # nobody else obeys pins
+        return (BEST, DIRECT) if self._options.pin else (BEST, DIRECT, GREEDY, PLAIN, PYTORCH)
+
+    @property
+    def best(self) -> Contestant:
+        """The choice as long as nothing has run.
+
+        Raises
+        ------
+        FmtpropError
+            Nothing can be made: why the first choice can't.
+        """
+        for name in self.ladder:
+            if (found := self.get(name)) is not None:
+                return found
+        raise self._attempts.failed[self.ladder[0]]
 
     def get(self, name: str) -> Contestant | None:
-        """Return the contestant of a name, None where the model has none."""
+        """Return the contestant of a name, None where the model has none or it was dropped."""
         if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
+            self._made[name] = self._attempts.of(name, lambda: self._make(name))
+        return None if name in self._attempts.failed else self._made[name]
+
+    def expected(self, contestant: Contestant) -> float:
+        """Return the seconds of a run by the costs that the best was chosen by, infinity where nothing tells."""
+        if contestant.certificate is not None:
+            return contestant.certificate.objective
+        return self._propagate if contestant.name == GREEDY and self._propagate else inf
 
     def _make(self, name: str) -> Contestant | None:
+        if name == BEST:
+            return self._cheapest()
         if name == DIRECT:
-            return next(self._solutions, None)
-        rewrite = SliceBatch(1, last_level_cache_nbytes() // 2) if name == SLICED else MergeSiblings()
-        rewritten = rewrite.run(self._normal)
-        return None if rewritten is self._normal else next(self._solved(rewritten, name))
+            alone = self._behind or self._solved(self._normal, DIRECT, composed=False)
+            return next(alone, None)
+        if name in (SLICED, MERGED):
+            rewrite = SliceBatch(1, last_level_cache_nbytes() // 2) if name == SLICED else MergeSiblings()
+            rewritten = rewrite.run(self._normal)
+            return None if rewritten is self._normal else next(self._solved(rewritten, name))
+        target, policy = (self._fallback, PLAIN) if name == PYTORCH else (self._target, name)
+        return replace(greedy(policy, self._normal, target, self._fallback, self._options), name=name)
 
-    def _cheapest(self) -> tuple[Contestant, Iterator[Contestant]]:
-        """Return the best by cost, factors of channels where they are or in weights, and what solutions are left."""
+    def _cheapest(self) -> Contestant:
+        """Return the best by cost, factors of channels where they are or in weights."""
+        self._behind = None
         solutions = self._solved(self._normal, BEST, DIRECT)
         best, rewrite = next(solutions), ScaleWeights()
+        self._behind = solutions
         scaled = self._normal if self._options.pin else rewrite.run(self._normal)  # pins name nodes as they were
         if scaled is self._normal:
-            return best, solutions
+            return best
         others = self._solved(scaled, BEST, DIRECT, pins=rewrite.pins(self._normal))
-        try:
-            other = next(others)
-        except UnsupportedOpError:  # no kernel reads such weights as they are made
-            return best, solutions
-        return (other, others) if _objective(other) < _objective(best) else (best, solutions)
+        other = self._attempts.of(SCALED, lambda: _unless_unsupported(others))
+        if other is None or _objective(other) >= _objective(best):
+            return best
+        self._behind = others
+        return other
 
-    def _solved(self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None) -> Iterator[Contestant]:
+    def _solved(
+        self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None, composed: bool = True
+    ) -> Iterator[Contestant]:
         """Yield the best by cost, and then the best in which no node runs as several if that is another, so called."""
-        nested = NestConcats().run(normal)
+        if self._costs is None:
+            raise PassError("pass optimal: there are no costs to be optimal by")
+        nested = ReleaseSums().run(NestConcats().run(normal))
+        verify(nested, Stage.NORMAL)
         options = self._options
-        pinned = replace(self._solver, pins={**resolve_pins(nested, options.pin), **(pins or {})})
-        beside = options.tune in MEASURING
-        composed = expansions(nested, self._solver, winograd=options.winograd, beside=beside)
-        baseline = self._greedy.graph if nested is self._normal else None
-        for name, (formatted, certificate) in zip(names, pinned.solutions(nested, composed, baseline), strict=False):
+        obeyed = {**resolve_pins(nested, options.pin), **(pins or {})}
+        solver = OptimalFormats(self._target, self._fallback, self._costs, options.boundary, obeyed)
+        ways: dict[str, Candidate] = {}
+        if composed:
+            beside = options.tune in MEASURING
+            found = self._attempts.of(
+                COMPOSED, lambda: expansions(nested, solver, winograd=options.winograd, beside=beside)
+            )
+            ways = found or {}
+        usual = self.get(GREEDY)
+        # where `propagate` has no plan, there is nothing to compare with
+        baseline = Graph(nested.name) if usual is None else usual.graph if nested is self._normal else None
+        for name, (formatted, certificate) in zip(names, solver.solutions(nested, ways, baseline), strict=False):
             verify(formatted, Stage.FORMATTED)
             yield Contestant(name, formatted, replace(certificate, propagate=self._propagate))
 
     @cached_property
     def _propagate(self) -> float:
-        """What `propagate`'s plan costs by the costs that the first solution was chosen by."""
-        return price(self._greedy.graph, self._costs)
+        """What `propagate`'s plan costs by the costs that the first solution was chosen by; 0 without such a plan."""
+        usual = self.get(GREEDY)
+        return 0.0 if usual is None or self._costs is None else price(usual.graph, self._costs)
+
+
+def _unless_unsupported(solutions: Iterator[Contestant]) -> Contestant | None:
+    """Return the first of several, None where no kernel reads what a rewrite made: that is no failure."""
+    try:
+        return next(solutions)
+    except UnsupportedOpError:
+        return None
 
 
 def _objective(contestant: Contestant) -> float:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fmtprop.compiled import random_inputs
-from fmtprop.contestants import BEST, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants, greedy
+from fmtprop.contestants import ALL, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.attempts import Attempts
 from fmtprop.runtime.contest import Contest, contest
-from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearse
+from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_steps
 from fmtprop.stages import activations_nbytes, make_room, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -41,6 +43,9 @@ _ROUNDS = 5
 #: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
 _DOUBT = 0.15
 
+#: how many times as much a plan may cost as the cheapest and still be run: costs are not that wrong
+_FAR = 10.0
+
 #: called with the name of the stage that ended
 Lap = Callable[[str], None]
 
@@ -61,6 +66,8 @@ class Planned:
         Where the costs of the `optimal` assignment came from.
     contest : Contest, optional
         How long the plans took that were run against each other.
+    dropped : mapping of str to str
+        What failed on the way and was left out, and why.
     """
 
     graph: Graph
@@ -68,6 +75,7 @@ class Planned:
     certificate: Certificate | None = None
     contest: Contest | None = None
     tuning: Tuning | None = None
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_plan(normal: Graph, options: Options, lap: Lap, again: Callable[[], Graph] | None = None) -> Planned:
@@ -88,7 +96,7 @@ def make_plan(normal: Graph, options: Options, lap: Lap, again: Callable[[], Gra
     Raises
     ------
     PlanError
-        The plan's own check failed and could not be planned around.
+        No plan passes its own check.
     UnsupportedOpError
         Nobody can run an op, or a pin can't be obeyed.
     """
@@ -121,43 +129,44 @@ class _Planner:
         self.tuning: Tuning | None = None
         #: whether compiling may take long
         self.patient = options.tune in MEASURING
+        self.attempts = Attempts()
+        #: how often plans were made anew around primitives that give a wrong answer
+        self.rerouted = 0
+        #: nodes for which such a primitive packed an operand
+        self.readers: list[Node] = []
 
     def run(self) -> Planned:
-        """Assign and freeze, again where a primitive of a plan gives a wrong answer."""
-        wrong: list[Mismatch] = []
-        readers: list[Node] = []
-        for _ in range(_ATTEMPTS):
-            try:
-                chosen = self._chosen()
-            except UnsupportedOpError:
-                if not wrong:
-                    raise
-                if not readers:
-                    break  # nobody is left
-                for reader in readers:  # nobody else packs for them
-                    self.target.reject(reader)
-                readers = []
-                continue
-            if self.again is not None:
-                self.normal.constants.clear()  # the formatted graph has them still
-            self.target.forget()
-            graph = chosen.kept.graph
-            wrong = self._check_unpacked(chosen)
-            self.lap("check")
-            if not wrong:
-                make_room(self.normal)
-                plan = build_plan(graph, self.target, consume=self.again is not None)
-                self.lap("plan")
-                wrong = check_steps(plan.steps, self.memory, plan.packed) if self.memory is not None else []
-                self.lap("check")
-            if not wrong:
-                self.cache.add(chosen.verdict)
-                return Planned(graph, plan, chosen.certificate, chosen.contest, self.tuning)
-            self._reroute(wrong)
-            readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
+        """Assign and freeze, again where a primitive of a plan gives a wrong answer, or a plan can't be made."""
+        while True:
+            chosen = self._chosen()
+            outcome = self.attempts.of(chosen.kept.name, partial(self._finished, chosen))
+            if isinstance(outcome, Planned):
+                return replace(outcome, dropped=self.attempts.settle(self.normal.name, chosen.kept.name, 7))
+            if outcome is not None:
+                self._reroute(outcome)
             if self.again is not None:
                 self.normal = self.again()
-        raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
+
+    def _finished(self, chosen: _Chosen) -> Planned | list[Mismatch]:
+        """Freeze the graph that is kept; return the primitives that give a wrong answer, if there are such."""
+        if self.again is not None:
+            self.normal.constants.clear()  # the formatted graph has them still
+        self.target.forget()
+        graph = chosen.kept.graph
+        wrong = self._check_unpacked(chosen)
+        self.lap("check")
+        if not wrong:
+            make_room(self.normal)
+            plan = build_plan(graph, self.target, consume=self.again is not None)
+            self.lap("plan")
+            wrong = check_steps(plan.steps, self.memory, plan.packed) if self.memory is not None else []
+            self.lap("check")
+        if not wrong:
+            self.cache.add(chosen.verdict)
+            return Planned(graph, plan, chosen.certificate, chosen.contest, self.tuning)
+        if self.rerouted == _ATTEMPTS:
+            raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
+        return wrong
 
     def _check_unpacked(self, chosen: _Chosen) -> list[Mismatch]:
         """Return what gives a wrong answer, while memory does not hold packed weights yet: a check takes its own."""
@@ -174,34 +183,52 @@ class _Planner:
         return wrong
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
+        self.rerouted += 1
         for mismatch in wrong:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
             self.target.reject(mismatch.node)
+        self.readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
+
+    # ------------------------------------------------------------------ which plan
 
     def _chosen(self) -> _Chosen:
         """Assign formats, in several ways where it is not known yet which of them is the fastest."""
-        options = self.options
-        if options.policy != OPTIMAL:
-            kept = greedy(options.policy, self.normal, self.target, self.fallback, options)
-            self.lap("assign")
-            return _Chosen(kept)
-        self.costs = costs = self.costs or self._new_costs()
-        rivals = Contestants(self.normal, self.target, self.fallback, costs, options)
-        entrants = [rivals.best]
-        if options.confirm and not options.pin:
+        options, rivals = self.options, self._rivals()
+        best = rivals.best
+        entrants = [best]
+        if options.policy == OPTIMAL and options.confirm and not options.pin:
             known = self._winner(rivals)
             entrants = self._entrants(rivals) if known is None else [known]
-        self.tuning = costs.tuning
+        self.tuning = self.costs.tuning if self.costs is not None else None
         self.lap("assign")
-        if len(entrants) == 1:
-            return _Chosen(entrants[0], entrants[0].certificate or rivals.best.certificate)
-        kept, result, plan = self._contest(entrants, rivals)
+        raced = self._contest(entrants, rivals) if len(entrants) > 1 else None
+        if raced is None:
+            kept = rivals.best if len(entrants) > 1 else entrants[0]
+            return _Chosen(kept, kept.certificate or best.certificate)
+        kept, result, plan = raced
         self.lap("confirm")
         verdict = {
-            _place_key(rivals.best, self.patient): 1.0 + NAMES.index(kept.name),
-            _pair_key(rivals.best, kept): 1.0,
+            _place_key(best, self.patient): 1.0 + NAMES.index(kept.name),
+            _pair_key(best, kept): 1.0,
         }
-        return _Chosen(kept, kept.certificate or rivals.best.certificate, result, verdict, replace(plan, constants=()))
+        return _Chosen(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
+
+    def _rivals(self) -> Contestants:
+        """Return who may become the plan; where nobody packs for some readers any more, others run these."""
+        if self.options.policy == OPTIMAL:
+            self.costs = self.costs or self._new_costs()
+        model = self.normal, self.target, self.fallback, self.costs, self.options, self.attempts
+        rivals, failed = Contestants(*model), self.attempts.failed
+        rivals.get(rivals.ladder[0])
+        unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]
+        if not self.readers or not unsupported:
+            return rivals
+        for reader in self.readers:
+            self.target.reject(reader)
+        self.readers = []
+        for name in unsupported:
+            del failed[name]
+        return Contestants(*model)
 
     def _new_costs(self) -> TunedCosts:
         options = self.options
@@ -217,42 +244,63 @@ class _Planner:
     # ------------------------------------------------------------------ which is the fastest
 
     def _entrants(self, rivals: Contestants) -> list[Contestant]:
-        """Return the plans to be run against each other, the choice by cost first."""
-        distinct: dict[str, Contestant] = {}
-        for one in map(rivals.get, NAMES if self.patient else (BEST, SLICED, GREEDY)):
-            if one is not None:
+        """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
+        best, distinct = rivals.best, dict[str, Contestant]()
+        for one in (best, *map(rivals.get, ALL if self.patient else (SLICED, GREEDY))):
+            if one is not None and (one is best or rivals.expected(one) <= _FAR * rivals.expected(best)):
                 distinct.setdefault(one.key, one)
         return list(distinct.values())
 
-    def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan]:
-        """Return the fastest, how long each took, and what ran.
+    def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
+        """Return the fastest, how long each took, and what ran; None where the numbers at hand suit none of them.
 
         `DIRECT` comes last where another won or costs promised more.
         """
-        result, plan = self._race(entrants)
-        kept = entrants[result.winner]
-        if not self.patient and (result.winner or not _is_kept(entrants, result)):
+        raced = self._race(entrants, rivals)
+        if raced is None:
+            return None
+        kept, result, plan = raced
+        promise = rivals.best.certificate
+        if not self.patient and (kept is not entrants[0] or not _is_kept(promise, result)):
             direct = rivals.get(DIRECT)
             if direct is not None and direct.key not in {entrant.key for entrant in entrants}:
-                del plan  # it holds the numbers that stand in for weights
-                last, plan = self._race([kept, direct])
-                relative = last.seconds[1] / last.seconds[0]  # both races' seconds are not of the same minute
-                seconds = (*result.seconds, relative * result.seconds[result.winner])
-                result = replace(result, names=(*result.names, direct.name), seconds=seconds, runs=())
-                if last.winner:
-                    kept, result = direct, replace(result, winner=len(entrants))
+                del raced, plan  # it holds the numbers that stand in for weights
+                return self._with_direct(kept, result, direct, rivals)
         return kept, result, plan
 
-    def _race(self, entrants: Sequence[Contestant]) -> tuple[Contest, Plan]:
+    def _with_direct(
+        self, kept: Contestant, result: Contest, direct: Contestant, rivals: Contestants
+    ) -> tuple[Contestant, Contest, Plan] | None:
+        """Run the fastest against one more, whose place is behind all others."""
+        raced = self._race([kept, direct], rivals)
+        if raced is None:
+            return None
+        winner, last, plan = raced
+        if len(last.names) == 1:
+            return raced if winner is direct else (kept, result, plan)
+        relative = last.seconds[1] / last.seconds[0]  # both races' seconds are not of the same minute
+        seconds = (*result.seconds, relative * result.seconds[result.winner])
+        result = replace(result, names=(*result.names, direct.name), seconds=seconds, runs=())
+        return winner, replace(result, winner=len(result.seconds) - 1 if last.winner else result.winner), plan
+
+    def _race(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
         """Run plans against each other: on any numbers where that tells as much as their own weights."""
-        graphs = [entrant.graph for entrant in entrants]
-        if all(map(can_rehearse, graphs)):
-            plans = rehearse(graphs, self.target)
+        graphs = {entrant.name: entrant.graph for entrant in entrants}
+        if all(map(can_rehearse, graphs.values())):
+            makers = rehearsals(graphs, self.target)
         else:
-            plans = [build_plan(graph, self.target) for graph in graphs]
+            makers = {name: partial(build_plan, graph, self.target) for name, graph in graphs.items()}
+        made = {name: self.attempts.of(name, maker) for name, maker in makers.items()}
+        plans = {name: plan for name, plan in made.items() if plan is not None}
         fewest = _ROUNDS if self.patient and self.options.tune_budget is None else 1
-        result = contest(plans, random_inputs(self.normal), _PATIENT if self.patient else _QUICK, fewest)
-        return replace(result, names=tuple(entrant.name for entrant in entrants)), plans[result.winner]
+        budget, expected = _PATIENT if self.patient else _QUICK, rivals.expected(entrants[0])
+        result = contest(plans, random_inputs(self.normal), budget, fewest, expected, self.attempts) if plans else None
+        if result is None:
+            for name in plans:  # that none can be run on these inputs tells nothing about one of them
+                self.attempts.failed.pop(name)
+            return None
+        name = result.names[result.winner]
+        return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
 
     # ------------------------------------------------------------------ what is remembered
 
@@ -270,10 +318,9 @@ class _Planner:
         return None
 
 
-def _is_kept(entrants: Sequence[Contestant], result: Contest) -> bool:
+def _is_kept(promise: Certificate | None, result: Contest) -> bool:
     """Say whether the choice by cost, which is the first, saved what costs promised beside `propagate`."""
-    promise = entrants[0].certificate
-    if promise is None or GREEDY not in result.names:
+    if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
         return True
     return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
 

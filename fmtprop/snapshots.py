@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmtprop.contestants import Contestants, greedy
+from fmtprop.contestants import Contestants
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.options import OPTIMAL, Options
+from fmtprop.options import Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats
+from fmtprop.runtime.attempts import Attempts
 from fmtprop.stages import activations_nbytes, normalise, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tensor_planner import tensor_assigner
@@ -112,10 +113,10 @@ def _formatted(normal: Graph, options: Options) -> Snapshot:
         verify(formatted, Stage.FORMATTED)
         return Snapshot("formatted", assign.name, formatted)
     target, fallback = OneDnnTarget(), ReferenceTarget()
-    if options.policy != OPTIMAL:
-        kept = greedy(options.policy, normal, target, fallback, options)
-        return Snapshot("formatted", AssignFormats.name, kept.graph)
     costs = costs_for(
         options.tune, weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal)
     )
-    return Snapshot("formatted", OptimalFormats.name, Contestants(normal, target, fallback, costs, options).best.graph)
+    attempts = Attempts()
+    best = Contestants(normal, target, fallback, costs, options, attempts).best
+    attempts.settle(normal.name, best.name, 5)
+    return Snapshot("formatted", AssignFormats.name if best.certificate is None else OptimalFormats.name, best.graph)

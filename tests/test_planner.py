@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -33,9 +34,9 @@ def test_the_faster_plan_is_kept_and_remembered(
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     seen: list[int] = []
 
-    def decide(plans, inputs, budget, fewest):
+    def decide(plans, inputs, budget, fewest, *_):
         seen.append(len(plans))
-        return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner)
+        return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner, tuple(plans))
 
     monkeypatch.setattr(planner, "contest", decide)
     unlike_any_other(monkeypatch)
@@ -84,11 +85,11 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     races: list[int] = []
 
-    def decide(plans, inputs, budget, fewest):
+    def decide(plans, inputs, budget, fewest, *_):
         races.append(len(plans))
         if len(races) == 1:
-            return Contest((1.0, 1.0 if ran == "short" else 100.0), 3, 0)
-        return Contest((2.0, 1.0 if faster == "spare" else 4.0), 3, int(faster == "spare"))
+            return Contest((1.0, 1.0 if ran == "short" else 100.0), 3, 0, tuple(plans))
+        return Contest((2.0, 1.0 if faster == "spare" else 4.0), 3, int(faster == "spare"), tuple(plans))
 
     monkeypatch.setattr(planner, "contest", decide)
     unlike_any_other(monkeypatch)
@@ -116,9 +117,9 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
-    def decide(plans, inputs, budget, fewest):
+    def decide(plans, inputs, budget, fewest, *_):
         races.append(len(plans))
-        return Contest((1.0,) * len(plans), 3, 1)
+        return Contest((1.0,) * len(plans), 3, 1, tuple(plans))
 
     monkeypatch.setattr(planner, "contest", decide)
     torch.manual_seed(0)
@@ -165,9 +166,9 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     asked: list[int] = []
 
-    def decide(plans, inputs, budget, fewest):
+    def decide(plans, inputs, budget, fewest, *_):
         asked.append(fewest)
-        return Contest(tuple(1.0 + i for i in range(len(plans))), 3, 0)
+        return Contest(tuple(1.0 + i for i in range(len(plans))), 3, 0, tuple(plans))
 
     monkeypatch.setattr(planner, "contest", decide)
     unlike_any_other(monkeypatch)
@@ -179,6 +180,7 @@ class Slow:
     """A plan that is as slow as one likes, and what runs it: it moves the contest's clock."""
 
     now = 0.0
+    spent: ClassVar[dict[float, float]] = {}
     arena_nbytes = 0
 
     def __init__(self, seconds: float) -> None:
@@ -186,6 +188,12 @@ class Slow:
 
     def run(self, inputs: object) -> None:
         Slow.now += self.seconds
+
+    def profile(self, inputs: object, limit: float) -> tuple[list[object], list[float]]:
+        spent = min(limit, self.seconds)
+        Slow.now += spent
+        Slow.spent[self.seconds] = Slow.spent.get(self.seconds, 0.0) + spent
+        return [None] if spent == self.seconds else [], [spent]
 
     def close(self) -> None:
         pass
@@ -204,7 +212,8 @@ class Slow:
 def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budget, fewest, rounds) -> None:
     monkeypatch.setattr(contest_module, "Executor", lambda plan, arena: plan)
     monkeypatch.setattr(contest_module, "perf_counter", lambda: Slow.now)
-    found = contest_module.contest(list(map(Slow, plans)), [], budget, fewest)
+    found = contest_module.contest({str(plan): Slow(plan) for plan in plans}, [], budget, fewest)
+    assert found is not None
     assert (found.rounds, found.winner) == (rounds, 0)
     assert found.seconds == pytest.approx(plans)
     assert all(len(runs) == rounds for runs in found.runs)

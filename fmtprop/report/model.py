@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from os import PathLike
 from statistics import median
@@ -40,6 +40,7 @@ class Compiled(Protocol):
     certificate: Certificate | None
     tuning: Tuning | None
     contest: Contest | None
+    dropped: Mapping[str, str]
 
     def profile(self, *, repeats: int) -> list[float]:
         """Return the median seconds of each step."""
@@ -143,6 +144,8 @@ class Report:
         Of policy `optimal`: where its costs came from.
     contest : Contest, optional
         Of policy `optimal`: how long the plans took that were run against each other, if they were.
+    dropped : mapping of str to str
+        What failed while the model was compiled and was left out, and why.
     """
 
     model: str
@@ -158,6 +161,7 @@ class Report:
     certificate: Certificate | None = None
     tuning: Tuning | None = None
     contest: Contest | None = None
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
@@ -195,6 +199,7 @@ class Report:
             certificate=net.certificate,
             tuning=net.tuning,
             contest=net.contest,
+            dropped=net.dropped,
         )
 
     @property

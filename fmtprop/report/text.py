@@ -22,8 +22,8 @@ _COSTLIEST = 5
 def report_text(report: Report) -> str:
     """Return one report: summary, reorders, formats, implementations, slowest steps, fallbacks."""
     parts: list[RenderableType] = [_headline(report), _reorders(report), _counts(report), _slowest(report)]
-    if report.certificate is not None:
-        parts.insert(1, certificate_text(report) + "\n")
+    if told := certificate_text(report):
+        parts.insert(1, told + "\n")
     if report.fallbacks:
         parts.append(_fallbacks(report))
     return render(Group(*parts))
@@ -49,7 +49,7 @@ def comparison_summary(comparison: Comparison) -> str:
 
 
 def _head(comparison: Comparison) -> list[RenderableType]:
-    certificates = [certificate_text(report) for report in comparison.reports if report.certificate is not None]
+    certificates = [told for report in comparison.reports if (told := certificate_text(report))]
     return [_machine(comparison.reports[0]), _side_by_side(comparison), _verdict(comparison), *certificates, ""]
 
 
@@ -104,6 +104,7 @@ def certificate_text(report: Report) -> str:
     if (run := report.contest) is not None:
         times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run.names, run.seconds, strict=True))
         lines.append(f"run in turns, {times}; kept: {run.names[run.winner]}")
+    lines += [f"left out, since it failed: {name} ({printable(why)})" for name, why in report.dropped.items()]
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from math import inf
 from time import perf_counter
 from typing import Protocol
 
@@ -76,12 +77,19 @@ class Context:
             self._stream.wait()
         return self._results(out)
 
-    def profile(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[float]]:
-        """Execute like :meth:`run` and return the seconds of each step beside the results."""
+    def profile(self, inputs: Sequence[torch.Tensor], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
+        """Execute like :meth:`run`, step by step, and return the seconds of each step beside the results.
+
+        No step begins once the limit, in seconds, is over; there is no result then.
+        """
         self._bind(inputs, None)
-        seconds = []
+        seconds: list[float] = []
+        end = perf_counter() + limit
         for calls in self._steps:
             start = perf_counter()
+            if start > end:
+                self._unbind()
+                return [], seconds
             for function, a, b, c, d in calls:
                 status = function(a, b, c, d)
                 self._stream.wait()
@@ -125,9 +133,12 @@ class Context:
             elif output.external is None:
                 result = output.new().copy_(result)  # a clone would close gaps between elements
             results.append(result)
+        self._unbind()
+        return results
+
+    def _unbind(self) -> None:
         for external in self._external.values():
             external.tensor = _NOTHING
-        return results
 
     def _fail(self, array: object, status: int) -> None:
         if array is None:  # a list: it stopped where one of its calls failed

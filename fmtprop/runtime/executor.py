@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 
 import torch
 
@@ -90,10 +91,13 @@ class Executor:
             torch.autograd.graph.increment_version(target)  # for graphs that saved the tensor
         return results
 
-    def profile(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], list[float]]:
-        """Execute the plan once and return the seconds of each step beside the results."""
+    def profile(self, inputs: Sequence[object], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
+        """Execute the plan once, step by step, and return the seconds of each step beside the results.
+
+        No step begins once the limit, in seconds, is over: there are fewer figures then than steps, and no results.
+        """
         tensors = self._boundary.read(inputs)
-        return dnnl.after_fork(partial(self._profile, tensors, current_threads()))
+        return dnnl.after_fork(partial(self._profile, tensors, current_threads(), limit))
 
     def prepare(self, threads: int) -> Plan:
         """Return the plan for a number of threads; it is made when it is first asked for.
@@ -125,11 +129,13 @@ class Executor:
         runner.free.append(context)
         return results
 
-    def _profile(self, tensors: Sequence[torch.Tensor], threads: int) -> tuple[list[torch.Tensor], list[float]]:
+    def _profile(
+        self, tensors: Sequence[torch.Tensor], threads: int, limit: float
+    ) -> tuple[list[torch.Tensor], list[float]]:
         runner = self._runner(threads)
         context = runner.take()
         with running_with(runner.plan.threads):
-            outcome = context.profile(tensors)
+            outcome = context.profile(tensors, limit)
         runner.free.append(context)
         return outcome
 

@@ -7,7 +7,8 @@ bytes as the last-level cache holds comes from beyond it, whatever comes in betw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
-__all__ = ["can_rehearse", "outline", "rehearse"]
+__all__ = ["can_rehearse", "outline", "rehearsals"]
 
 
 def can_rehearse(graph: Graph) -> bool:
@@ -45,26 +46,26 @@ def can_rehearse(graph: Graph) -> bool:
     return True
 
 
-def rehearse(graphs: Sequence[Graph], target: Target) -> list[Plan]:
-    """Freeze formatted graphs into plans whose outputs mean nothing.
+def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callable[[], Plan]]:
+    """Return what freezes formatted graphs into plans whose outputs mean nothing.
 
     Parameters
     ----------
-    graphs : sequence of Graph
-        Each of which `can_rehearse`.
+    graphs : mapping of str to Graph
+        Each of which `can_rehearse`, by name.
     target : Target
         See :func:`fmtprop.runtime.build_plan`.
 
     Returns
     -------
-    list of Plan
-        The weights that oneDNN reads share memory, which goes with the last of them. The graphs' other constants are
-        borrowed.
+    dict of str to callable
+        The weights that oneDNN reads share memory, which goes with the last of the plans. The graphs' other constants
+        are borrowed.
     """
-    sizes = [list(_stand_in_sizes(graph)) for graph in graphs]
+    sizes = [list(_stand_in_sizes(graph)) for graph in graphs.values()]
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
     block = numbers(min(max(map(sum, sizes), default=0), enough))
-    return [build_plan(graph, target, constants=_StandIns(block)) for graph in graphs]
+    return {name: partial(build_plan, graph, target, constants=_StandIns(block)) for name, graph in graphs.items()}
 
 
 def outline(graph: Graph, target: Target) -> Plan:

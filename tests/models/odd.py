@@ -63,8 +63,8 @@ class RandomCosts:
 def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
     """Let models be planned by random costs; with `sliced`, cut batches and keep a random contestant."""
 
-    def decide(plans: Sequence[object], inputs: object, budget: float, fewest: int) -> Contest:
-        return Contest((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)))
+    def decide(plans: Mapping[str, object], *_: object) -> Contest:
+        return Contest((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)), tuple(plans))
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(planner, "costs_for", lambda *_, **__: RandomCosts(seed)))

@@ -183,9 +183,9 @@ def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, tmp_path, monkey
     monkeypatch.setattr(contestants, "last_level_cache_nbytes", lambda: 2 * 4 * 16 * 8 * 8 * 4 - 2)
     seen = []
 
-    def decide(plans, inputs, budget, fewest):
+    def decide(plans, inputs, budget, fewest, *_):
         seen.append(len(plans))
-        return Contest((1.0,) * len(plans), 3, winner)
+        return Contest((1.0,) * len(plans), 3, winner, tuple(plans))
 
     monkeypatch.setattr(planner, "contest", decide)
     torch.manual_seed(0)

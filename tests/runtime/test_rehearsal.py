@@ -10,10 +10,10 @@ import fmtprop as fp
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.runtime import build_plan
+from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.contest import contest
 from fmtprop.runtime.executor import Executor
-from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearse
+from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import PassedChecks, check_steps
 from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -27,13 +27,17 @@ def formatted(module: nn.Module, x: torch.Tensor, policy: str = "propagate") -> 
     return AssignFormats(policy, OneDnnTarget(), ReferenceTarget()).run(normal)
 
 
+def rehearsed(graphs: list[Graph], target: OneDnnTarget) -> list[Plan]:
+    return [make() for make in rehearsals(dict(enumerate(graphs)), target).values()]
+
+
 def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3))
 
 
 def test_a_rehearsal_does_the_steps_of_the_plan_on_other_numbers() -> None:
     graph, target = formatted(convolutions(), X), OneDnnTarget()
-    real, (stand_in,) = build_plan(graph, target), rehearse([graph], target)
+    real, (stand_in,) = build_plan(graph, target), rehearsed([graph], target)
     assert [step.node for step in stand_in.steps] == [step.node for step in real.steps]
     assert stand_in.constant_nbytes == real.constant_nbytes
     assert stand_in.arena_nbytes == real.arena_nbytes
@@ -56,10 +60,10 @@ def test_an_outline_tells_all_that_would_run_and_holds_no_weights() -> None:
 def test_the_weights_of_all_contestants_share_memory() -> None:
     module, target = convolutions(), OneDnnTarget()
     graphs = [formatted(module, X, policy) for policy in ("propagate", "naive")]
-    plans = rehearse(graphs, target)
+    plans = rehearsed(graphs, target)
     storages = [{constant.untyped_storage().data_ptr() for constant in plan.constants} for plan in plans]
     assert storages[0] == storages[1]
-    assert contest(plans, [X], budget=0.01).rounds >= 1
+    assert contest(dict(zip("ab", plans, strict=True)), [X], budget=0.01).rounds >= 1
 
 
 @pytest.mark.parametrize("policy", ["propagate", "naive"])
@@ -71,7 +75,7 @@ def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
     graph.constants = {
         name: Deferred(graph.node(name).results[0], data.stride(), refuse) for name, data in graph.constants.items()
     }
-    for plan in (*rehearse([graph], OneDnnTarget()), outline(graph, OneDnnTarget())):
+    for plan in (*rehearsed([graph], OneDnnTarget()), outline(graph, OneDnnTarget())):
         assert plan.constant_nbytes > 16 * 18 * 18 * 8 * 4
 
 

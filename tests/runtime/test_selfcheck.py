@@ -228,15 +228,16 @@ def test_what_only_the_library_can_read_is_passed_over(packing, memory):
 # ---------------------------------------------------------------- in a model
 
 
-def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_it_gives_up(tmp_path, monkeypatch):
+def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_runs_it(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     spoil(monkeypatch, (1, 8, 9, 9))
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
-    with (
-        pytest.warns(RuntimeWarning, match="planning around it"),
-        pytest.raises(fp.PlanError, match=r"primitives keep failing their check; the last: node \w+ .* is off by"),
-    ):
-        fp.compile(module, x)
+    with pytest.warns(RuntimeWarning) as caught:
+        net = fp.compile(module, x)
+    assert "planning around it" in str(caught[0].message)
+    assert "primitives keep failing their check; the last: node conv_1" in str(caught[-1].message)
+    assert {step.target for step in net.plan.steps} == {"reference"}
+    assert torch.allclose(net(x), module(x), atol=1e-5)
 
 
 def test_verify_off_checks_nothing(tmp_path, monkeypatch):

@@ -1,0 +1,50 @@
+"""Residual sums that may not overwrite their operand any more, after a rewrite, read it as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fmtprop.ir.aliasing import overwrite_hazard
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, PostOp
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.sum import Sum
+
+__all__ = ["ReleaseSums"]
+
+
+@dataclass(frozen=True)
+class ReleaseSums:
+    """Turn ``sum`` post-ops whose operand must not be overwritten into ``binary`` additions.
+
+    Notes
+    -----
+    A rewrite of a normal graph can give tensors new readers (a concat that takes another as its source) or a common
+    buffer (merged siblings). Then rule V9 may no longer hold; afterwards it does. A graph that obeys it comes back as
+    it is.
+    """
+
+    name: ClassVar[str] = "release-sums"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the same object where all sums may stay."""
+        found = {node.name: tail for node in graph.nodes() if (tail := _tail(graph, node)) != node.post_ops}
+        if not found:
+            return graph
+        return graph.map_nodes(lambda node: replace(node, post_ops=found.get(node.name, node.post_ops)))
+
+
+def _tail(graph: Graph, node: Node) -> tuple[PostOp, ...]:
+    return tuple(_released(post_op) if _is_hazard(graph, node, post_op) else post_op for post_op in node.post_ops)
+
+
+def _is_hazard(graph: Graph, node: Node, post_op: PostOp) -> bool:
+    if post_op.attrs != Sum((1.0,)) or post_op.operand is None:
+        return False
+    value = graph.inputs(node.name)[post_op.operand]
+    return bool(overwrite_hazard(graph, value, node.name, post_op.operand))
+
+
+def _released(post_op: PostOp) -> PostOp:
+    return replace(post_op, op="binary", attrs=Binary("add"))

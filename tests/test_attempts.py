@@ -1,0 +1,184 @@
+"""No alternative can take a compilation down: what fails is dropped, with one warning, and the next best is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import contestants, planner
+from fmtprop.errors import DnnlError, PassError, PlanError
+from fmtprop.ir.graph import Graph
+from fmtprop.passes.optimal import assign
+from fmtprop.runtime import contest as contest_module
+from fmtprop.runtime import selfcheck
+from tests.other_plans import unlike_any_other
+from tests.passes.only_filtered import only_filtered
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+
+
+X = torch.randn(1, 16, 20, 13, generator=torch.Generator().manual_seed(0))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 24, 3)
+    return nn.Sequential(*layers).eval()
+
+
+def right_with_one_warning(told: str, **options: object) -> fp.CompiledModel:
+    """Compile; refuse a wrong result, and anything but one warning."""
+    module = model()
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        net = fp.compile(module, X, **options)
+    assert len(caught) == 1
+    torch.testing.assert_close(net(X), module(X), rtol=1e-4, atol=1e-4)
+    return net
+
+
+def fails(*_: object, **__: object) -> object:
+    raise PassError("planted")
+
+
+def test_a_realisation_that_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = assign.realise
+
+    def broken(graph: Graph, problem, *rest) -> Graph:
+        formatted = usual(graph, problem, *rest)
+        if not any(map(assign._is_composed, problem.alternatives)):
+            return formatted
+        last = [node for node in formatted.nodes() if node.op == "convolution"][-1]
+        return formatted.map_nodes(lambda node: node.with_(descs=()) if node == last else node)
+
+    monkeypatch.setattr(assign, "realise", broken)
+    told = r"runs by 'optimal, no node run as several', .*: optimal \(VerifyError: V11: "
+    net = right_with_one_warning(told, confirm=False)
+    assert list(net.dropped) == ["optimal"]
+    assert "left out, since it failed: optimal (VerifyError: V11" in net.report(repeats=1).to_text()
+
+
+def test_a_solver_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "solve", fails)
+    net = right_with_one_warning(
+        r"model Sequential runs by 'propagate', .*PassError: planted.*report it with the model"
+    )
+    assert {"optimal", "nodes run as several"} <= net.dropped.keys()
+    assert net.certificate is None
+
+
+def test_nodes_that_cannot_be_run_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants, "expansions", fails)
+    net = right_with_one_warning(r"runs by .*: nodes run as several \(PassError: planted\)")
+    assert net.certificate is not None and net.certificate.optimal
+
+
+@pytest.mark.parametrize("policy", ["optimal", "propagate", "plain"])
+def test_every_choice_of_formats_fails_but_that_of_pytorchs_operators(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = contestants.greedy
+    monkeypatch.setattr(assign, "solve", fails)
+    monkeypatch.setattr(
+        contestants, "greedy", lambda p, n, t, *r: fails() if t.name == "onednn" else usual(p, n, t, *r)
+    )
+    net = right_with_one_warning('runs by "PyTorch\'s operators", ', policy=policy)
+    assert {step.target for step in net.plan.steps} == {"reference"}
+
+
+def test_a_kernel_that_gives_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, spoilt = selfcheck._execute, set[object]()
+
+    def execute(node, *rest):
+        result = honest(node, *rest)
+        if node.op == "convolution" and not spoilt:
+            spoilt.add((node.attrs, node.choice.impl, node.descs))
+        return result + 1 if (node.attrs, node.choice.impl, node.descs) in spoilt else result
+
+    monkeypatch.setattr(selfcheck, "_execute", execute)
+    net = right_with_one_warning("is off by .*; planning around it", tune="model", confirm=False)
+    assert not spoilt & {(s.node.attrs, s.node.choice.impl, s.node.descs) for s in net.plan.steps}
+
+
+def test_primitives_that_keep_giving_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = selfcheck._execute
+    monkeypatch.setattr(selfcheck, "_execute", lambda node, *rest: honest(node, *rest) + 1)
+    module = model()
+    with pytest.warns(RuntimeWarning) as caught:
+        net = fp.compile(module, X)
+    assert 'runs by "PyTorch\'s operators"' in str(caught[-1].message)
+    torch.testing.assert_close(net(X), module(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("where", ["made", "run"])
+def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlike_any_other(monkeypatch)
+    if where == "made":
+        usual = planner.rehearsals
+        monkeypatch.setattr(planner, "rehearsals", lambda g, t: {**usual(g, t), "optimal": fails})
+    else:
+        usual = contest_module._seconds_of
+        error = DnnlError("dnnl_primitive_execute", "runtime error")
+        ran = []
+
+        def run(executor, *rest):
+            ran.append(executor)
+            if len(ran) == 1:
+                raise error
+            return usual(executor, *rest)
+
+        monkeypatch.setattr(contest_module, "_seconds_of", run)
+    net = right_with_one_warning(r"runs by '.*', without what failed: optimal \(")
+    assert list(net.dropped) == ["optimal"]
+
+
+def test_a_plan_that_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, made = planner.build_plan, []
+
+    def build(*args, **kwargs):
+        made.append(args)
+        if len(made) == 1:
+            raise PlanError("planted")
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(planner, "build_plan", build)
+    only_filtered(monkeypatch)
+    net = right_with_one_warning(r"without what failed: optimal \(PlanError: planted\)", confirm=False)
+    assert list(net.dropped) == ["optimal"]
+
+
+def test_numbers_that_suit_no_plan_tell_nothing_about_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may refuse the numbers that a contest runs on."""
+    unlike_any_other(monkeypatch)
+
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.table = nn.Linear(8, 8), nn.Embedding(1, 8)
+
+        def forward(self, i: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.table(i))
+
+    module, i = Looked().eval(), torch.zeros(64, dtype=torch.int64)
+    net = fp.compile(module, i, tune="model")
+    torch.testing.assert_close(net(i), module(i))
+    assert net.dropped == {} and net.contest is None
+
+
+def test_what_nobody_can_do_is_the_first_choices_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "solve", fails)
+    with pytest.raises(PassError, match="planted"):
+        fp.compile(model(), X, pin={"conv_2.dst": "acdb"})
+
+
+def test_a_contestant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlike_any_other(monkeypatch)
+    monkeypatch.setattr(planner, "_FAR", 1.0)
+    net = fp.compile(model(), X, tune="model")
+    assert net.contest is None
