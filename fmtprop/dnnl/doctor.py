@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import sys
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 from fmtprop.dnnl.capability import supports
 from fmtprop.dnnl.library import Library, load, rejections
-from fmtprop.dnnl.locate import ENV_LIBRARY, INSTALL_HINT, Candidate, candidates, explicit_path
+from fmtprop.dnnl.locate import ENV_LIBRARY, INSTALL_HINT, NEWER, NEWER_HINT, candidates, passed_over
 from fmtprop.errors import LoadError
 from fmtprop.machine import cpu_model
 
@@ -42,13 +43,13 @@ class Finding:
     state : str
         ``"chosen"``, ``"rejected"`` or ``"not tried"``.
     reason : str
-        Why it was rejected.
+        Why it was chosen or not.
     """
 
     path: str
     origin: str
     state: str
-    reason: str = ""
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Diagnosis:
             chosen = next(finding for finding in self.findings if finding.state == "chosen")
             rows += [
                 ("oneDNN", f"v{self.version} ({self.runtime}), commit {self.hash[:12]}"),
-                ("library", f"{chosen.path} [{chosen.origin}]"),
+                ("library", f"{chosen.path} [{chosen.origin}]: {chosen.reason}"),
                 ("instruction set", self.isa),
                 ("threads", str(self.threads)),
                 ("data types", ", ".join(f"{n} {'yes' if ok else 'no'}" for n, ok in self.data_types.items())),
@@ -131,8 +132,7 @@ class Diagnosis:
         rows += [("environment", f"{name}={value}") for name, value in self.environment.items()]
         for finding in self.findings:
             if finding.state != "chosen":
-                reason = f": {finding.reason}" if finding.reason else ""
-                rows.append((finding.state, f"{finding.path} [{finding.origin}]{reason}"))
+                rows.append((finding.state, f"{finding.path} [{finding.origin}]: {finding.reason}"))
         rows += [("advice", text) for text in self.advice]
         return "\n".join(f"{name:<16} {value}" for name, value in rows)
 
@@ -199,15 +199,16 @@ def _without_library() -> tuple[str, ...]:
 
 def _findings(library: Library) -> tuple[Finding, ...]:
     rejected = [Finding(r.candidate.path, r.candidate.origin, "rejected", r.reason) for r in library.rejected]
-    known = {finding.path for finding in rejected} | {library.path}
-    others = [Finding(c.path, c.origin, "not tried") for c in _existing() if c.path not in known]
-    return (*rejected, Finding(library.path, library.origin, "chosen"), *others)
-
-
-def _existing() -> list[Candidate]:
-    explicit = explicit_path()
     found = [candidate for candidate in candidates() if os.path.isfile(candidate.path)]
-    return [explicit, *found] if explicit else found
+    chosen = next((one for one in found if (one.path, one.origin) == (library.path, library.origin)), None)
+    why = f"the newest on {chosen.threads}" if chosen is not None else "asked for by name"
+    known = {finding.path for finding in rejected} | {library.path}
+    others = [
+        Finding(one.path, one.origin, "not tried", passed_over(one, chosen) if chosen else "another was asked for")
+        for one in found
+        if one.path not in known
+    ]
+    return (*rejected, Finding(library.path, library.origin, "chosen", why), *others)
 
 
 def _torch(library: Library | None = None) -> tuple[str, int]:
@@ -235,6 +236,8 @@ def _advice(
         advice.append(f"PyTorch {library.torch}: fp.from_torch and the reference target need it (pip install torch)")
     if not data_types["bf16"]:
         advice.append(f'no bf16 kernels on this CPU ({library.isa}): dtype="bf16" needs AVX-512 or AVX2-VNNI-2')
+    if library.version < NEWER and platform.machine() == "x86_64":
+        advice.append(NEWER_HINT)
     if library.runtime == "SYCL":
         advice.append("this build submits through SYCL, about 8 µs more per primitive than the OpenMP wheel")
     if len(openmp) > 1:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from ctypes import c_int
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,8 +161,8 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
     Parameters
     ----------
     path : path-like, optional
-        The library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first that
-        works of: installed wheels, conda, oneAPI, the dynamic loader.
+        The library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first that works of
+        `fmtprop.dnnl.locate.candidates`: the newest of wheels, conda, oneAPI and the system.
 
     Returns
     -------
@@ -266,7 +267,7 @@ def _wanted(path: str | os.PathLike[str] | None) -> list[Candidate]:
     if path is not None:
         return [Candidate(os.fspath(path), "explicit path")]
     explicit = explicit_path()
-    return [explicit] if explicit else list(candidates())
+    return [explicit] if explicit else candidates()
 
 
 def _load_first(wanted: list[Candidate]) -> Library:
@@ -294,6 +295,8 @@ def _import_torch() -> str:
 
 def _try_load(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> Library | str:
     """Return the library, or the reason why this file is not usable."""
+    if not candidate.usable:  # a second oneDNN in the process is better never loaded
+        return _other_version(candidate.build.version or ())
     driver = opencl_cpu_driver(candidate.path)
     set_driver = driver is not None and not os.environ.get(OPENCL_DRIVERS)
     if driver is not None and set_driver:
@@ -315,7 +318,7 @@ def _open(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> 
     version = version_function().contents
     numbers = (version.major, version.minor, version.patch)
     if version.major != 3:
-        return f"oneDNN v{'.'.join(map(str, numbers))}; v3.x is needed"
+        return _other_version(numbers)
     count = _bind(cdll, "dnnl_engine_get_count")
     if count is None or count(_CPU_ENGINE) == 0:
         return (
@@ -324,6 +327,10 @@ def _open(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> 
         )
     runtime = _RUNTIME.get(version.cpu_runtime, f"runtime {version.cpu_runtime}")
     return Library(candidate.path, candidate.origin, numbers, version.hash.decode(), runtime, rejected, torch, cdll)
+
+
+def _other_version(version: Sequence[int]) -> str:
+    return f"oneDNN v{'.'.join(map(str, version))}; v3.x is needed"
 
 
 def _open_with_neighbours(path: str) -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""Where a oneDNN library may be, in order of preference.
+"""Where a oneDNN library may be, in order of preference: the newest that shares PyTorch's threads first.
 
 Knows packages, directories and environment variables; must not load anything.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
+
+from fmtprop.dnnl.elf import Build, read_build
 
 ENV_LIBRARY = "FMTPROP_DNNL_LIBRARY"
 NAMES = ("libdnnl.so.3", "libdnnl.so")
 
-# Distribution -> what it is. The OpenMP wheel shares PyTorch's thread pool, so it comes first.
+# Distribution -> what it is.
 WHEELS = {
+    "paddlepaddle": "wheel paddlepaddle (GNU OpenMP)",
     "onednn-cpu-gomp": "wheel onednn-cpu-gomp (GNU OpenMP)",
     "onednn-cpu-iomp": "wheel onednn-cpu-iomp (Intel OpenMP)",
     "onednn-cpu-tbb": "wheel onednn-cpu-tbb (TBB)",
@@ -30,6 +35,19 @@ INSTALL_HINT = (
     f"{ENV_LIBRARY} at a libdnnl.so.3 of any v3.x"
 )
 
+#: the version that `NEWER_HINT` brings
+NEWER = (3, 6, 2)
+
+NEWER_HINT = (
+    "oneDNN v3.6.2 takes 0.96 to 0.99 times the time of v3.2 over ten networks (in bf16 ShuffleNetV2 0.79, BERT 0.87): "
+    "`pip install fmtprop[newest]` (a wheel of 195 MB, 720 MB on disk, and what it depends on), or the wheel alone: "
+    "`pip install --no-deps paddlepaddle`; it is found as a file and never imported"
+)
+
+#: what a library's threads may be, in order of preference, and what speaks against each
+_THREADS = ("GNU OpenMP", "threads of its own", "SYCL")
+_DRAWBACKS = ("", "they fight with PyTorch's for the cores", "8 µs more per primitive")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -41,29 +59,78 @@ class Candidate:
         Path of the file, or a bare name that the dynamic loader resolves.
     origin : str
         Which rule found it, for messages.
+    build : Build, optional
+        What the file says about itself.
     """
 
     path: str
     origin: str
+    build: Build = field(default=Build(), compare=False)
+
+    @property
+    def version(self) -> str:
+        """Return the version as it is written, empty where the file does not tell."""
+        return "v" + ".".join(map(str, self.build.version)) if self.build.version is not None else ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing that the file tells speaks against it."""
+        return self.build.version is None or self.build.version[0] == 3
+
+    @property
+    def threads(self) -> str:
+        """Return what runs its parallel regions; PyTorch's threads are GNU OpenMP's."""
+        return _THREADS[self.rank]
+
+    @property
+    def rank(self) -> int:
+        """Return the preference for its threads; 0 is best."""
+        if any(name.startswith("libsycl") for name in self.build.needs):
+            return 2
+        return int(not any(name.startswith("libgomp") for name in self.build.needs))
 
 
-def candidates() -> Iterator[Candidate]:
-    """Yield the installed libraries, best first, each file once.
+def candidates() -> list[Candidate]:
+    """Return the installed libraries, best first, each file once.
 
-    Yields
-    ------
-    Candidate
-        Files of installed wheels, then a conda environment, a oneAPI installation, and the name that the
-        dynamic loader knows. The explicit path (`explicit_path`) is not among them.
+    Returns
+    -------
+    list of Candidate
+        By the kind of their threads, then the newest version first, then in the order in which they are found: files
+        of wheels, a conda environment, a oneAPI installation, the system's directories. What is no v3.x is behind
+        them, and the name that the dynamic loader knows is last. The explicit path (`explicit_path`) is not among
+        them.
     """
-    seen: set[str] = set()
+    files: dict[str, Candidate] = {}
     for path, origin in _all_files():
-        real = os.path.realpath(path)
-        if real not in seen:
-            seen.add(real)
-            yield Candidate(str(path), origin)
-    for name in NAMES:
-        yield Candidate(name, "dynamic loader (ldconfig, LD_LIBRARY_PATH)")
+        files.setdefault(os.path.realpath(path), Candidate(str(path), origin, read_build(path)))
+    named = [Candidate(name, "dynamic loader (ldconfig, LD_LIBRARY_PATH)") for name in NAMES]
+    return [*sorted(files.values(), key=_preference), *named]
+
+
+def passed_over(candidate: Candidate, chosen: Candidate) -> str:
+    """Say why a library is behind the one that was chosen.
+
+    Parameters
+    ----------
+    candidate, chosen : Candidate
+
+    Returns
+    -------
+    str
+    """
+    if not candidate.usable:
+        return f"oneDNN {candidate.version}; v3.x is needed"
+    if candidate.build.version is None:
+        return f"its version cannot be read from the file; {ENV_LIBRARY}={candidate.path} takes it"
+    if candidate.rank > chosen.rank:
+        return f"{candidate.version} on {candidate.threads}: {_DRAWBACKS[candidate.rank]}"
+    return f"{candidate.version}, not newer"
+
+
+def _preference(candidate: Candidate) -> tuple[bool, int, bool, list[int]]:
+    version = candidate.build.version
+    return not candidate.usable, candidate.rank, version is None, [-number for number in version or ()]
 
 
 def explicit_path() -> Candidate | None:
@@ -96,28 +163,34 @@ def opencl_cpu_driver(library: str) -> str | None:
 def _all_files() -> Iterator[tuple[Path, str]]:
     for distribution, origin in WHEELS.items():
         yield from ((path, origin) for path in _wheel_files(distribution))
-    yield from ((path, f"Python environment {sys.prefix}") for path in _in_directory(Path(sys.prefix) / "lib"))
-    for variable, below in (("CONDA_PREFIX", "lib"), ("DNNLROOT", "lib")):
+    for directory, origin in _directories():
+        yield from ((path, origin) for path in _first(directory / name for name in NAMES))
+
+
+def _directories() -> Iterator[tuple[Path, str]]:
+    yield Path(sys.prefix) / "lib", f"Python environment {sys.prefix}"
+    for variable in ("CONDA_PREFIX", "DNNLROOT"):
         root = os.environ.get(variable)
         if root:
-            yield from ((path, f"{variable}={root}") for path in _in_directory(Path(root) / below))
+            yield Path(root) / "lib", f"{variable}={root}"
     oneapi = Path(os.environ.get("ONEAPI_ROOT") or "/opt/intel/oneapi") / "dnnl"
-    for directory in sorted(oneapi.glob("*/lib"), reverse=True):
-        yield from ((path, f"oneAPI {oneapi}") for path in _in_directory(directory))
-
-
-def _in_directory(directory: Path) -> Iterator[Path]:
-    yield from (directory / name for name in NAMES if (directory / name).is_file())
+    yield from ((directory, f"oneAPI {oneapi}") for directory in oneapi.glob("*/lib"))
+    # Where the dynamic loader looks: asking it would load the library.
+    searched = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    multiarch = f"lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
+    searched += [Path(root) / lib for root in ("/usr/local", "/usr") for lib in (multiarch, "lib64", "lib")]
+    yield from ((directory, f"system directory {directory}") for directory in searched)
 
 
 def _wheel_files(distribution: str) -> Iterator[Path]:
     try:
-        files = metadata.distribution(distribution).files
+        files = metadata.distribution(distribution).files or []
     except metadata.PackageNotFoundError:
         return
-    for name in NAMES:
-        for file in files or ():
-            if file.name == name:
-                path = Path(os.path.abspath(str(file.locate())))
-                if path.is_file():
-                    yield path
+    found = {file.name: Path(os.path.abspath(str(file.locate()))) for file in files if file.name in NAMES}
+    yield from _first(found[name] for name in NAMES if name in found)
+
+
+def _first(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the first of a directory's names that is a file: they are copies of one library."""
+    yield from islice((path for path in paths if path.is_file()), 1)

@@ -45,7 +45,7 @@ def test_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
 
     class Fake:
-        runtime, threads, isa, torch = "OMP", 8, "avx2", "not installed"
+        runtime, threads, isa, torch, version = "OMP", 8, "avx2", "not installed", (3, 2, 0)
 
     types = {"f32": True, "bf16": False}
     advice = "\n".join(doctor._advice(Fake(), 0, types, ("a/libgomp.so.1", "b/libiomp5.so"), 2))  # type: ignore[arg-type]
