@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ def _prelu(call: Call) -> Value | None:
     type_ = call.type(src)
     if not is_native(type_) or not is_native(call.type(weights).with_dims(type_.dims)):
         return None
+    slope = call.scalar(weights)
+    if slope is not None and math.isfinite(slope):
+        # oneDNN has but its slow reference for one slope of all
+        return call.emit("eltwise", {"src": src}, Eltwise("relu", slope))
     dims = call.type(weights).dims
     if len(dims) < 2 <= type_.ndim:
         # One slope per channel, axis 1 of whatever rank.

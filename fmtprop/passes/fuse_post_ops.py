@@ -10,9 +10,10 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.binary import COMMUTATIVE, Binary
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, is_constant, only_reader
 
 #: oneDNN takes at most this many post-ops
 _LIMIT = 32
@@ -20,13 +21,13 @@ _LIMIT = 32
 
 @dataclass(frozen=True)
 class FusePostOps:
-    """Absorb eltwise, binary and residual additions into the op before them, in chains.
+    """Absorb eltwise, binary, prelu and residual additions into the op before them, in chains.
 
     A node is absorbed where nobody else reads the producer's result, both results have one type, and the producer's
     op can absorb it. An addition of a tensor that may be overwritten becomes ``sum``, which reads it from the
     destination's buffer, where it is the first post-op; otherwise ``binary``, whose operand has the dims of dst, or is
     constant along all axes but one (the channels, or the last), or along all. Where both sides of an addition could
-    absorb it, the one that runs later does.
+    absorb it, the one that runs later does. Slopes of a prelu are constants, one for each channel.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class FusePostOps:
             "reduction",
         }
     )
-    kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum"})
+    kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum", "prelu"})
 
     def run(self, graph: Graph) -> Graph:
         """Return the fused graph."""
@@ -88,7 +89,11 @@ class FusePostOps:
         algs = opdef(producer.op).eltwise_algs
         if fusion.kind == "eltwise" and algs is not None and getattr(node.attrs, "alg", "") not in algs:
             return False
-        return fusion.operand is None or _broadcasts(graph, fusion.operand, node.results[0])
+        if fusion.operand is None:
+            return True
+        if fusion.kind == "prelu":
+            return _are_slopes(graph, fusion.operand, node.results[0])
+        return _broadcasts(graph, fusion.operand, node.results[0])
 
     def _sum_in_place(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
         producer, operand = graph.node(fusion.producer.node), fusion.operand
@@ -159,6 +164,13 @@ def _latest_first(graph: Graph, found: list[_Fusion]) -> list[_Fusion]:
         return found
     rank = {node.name: index for index, node in enumerate(graph.nodes())}
     return sorted(found, key=lambda fusion: -rank[fusion.producer.node])
+
+
+def _are_slopes(graph: Graph, operand: Value, dst: TensorType) -> bool:
+    """Return whether a prelu post-op can read its slopes: constant f32 numbers, one for each channel."""
+    type_ = graph.type_of(operand)
+    per_channel = tuple(size if axis == 1 else 1 for axis, size in enumerate(dst.dims))
+    return is_constant(graph, operand) and type_.dtype is DataType.F32 and type_.dims == per_channel
 
 
 def _broadcasts(graph: Graph, operand: Value, dst: TensorType) -> bool:

@@ -85,7 +85,9 @@ class _Conversion:
         compute = declaration.category is Category.COMPUTE
         host = declaration.category is Category.HOST or node.op == "reorder"
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
-        data = [name for name in inputs if not _is_parameter(declaration, name)]
+        # oneDNN reads the slopes of a prelu post-op as f32, whatever else is narrow
+        slopes = {name for post_op in node.post_ops if post_op.op == "prelu" for name in post_op.operands}
+        data = [name for name in inputs if name not in slopes and not _is_parameter(declaration, name)]
         narrow = compute or any(arrives[name] is self.dtype for name in data)
         wanted = {}
         for name, dtype in original.items():

@@ -25,9 +25,12 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
         for name, arg, _ in zip(declaration.result_names, declaration.result_args, node.results, strict=False)
     ]
     numbered += tail_arguments(node)
+    slopes = {name for post_op in node.post_ops if post_op.op == "prelu" for name in post_op.operands}
     found = []
     for name, number in numbered:
         md = pd.arg_md(number)
+        if md is None and node.choice is not None and name in slopes:  # oneDNN keeps no descriptor of these
+            md = dnnl.NativeDesc.from_desc(node.choice.operands[name])
         if md is None:
             raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {name}")
         found.append((name, number, md))

@@ -15,7 +15,7 @@ from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Lowering, OpDef, Primitive, opdef
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.formats import worth_trying
+from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.channelwise import channel_candidates
@@ -155,14 +155,26 @@ class OneDnnTarget:
         pd: dnnl.PrimitiveDesc,
         known: dict[object, Candidate],
     ) -> Candidate | None:
+        # oneDNN has no descriptor of these: they are row-major
+        slopes = {
+            name: plain(request[name])
+            for post_op in node.post_ops
+            if post_op.op == "prelu"
+            for name in post_op.operands
+        }
         try:
             formats = dict(lowering.resolve(pd))
-            tail = {name: _tail_format(lowering, pd, number, request[name]) for name, number in tail_arguments(node)}
+            tail = {
+                name: _tail_format(lowering, pd, number, request[name])
+                for name, number in tail_arguments(node)
+                if name not in slopes
+            }
         except (FormatError, ShapeError):  # this implementation's formats have no name in the op's dims
             return None
         for name, desc in request.items():
             if desc.kind == "blocked" and formats.get(name) == desc.at_start():
                 formats[name] = desc
+        tail |= slopes
         if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, pd.impl) is not None:
             return None
         for post_op in node.post_ops:
@@ -223,6 +235,9 @@ def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.Prim
             tail.append_sum(attrs["scales"][0])
         elif post_op.op == "binary" and post_op.operand is not None:
             tail.append_binary(f"binary_{attrs['alg']}", natives[post_op.operand])
+        elif post_op.op == "prelu" and post_op.operand is not None:
+            axes = enumerate(natives[post_op.operand].dims)
+            tail.append_prelu(sum(1 << axis for axis, size in axes if size > 1))
         elif post_op.op == "convolution" and post_op.operand is not None:
             _append_depthwise(tail, node, post_op, natives)
         else:

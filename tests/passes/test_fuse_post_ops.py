@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.ops import Concat, Permute, Sum
+from fmtprop.ops import Concat, Permute, Prelu, Sum
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
@@ -22,6 +22,30 @@ def test_a_chain_is_absorbed_in_order():
     value = build.binary("mul", value, build.constant(build.random(1, 5, 1, 1), "gate"))
     value = build.act(value, "tanh")
     assert fused(build.output(value)) == ["conv+relu+binary(gate)+tanh"]
+
+
+def test_slopes_of_channels_are_absorbed_by_a_convolution():
+    build = Builder()
+    value = build.conv(build.input(1, 3, 4, 4), 5, "conv")
+    slopes = build.constant(build.random(1, 5, 1, 1), "slopes")
+    assert fused(build.output(build.op("prelu", Prelu(), "prelu", src=value, weights=slopes))) == [
+        "conv+prelu(slopes)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", [(1, 1, 1, 1), (1, 1, 4, 4), (1, 5, 4, 4)])
+def test_other_slopes_are_not(dims):
+    build = Builder()
+    slopes = build.constant(build.random(*dims), "slopes")
+    value = build.op("prelu", Prelu(), "prelu", src=build.conv(build.input(1, 3, 4, 4), 5, "conv"), weights=slopes)
+    assert fused(build.output(value)) == ["conv", "prelu"]
+
+
+def test_computed_slopes_are_not():
+    build = Builder()
+    slopes = build.input(1, 5, 1, 1, name="slopes")
+    value = build.op("prelu", Prelu(), "prelu", src=build.conv(build.input(1, 3, 4, 4), 5, "conv"), weights=slopes)
+    assert fused(build.output(value)) == ["conv", "prelu"]
 
 
 def test_origins_of_absorbed_nodes_are_kept():
