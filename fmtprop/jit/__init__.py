@@ -5,19 +5,26 @@ formats: a kernel sees numbers in a row, or rows of channels; the loop, function
 """
 
 from fmtprop.jit.calls import Call, CallList
-from fmtprop.jit.channelwise import ChannelKernel, ChannelWork, channel_kernel_for
+from fmtprop.jit.channelwise import ChannelKernel, channel_kernel_for
 from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
 from fmtprop.jit.memory import no_code
+from fmtprop.jit.rows import BroadcastKernel, FoldKernel, broadcast_kernel_for, fold_kernel_for
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 
 __all__ = [
     "CHUNK_NBYTES",
+    "BroadcastKernel",
     "Call",
     "CallList",
     "ChannelKernel",
-    "ChannelWork",
+    "FoldKernel",
     "Kernel",
+    "StandaloneKernel",
+    "StandaloneWork",
     "Work",
+    "broadcast_kernel_for",
     "channel_kernel_for",
+    "fold_kernel_for",
     "kernel_for",
     "no_code",
     "unavailable",

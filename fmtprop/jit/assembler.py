@@ -70,6 +70,11 @@ _FORMS_512 = {
     "VPMOVZXWD": "ZMM_K1Z_YMMM256",
     "VPSLLD": "ZMM_K1Z_ZMMM512B32_IMM8",
     "VCVTNEPS2BF16": "YMM_K1Z_ZMMM512B32",
+    "VBROADCASTSS": "ZMM_K1Z_XMMM32",
+    "VPBROADCASTW": "ZMM_K1Z_XMMM16",
+    "VANDPS": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VPMAXSD": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VSQRTPS": "ZMM_K1Z_ZMMM512B32_ER",
 }
 _FORMS_256 = {
     "VMOVUPS": "YMM_YMMM256",
@@ -77,6 +82,8 @@ _FORMS_256 = {
     "VCVTPS2DQ": "YMM_YMMM256",
     "VPSRAD": "YMM_YMM_IMM8",
     "VPSLLD": "YMM_YMM_IMM8",
+    "VBROADCASTSS": "YMM_M32",
+    "VSQRTPS": "YMM_YMMM256",
 }
 
 
@@ -184,6 +191,23 @@ class Assembler:
         half = Register.YMM0 + (x - Register.ZMM0)
         self.v("VCVTNEPS2BF16", half, x)
         self.emit("VEX_VMOVUPS_YMMM256_YMM", place, half)
+
+    def load_one(self, x: int, place: MemoryOperand, *, bf16: bool = False) -> None:
+        """Load one f32 or bf16 number to everywhere in a vector."""
+        if not bf16:
+            self.v("VBROADCASTSS", x, place)
+            return
+        self.v("VPBROADCASTW", x, place)
+        self.v("VPSLLD", x, x, immediate=16)
+
+    def store_one(self, place: MemoryOperand, x: int, *, bf16: bool = False) -> None:
+        """Store the first number of a vector, one of the first sixteen, as f32 or rounded to bf16."""
+        first: Any = Register.XMM0 + (x - self.isa.register(0))
+        if not bf16:
+            self.emit("VEX_VMOVSS_M32_XMM", place, first)
+            return
+        self.v("VCVTNEPS2BF16", Register.YMM0 + (x - Register.ZMM0), x)
+        self._add(Instruction.create_mem_reg_u32(Code.VEX_VPEXTRW_R32M16_XMM_IMM8, place, first, 0))
 
     def number(self, value: float) -> int | MemoryOperand:
         """Return a vector that holds one f32 number everywhere: the last operand of an instruction."""

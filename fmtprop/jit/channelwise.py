@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import c_float, c_uint, c_uint64, c_void_p
+from ctypes import c_float, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
-from fmtprop.jit.calls import Call
-from fmtprop.jit.kernel import ALONE_NBYTES, RUNTIME, Kernel, isa, runtime_function, takes, unavailable
+from fmtprop.jit.kernel import Kernel, isa, runtime_function, takes, unavailable
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, address_of, threads_for
 from fmtprop.layout import DataType
 
-__all__ = ["ChannelKernel", "ChannelWork", "Pointer", "channel_kernel_for"]
+__all__ = ["ChannelKernel", "channel_kernel_for"]
 
 #: vectors of channels that are added up at a time, at most
 _GROUP = 12
@@ -28,7 +28,8 @@ _GROUP = 12
 #: bytes to which the sums of a thread are aligned
 _LINE = 64
 
-_RUNTIME = (*RUNTIME, "GOMP_barrier")
+#: what of the OpenMP runtime the code calls
+_ASKED = ("omp_get_num_threads", "omp_get_thread_num", "GOMP_barrier")
 
 #: algorithm -> operand or result -> argument
 _FIELDS: Mapping[str, Mapping[str, str]] = {
@@ -48,7 +49,7 @@ class Arguments(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class ChannelKernel:
+class ChannelKernel(StandaloneKernel):
     """What a kernel does to a tensor [N, C, …] in a channels-last format.
 
     Parameters
@@ -71,96 +72,38 @@ class ChannelKernel:
     shared: bool = False
 
     @property
-    def impl(self) -> str:
-        """What it is called in plans and reports."""
-        return f"{self.alg}:{isa().name}"
+    def stem(self) -> str:
+        """What it does."""
+        return self.alg
 
     @property
-    def repro(self) -> str:
-        """What it is called where oneDNN has a command line that reproduces."""
-        sizes = f"{self.images}x{self.channels}x{self.places}"
-        return f"fmtprop.jit kernel {self.impl} on {sizes} numbers, {self.dtype.value}"
+    def problem(self) -> str:
+        """Its sizes."""
+        return f"{self.images}x{self.channels}x{self.places} numbers, {self.dtype.value}"
 
-    @property
-    def scratchpad_nbytes(self) -> int:
-        """Bytes of the plan's that it needs to work: none, each work has its own."""
-        return 0
-
-    @cached_property
-    def kernel(self) -> Kernel:
-        """The code, which others with such a number of channels share."""
+    def assembled(self) -> Kernel:
+        """Return the code, which others with such a number of channels share."""
         return _kernel(self.alg, _group(self.channels // _lanes()), self.dtype)
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of all that decides its results and its speed."""
-        return self.kernel.fingerprint
-
-
-class Pointer:
-    """Where a work finds a tensor.
-
-    Parameters
-    ----------
-    arguments : Arguments
-        The work's.
-    field : str
-        Which of them.
-    """
-
-    __slots__ = ("_arguments", "_field")
-
-    def __init__(self, arguments: Arguments, field: str) -> None:
-        self._arguments, self._field = arguments, field
-
-    def set_data_handle(self, pointer: int) -> None:
-        """Point it at other numbers."""
-        setattr(self._arguments, self._field, pointer)
-
-
-class ChannelWork:
-    """A kernel with its tensors, for one thread of Python at a time.
-
-    Parameters
-    ----------
-    what : ChannelKernel
-        What to run.
-    threads : int
-        How many there will be, at most.
-    """
-
-    def __init__(self, what: ChannelKernel, threads: int) -> None:
-        row = what.channels * what.dtype.nbytes
-        nbytes = what.images * what.places * row
-        threads = 1 if nbytes <= ALONE_NBYTES else threads
-        run, *asked = (runtime_function(name) for name in _RUNTIME)
-        vectors = what.channels // _lanes()
+    def work(self, threads: int) -> StandaloneWork:
+        """Return it with places for its tensors."""
+        row = self.channels * self.dtype.nbytes
+        threads = threads_for(self.images * self.places * row, threads)
+        vectors = self.channels // _lanes()
         # "scale" asks by rows which factors it is at
-        places = what.images * what.places if what.shared else what.places
-        self._arguments = Arguments(
-            *(ctypes.cast(function, c_void_p).value for function in asked),
+        places = self.images * self.places if self.shared else self.places
+        arguments = Arguments(
+            *map(address_of, _ASKED),
             *(None, None, None),
-            *(what.images, places, what.images * what.places, row),
-            *(vectors // _group(vectors), what.images * vectors),
-            (c_float * 16)(*[what.places] * 16),
+            *(self.images, places, self.images * self.places, row),
+            *(vectors // _group(vectors), self.images * vectors),
+            (c_float * 16)(*[places] * 16),
         )
-        #: where it finds its operands and the result, by their names in oneDNN
-        self.pointers: Mapping[str, Pointer] = {
-            name: Pointer(self._arguments, field) for name, field in _FIELDS[what.alg].items()
-        }
-        if what.alg == "average":
-            self._sums = (c_float * (threads * what.images * what.channels + _LINE // 4))()
-            self._arguments.other = -(-ctypes.addressof(self._sums) // _LINE) * _LINE
-        #: what to call, and with what
-        self.call: Call = (
-            *(run, c_void_p(what.kernel.address), c_void_p(ctypes.addressof(self._arguments))),
-            *(c_uint(threads), c_uint(0)),
-        )
-
-    def run(self) -> None:
-        """Compute."""
-        function, *arguments = self.call
-        function(*arguments)
+        sums = None
+        if self.alg == "average":
+            sums = (c_float * (threads * self.images * self.channels + _LINE // 4))()
+            arguments.other = -(-ctypes.addressof(sums) // _LINE) * _LINE
+        return StandaloneWork(self.kernel, arguments, _FIELDS[self.alg], threads, sums)
 
 
 def channel_kernel_for(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fmtprop.ir.node import Value
 from fmtprop.ops.building import is_native, normalised_axis
 from fmtprop.ops.view_attrs import permuted, reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.ir.importing import Call
-    from fmtprop.ir.node import Value
+    from fmtprop.ir.importing import Call, Importer
 
 
 def computable(call: Call, *values: Value | None) -> bool:
@@ -77,3 +77,19 @@ def unbatched(call: Call, value: Value, like: Value) -> Value:
     """Undo :func:`batched`: drop the batch axis where `like` has none."""
     dims = call.type(value).dims
     return value if call.type(like).ndim == len(dims) else reshaped(call, value, dims[1:])
+
+
+def first_of(importer: Importer) -> Importer:
+    """Return the importer for a call that also returns indices, which oneDNN does not give.
+
+    Parameters
+    ----------
+    importer : callable
+        Imports the first result.
+    """
+
+    def both(call: Call) -> tuple[Value | None, ...] | None:
+        value = importer(call)
+        return (value, None) if isinstance(value, Value) else None
+
+    return both

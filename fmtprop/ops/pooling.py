@@ -20,7 +20,7 @@ from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.arguments import axes_of, batched, computable, ints, unbatched
+from fmtprop.ops.arguments import axes_of, batched, computable, first_of, ints, unbatched
 from fmtprop.ops.building import check_summands, lowering
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
@@ -206,16 +206,6 @@ def _max(spatial: int) -> Importer:
     return lambda call: _pool(call, "max", spatial, call["dilation"])
 
 
-def _first_of(importer: Importer) -> Importer:
-    """Return the importer for a call that also returns the indices of the maxima, which oneDNN does not give."""
-
-    def both(call: Call) -> tuple[Value | None, ...] | None:
-        value = importer(call)
-        return (value, None) if isinstance(value, Value) else None
-
-    return both
-
-
 def _average(spatial: int) -> Importer:
     def importer(call: Call) -> Value | None:
         if call.args.get("divisor_override") is not None:
@@ -305,9 +295,9 @@ POOLING = OpDef(
         "aten.max_pool1d.default": _max(1),
         "aten.max_pool2d.default": _max(2),
         "aten.max_pool3d.default": _max(3),
-        "aten.max_pool1d_with_indices.default": _first_of(_max(1)),
-        "aten.max_pool2d_with_indices.default": _first_of(_max(2)),
-        "aten.max_pool3d_with_indices.default": _first_of(_max(3)),
+        "aten.max_pool1d_with_indices.default": first_of(_max(1)),
+        "aten.max_pool2d_with_indices.default": first_of(_max(2)),
+        "aten.max_pool3d_with_indices.default": first_of(_max(3)),
         "aten.avg_pool1d.default": _average(1),
         "aten.avg_pool2d.default": _average(2),
         "aten.avg_pool3d.default": _average(3),
@@ -316,9 +306,9 @@ POOLING = OpDef(
         "aten.adaptive_avg_pool3d.default": _adaptive("avg_include_padding", 3),
         "aten._adaptive_avg_pool2d.default": _adaptive("avg_include_padding", 2),
         "aten._adaptive_avg_pool3d.default": _adaptive("avg_include_padding", 3),
-        "aten.adaptive_max_pool1d.default": _first_of(_adaptive("max", 1)),
-        "aten.adaptive_max_pool2d.default": _first_of(_adaptive("max", 2)),
-        "aten.adaptive_max_pool3d.default": _first_of(_adaptive("max", 3)),
+        "aten.adaptive_max_pool1d.default": first_of(_adaptive("max", 1)),
+        "aten.adaptive_max_pool2d.default": first_of(_adaptive("max", 2)),
+        "aten.adaptive_max_pool3d.default": first_of(_adaptive("max", 3)),
         "aten.mean.dim": _mean,
     },
 )

@@ -14,6 +14,7 @@ from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import first_of
 from fmtprop.ops.building import check_summands, is_native, lowering, normalised_axis
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import reshaped
@@ -200,6 +201,8 @@ REDUCTION = OpDef(
         "aten.amin.default": _reduction("min"),
         "aten.max.default": _reduction("max"),
         "aten.min.default": _reduction("min"),
+        "aten.max.dim": first_of(_reduction("max")),
+        "aten.min.dim": first_of(_reduction("min")),
         "aten.linalg_vector_norm.default": _norm("ord"),
         "aten.norm.Scalar": _norm("p"),
         "aten.norm.ScalarOpt_dim": _norm("p"),

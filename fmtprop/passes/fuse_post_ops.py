@@ -32,7 +32,8 @@ class FusePostOps:
     Parameters
     ----------
     absorbers : frozenset of str
-        Ops that may absorb. Others declare post-ops too, but the library then falls back to its reference loops.
+        Ops that may absorb. Others declare post-ops too, but the library then falls back to its reference loops, or
+        there are kernels of our own, without post-ops, for what it has none (reductions).
     kinds : frozenset of str
         What may be absorbed.
 
@@ -58,7 +59,6 @@ class FusePostOps:
             "binary",
             "pooling",
             "resampling",
-            "reduction",
         }
     )
     kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum", "prelu"})
@@ -80,6 +80,8 @@ class FusePostOps:
         if producer.op not in self.absorbers or len(producer.results) != 1 or producer.results != node.results:
             return False
         if only_reader(graph, fusion.producer) is None or len(producer.post_ops) >= _LIMIT:
+            return False
+        if producer.op == "binary" and not _is_compiled(graph, producer):
             return False
         allowed = opdef(producer.op).post_ops & self.kinds
         if self._sum_in_place(graph, node, fusion):
@@ -164,6 +166,13 @@ def _latest_first(graph: Graph, found: list[_Fusion]) -> list[_Fusion]:
         return found
     rank = {node.name: index for index, node in enumerate(graph.nodes())}
     return sorted(found, key=lambda fusion: -rank[fusion.producer.node])
+
+
+def _is_compiled(graph: Graph, binary: Node) -> bool:
+    """Return whether oneDNN has more than reference loops for how a binary op's second source broadcasts."""
+    dims, dst = graph.type_of(graph.inputs(binary.name)["src_1"]).dims, binary.results[0].dims
+    wide = {axis for axis, size in enumerate(dims) if size != 1}
+    return dims == dst or (wide <= {0, 1} and 1 in wide) or wide <= {len(dst) - 1}
 
 
 def _are_slopes(graph: Graph, operand: Value, dst: TensorType) -> bool:

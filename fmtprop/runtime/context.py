@@ -15,7 +15,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, PlanError
-from fmtprop.jit import Call, CallList, ChannelWork, no_code
+from fmtprop.jit import Call, CallList, StandaloneWork, no_code
 from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.calls import call_reference, write_results
 from fmtprop.runtime.plan import Access, Home, Plan, Step
@@ -184,7 +184,7 @@ class Context:
         choice = step.node.choice
         if choice is None:
             raise PlanError(f"{step.node.label} has no choice: assign formats before running")
-        work = ChannelWork(choice.handle, self.plan.threads)
+        work: StandaloneWork = choice.handle.work(self.plan.threads)
         for name, access in _places(step).items():
             self._point(work.pointers[name], access, access.desc.offset0 * access.desc.dtype.nbytes)
         self._keep.append(work)

@@ -22,7 +22,6 @@ from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.tensors import tensor_type
-from fmtprop.jit import ChannelWork
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
@@ -269,7 +268,7 @@ def _execute_kernel(node: Node, room: _Room) -> torch.Tensor:
         name: _packed(small_numbers(node, name, desc), desc.at_start(), room) for name, desc in choice.operands.items()
     }
     flat["dst"] = room.take(dst.nbytes, 0x55)
-    work = ChannelWork(choice.handle, dnnl.lib().threads)
+    work = choice.handle.work(dnnl.lib().threads)
     for name, pointer in work.pointers.items():
         pointer.set_data_handle(flat[name].data_ptr())
     work.run()

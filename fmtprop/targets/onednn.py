@@ -20,6 +20,7 @@ from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.channelwise import channel_candidates
 from fmtprop.targets.known_bad import known_bad
+from fmtprop.targets.rows import row_candidates
 
 #: what oneDNN computes in; everything else runs on the reference target
 _FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
@@ -87,7 +88,7 @@ class OneDnnTarget:
         kernel = _kernel_of(node)
         if kernel is not None:
             yield from self._with_kernel(node, request, kernel)
-        for candidate in channel_candidates(node, request):
+        for candidate in list(channel_candidates(node, request)) or row_candidates(node, request):
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
                 yield candidate
 

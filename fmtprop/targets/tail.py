@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fmtprop.ir.node import Choice, Node
-from fmtprop.jit import ChannelKernel, Kernel, Work
+from fmtprop.jit import Kernel, StandaloneKernel, Work
 from fmtprop.passes.target import Candidate
 
 __all__ = ["own_code", "start_of_result", "tail_of"]
@@ -11,7 +11,7 @@ __all__ = ["own_code", "start_of_result", "tail_of"]
 
 def own_code(way: Candidate | Choice) -> dict[str, str]:
     """Return what is to be part of a key under which something about a way to run a node is remembered."""
-    if isinstance(way.handle, ChannelKernel):
+    if isinstance(way.handle, StandaloneKernel):
         return {"kernel": way.handle.fingerprint}
     return {} if way.after is None else {"after": way.after.fingerprint}
 

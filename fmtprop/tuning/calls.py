@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from fmtprop import dnnl
-from fmtprop.jit import ChannelKernel, ChannelWork, Work
+from fmtprop.jit import StandaloneKernel, Work
 
 
 class Argument(NamedTuple):
@@ -93,14 +93,14 @@ class TimedKernel:
 
     Parameters
     ----------
-    kernel : ChannelKernel
+    kernel : StandaloneKernel
         What to run.
     arguments : sequence of Argument
         All of them, by name.
     """
 
-    def __init__(self, kernel: ChannelKernel, arguments: Sequence[Argument]) -> None:
-        self._work = ChannelWork(kernel, dnnl.lib().threads)
+    def __init__(self, kernel: StandaloneKernel, arguments: Sequence[Argument]) -> None:
+        self._work = kernel.work(dnnl.lib().threads)
         self.point({name: pointer for name, _, pointer in arguments})
 
     def point(self, pointers: Mapping[int | str, int]) -> None:

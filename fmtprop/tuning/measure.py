@@ -37,7 +37,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
-from fmtprop.jit import ChannelKernel, Kernel, Work
+from fmtprop.jit import Kernel, StandaloneKernel, Work
 from fmtprop.layout import MemoryDesc
 from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Candidate
@@ -102,7 +102,7 @@ class Job:
         The caller's name for it.
     operands : tuple of Operand
         All arguments but the scratchpad.
-    pd : PrimitiveDesc or ChannelKernel
+    pd : PrimitiveDesc or StandaloneKernel
         What to run.
     after : Kernel, optional
         What runs on the result behind it.
@@ -110,7 +110,7 @@ class Job:
 
     key: Any
     operands: tuple[Operand, ...]
-    pd: dnnl.PrimitiveDesc | ChannelKernel
+    pd: dnnl.PrimitiveDesc | StandaloneKernel
     after: Kernel | None = None
 
     @property
@@ -137,7 +137,7 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
     candidate : Candidate
         With a primitive descriptor or a kernel as its handle.
     """
-    if isinstance(candidate.handle, ChannelKernel):
+    if isinstance(candidate.handle, StandaloneKernel):
         formats = {**candidate.operands, "dst": candidate.results[0]}
         named = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in formats.items()}
         read = (Operand(name, md, "result" if name == "dst" else "activation") for name, md in named.items())
@@ -354,7 +354,7 @@ class _Run:
                 self._warm.append(activations[offset : offset + nbytes // 4 * 4].view(torch.int32))
             offset += _room(nbytes)
         self._call: TimedCall | TimedKernel
-        if isinstance(job.pd, ChannelKernel):
+        if isinstance(job.pd, StandaloneKernel):
             self._call = TimedKernel(job.pd, bound)
         else:
             self._call = TimedCall(job.pd, bound, activations.data_ptr() + offset, after)

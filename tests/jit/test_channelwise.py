@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmtprop import dnnl
-from fmtprop.jit import ChannelKernel, ChannelWork, channel_kernel_for, channelwise, unavailable
+from fmtprop.jit import ChannelKernel, channel_kernel_for, channelwise, unavailable
 from fmtprop.jit.assembler import AVX2, AVX512
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
@@ -39,7 +39,7 @@ def run(kernel: ChannelKernel, threads: int, **tensors: torch.Tensor) -> torch.T
     places = kernel.places if kernel.alg == "scale" else 1
     size = kernel.images * places * kernel.channels
     dst = torch.full((size + 64,), 7.0, dtype=next(iter(tensors.values())).dtype)
-    work = ChannelWork(kernel, threads)
+    work = kernel.work(threads)
     for name, tensor in {**tensors, "dst": dst[32:]}.items():
         work.pointers[name].set_data_handle(tensor.data_ptr())
     before = torch.get_num_threads()
@@ -107,7 +107,7 @@ def test_bf16_is_computed_in_f32_and_rounded_once(threads):
 
 def test_the_result_can_lie_where_the_source_does(isa):
     src, factors = torch.randn(1, 200, 48), torch.randn(1, 1, 48)
-    expected, work = src * factors, ChannelWork(made("scale", 1, 200, 48), 2)
+    expected, work = src * factors, made("scale", 1, 200, 48).work(2)
     for name, tensor in {"src_0": src, "src_1": factors, "dst": src}.items():
         work.pointers[name].set_data_handle(tensor.data_ptr())
     work.run()

@@ -33,6 +33,8 @@ INTS = TensorType((2, 3), "s64")
         ("aten.amin.default", (X, [1], True), {}, ["reduction"]),
         ("aten.max.default", (X,), {}, ["reduction", "reshape"]),
         ("aten.min.default", (X,), {}, ["reduction", "reshape"]),
+        ("aten.max.dim", (X, 1), {}, ["reduction", "reshape"]),
+        ("aten.min.dim", (X, -1, True), {}, ["reduction"]),
         ("aten.linalg_vector_norm.default", (X, 2, [1], True), {}, ["reduction"]),
         ("aten.linalg_vector_norm.default", (X, 3, [1, 2]), {}, ["reduction", "reshape"]),
         ("aten.norm.ScalarOpt_dim", (X, None, [1], True), {}, ["reduction"]),
@@ -59,8 +61,9 @@ def test_importers_decline(target, args):
     assert FakeCall(target, *args).run() is None
 
 
-def test_max_with_indices_is_not_claimed():
-    assert FakeCall("aten.max.dim", X, 1).run() is None
+def test_indices_of_maxima_are_not_claimed():
+    value, indices = FakeCall("aten.max.dim", X, 1).run()
+    assert value is not None and indices is None
 
 
 def test_low_precision_accumulates_in_f32():

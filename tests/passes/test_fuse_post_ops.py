@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.ops import Concat, Permute, Prelu, Sum
+from fmtprop.ops import Concat, Permute, Prelu, Reduction, Sum
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
@@ -46,6 +46,25 @@ def test_computed_slopes_are_not():
     slopes = build.input(1, 5, 1, 1, name="slopes")
     value = build.op("prelu", Prelu(), "prelu", src=build.conv(build.input(1, 3, 4, 4), 5, "conv"), weights=slopes)
     assert fused(build.output(value)) == ["conv", "prelu"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "absorbs"),
+    [
+        *(((2, 5, 4, 4), True), ((2, 5, 1, 1), True), ((1, 1, 1, 4), True), ((1, 1, 1, 1), True)),
+        *(((2, 1, 1, 1), False), ((2, 5, 4, 1), False), ((1, 1, 4, 1), False)),
+    ],
+)
+def test_a_broadcast_that_onednn_has_no_kernel_for_absorbs_nothing(dims, absorbs):
+    build = Builder()
+    product = build.binary("mul", build.input(2, 5, 4, 4), build.input(*dims, name="other"))
+    assert fused(build.output(build.act(product))) == (["mul+relu"] if absorbs else ["mul", "relu"])
+
+
+def test_a_reduction_absorbs_nothing():
+    build = Builder()
+    mean = build.op("reduction", Reduction("mean", (1,)), "mean", src=build.input(2, 5, 4, 4))
+    assert fused(build.output(build.act(mean))) == ["mean", "relu"]
 
 
 def test_origins_of_absorbed_nodes_are_kept():

@@ -1,0 +1,118 @@
+"""Nodes that kernels over rows compute: a binary op whose second source broadcasts, and reductions.
+
+Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir.node import Node
+from fmtprop.jit import FoldKernel, StandaloneKernel, broadcast_kernel_for, fold_kernel_for
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.building import check_summands
+from fmtprop.ops.reduction import Reduction
+from fmtprop.passes.formats import like, plain
+from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.channelwise import JIT
+
+__all__ = ["row_candidates"]
+
+#: how many numbers of a row a kernel adds up side by side, at least
+_SIDE_BY_SIDE = 32
+
+#: oneDNN's algorithm -> the kernel's
+_FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum": "norm"}
+
+
+def row_candidates(node: Node, request: Request) -> Iterator[Candidate]:
+    """Yield the way to run a node by a kernel, if there is one for it and for these formats.
+
+    Parameters
+    ----------
+    node : Node
+        The op, its attributes and post-ops.
+    request : mapping of str to MemoryDesc
+        See :meth:`fmtprop.passes.target.Target.candidates`.
+    """
+    if node.post_ops or len({desc.dtype for desc in request.values()}) != 1:
+        return
+    if isinstance(node.attrs, Binary):
+        yield from _binary(node.attrs, request)
+    elif isinstance(node.attrs, Reduction):
+        yield from _reduction(node.attrs, request)
+
+
+def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
+    src, other, dst = (request[name] for name in ("src_0", "src_1", "dst"))
+    if not _is_row_of_numbers(src) or src.dims == other.dims or src.dims != dst.dims:
+        return
+    if other.kind == "any":
+        other = like(other, src) or plain(other)
+    if not _is_row_of_numbers(other) or not _is_served(dst, src.at_start()):
+        return
+    steps = [0 if size == 1 else step for size, step in zip(other.dims, other.strides, strict=True)]
+    kernel = broadcast_kernel_for(attrs.alg, _merged(src, steps), src.dtype)
+    if kernel is not None:
+        yield _candidate(kernel, {"src_0": src, "src_1": other}, src.at_start() if dst.kind == "any" else dst)
+
+
+def _reduction(attrs: Reduction, request: Request) -> Iterator[Candidate]:
+    src, dst = request["src"], request["dst"]
+    if attrs.alg not in _FOLDS or (attrs.alg.startswith("norm") and (attrs.p, attrs.eps) != (2.0, 0.0)):
+        return
+    result = like(MemoryDesc(dst.dims, dst.dtype), src)
+    if result is None or not _is_row_of_numbers(src) or not _is_served(dst, result):
+        return
+    steps = [0 if axis in attrs.axes else step for axis, step in enumerate(result.strides)]
+    kernel = _fold(_FOLDS[attrs.alg], _merged(src, steps), src)
+    if kernel is not None:
+        yield _candidate(kernel, {"src": src}, result if dst.kind == "any" else dst)
+
+
+def _fold(alg: str, axes: tuple[tuple[int, int], ...], src: MemoryDesc) -> FoldKernel | None:
+    """Return the kernel where one run of axes is folded: all of the tensor, its last, its first, or between two."""
+    folded = [index for index, (_, step) in enumerate(axes) if step == 0]
+    if len(folded) != 1 or len(axes) > 3:
+        return None
+    (index,) = folded
+    before, count, after = axes[:index], axes[index][0], axes[index + 1 :]
+    if len(before) > 1 or len(after) > 1:
+        return None
+    images, columns = (run[0][0] if run else 1 for run in (before, after))
+    kernel = fold_kernel_for(alg, images, count, columns, src.dtype)
+    try:
+        check_summands("reduction", count if columns > 1 else count // _SIDE_BY_SIDE)
+    except UnsupportedOpError:
+        return None
+    return kernel
+
+
+def _merged(desc: MemoryDesc, steps: list[int]) -> tuple[tuple[int, int], ...]:
+    """Return the axes of a packed tensor from the outermost in: size, and step of another tensor along it.
+
+    Neighbours along which the other tensor goes on evenly, or stands still, are one; axes of size 1 are none.
+    """
+    order = sorted((axis for axis, size in enumerate(desc.dims) if size > 1), key=lambda axis: -desc.strides[axis])
+    merged: list[tuple[int, int]] = []
+    for axis in reversed(order):
+        size, step = desc.dims[axis], steps[axis]
+        if merged and step == merged[0][0] * merged[0][1]:
+            merged[0] = (size * merged[0][0], merged[0][1])
+        else:
+            merged.insert(0, (size, step))
+    return tuple(merged)
+
+
+def _is_row_of_numbers(desc: MemoryDesc) -> bool:
+    return desc.kind == "blocked" and desc.is_plain and desc.at_start().is_packed
+
+
+def _is_served(asked: MemoryDesc, desc: MemoryDesc) -> bool:
+    return asked.kind == "any" or asked.at_start() == desc
+
+
+def _candidate(kernel: StandaloneKernel, operands: Request, dst: MemoryDesc) -> Candidate:
+    return Candidate(JIT, kernel.impl, operands, (dst,), handle=kernel)

@@ -1,0 +1,112 @@
+"""Nodes that kernels over rows compute: in which formats, and which not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop.ir.node import Attrs, Node, PostOp
+from fmtprop.ir.op import opdef
+from fmtprop.ir.types import TensorType
+from fmtprop.jit import unavailable
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops import Binary, Eltwise, Reduction
+from fmtprop.passes.target import Candidate
+from fmtprop.targets.rows import row_candidates
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+
+IMAGE = (2, 48, 9, 17)
+
+
+def asked(op: str, attrs: Attrs, **descs: MemoryDesc) -> list[Candidate]:
+    """Return the candidates for operands of these formats; the result's is free."""
+    types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
+    (dst,) = opdef(op).infer(attrs, types)
+    return list(row_candidates(Node("node", op, attrs, (dst,)), {**descs, "dst": MemoryDesc.any(dst.dims, dst.dtype)}))
+
+
+@pytest.mark.parametrize(
+    "other", [(2, 1, 1, 1), (1, 1, 9, 17), (2, 1, 9, 17), (1, 1, 9, 1), (2, 48, 9, 1), (1, 1, 1, 1)]
+)
+@pytest.mark.parametrize("tag", ["abcd", "acdb"])
+def test_every_pattern_of_broadcast_of_a_packed_tensor(tag, other):
+    src = MemoryDesc(IMAGE, "f32", tag=tag)
+    found = asked("binary", Binary("mul"), src_0=src, src_1=MemoryDesc(other, "f32", tag=tag))
+    assert [(c.target, c.results) for c in found] == [("jit", (src,))]
+
+
+@pytest.mark.parametrize(
+    ("alg", "src", "other"),
+    [
+        ("max", MemoryDesc(IMAGE), MemoryDesc((2, 1, 1, 1))),
+        ("mul", MemoryDesc(IMAGE), MemoryDesc(IMAGE)),
+        ("mul", MemoryDesc((2, 1, 1, 1)), MemoryDesc(IMAGE)),
+        ("mul", MemoryDesc(IMAGE, tag="aBcd16b"), MemoryDesc((2, 1, 1, 1))),
+        ("mul", MemoryDesc((2, 48, 9, 7)), MemoryDesc((1, 1, 9, 1))),
+        ("mul", MemoryDesc(IMAGE), MemoryDesc((2, 1, 1, 1), "bf16")),
+        ("mul", MemoryDesc(IMAGE, "f16"), MemoryDesc((2, 1, 1, 1), "f16")),
+    ],
+)
+def test_broadcasts_that_are_not_its(alg, src, other):
+    assert asked("binary", Binary(alg), src_0=src, src_1=other) == []
+
+
+@pytest.mark.parametrize("axes", [(1,), (2, 3), (1, 2, 3), (0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("alg", ["sum", "mean", "max", "min"])
+def test_reductions_keep_the_order_of_axes(alg, axes):
+    for tag in ("abcd", "acdb"):
+        (found,) = asked("reduction", Reduction(alg, axes), src=MemoryDesc(IMAGE, tag=tag))
+        dims = tuple(1 if axis in axes else size for axis, size in enumerate(IMAGE))
+        assert found.results == (MemoryDesc(dims, tag=tag),)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "src"),
+    [
+        (Reduction("mul", (1,)), MemoryDesc(IMAGE)),
+        (Reduction("norm_lp_sum", (1,), 3.0), MemoryDesc(IMAGE)),
+        (Reduction("norm_lp_sum", (1,), 2.0, 0.1), MemoryDesc(IMAGE)),
+        (Reduction("sum", (1, 3)), MemoryDesc(IMAGE)),  # two runs of axes
+        (Reduction("sum", (0, 2)), MemoryDesc(IMAGE)),
+        (Reduction("sum", (1,)), MemoryDesc((2, 48, 7))),  # fewer columns than a vector has
+        (Reduction("sum", (1,)), MemoryDesc((2, 20_000, 16))),  # too many summands one after the other
+        (Reduction("sum", (1,)), MemoryDesc(IMAGE, tag="aBcd16b")),
+    ],
+)
+def test_reductions_that_are_not_its(attrs, src):
+    assert asked("reduction", attrs, src=src) == []
+
+
+def test_with_a_post_op_it_is_not():
+    src = MemoryDesc(IMAGE)
+    dst = MemoryDesc((2, 1, 9, 17))
+    tail = (PostOp("eltwise", Eltwise("relu")),)
+    node = Node("node", "reduction", Reduction("sum", (1,)), (TensorType(dst.dims),), post_ops=tail)
+    assert list(row_candidates(node, {"src": src, "dst": MemoryDesc.any(dst.dims, dst.dtype)})) == []
+
+
+class Attention(torch.nn.Module):
+    """Spatial attention by the mean and the maximum of channels, and rows scaled by their norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.gate = torch.nn.Conv2d(3, 17, 3, padding=1), torch.nn.Conv2d(2, 1, 7, padding=3)
+
+    def forward(self, x):
+        x = self.before(x)
+        gate = torch.sigmoid(self.gate(torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True)[0]], 1)))
+        y = x * gate
+        return y / torch.linalg.vector_norm(y, dim=(1, 2, 3), keepdim=True) + y.sum((0, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_a_network_of_these_runs_none_of_them_by_reference_loops(policy):
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, 3, 13, 19)
+    net = fp.compile(model, x, policy=policy)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+    impls = [node.choice.impl for node in net.graph.nodes() if node.choice is not None]
+    assert any(impl.startswith("fold_") for impl in impls)
