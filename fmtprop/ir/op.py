@@ -111,6 +111,10 @@ View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
 
 
+def _always(attrs: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class OpDef:
     """Declaration of an op.
@@ -143,6 +147,9 @@ class OpDef:
         ``("dst",)`` for most.
     result_args : tuple of str
         Names in :class:`fmtprop.dnnl.Arg` of the results.
+    any_strides : callable
+        ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
+        not always; operands come row-major then.
     post_ops : frozenset of str
         Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``,
         ``convolution`` (depthwise).
@@ -178,6 +185,7 @@ class OpDef:
     parts: Parts | None = None
     result_names: tuple[str, ...] = ("dst",)
     result_args: tuple[str, ...] = ("DST",)
+    any_strides: Callable[[Any], bool] = _always
     post_ops: frozenset[str] = frozenset()
     eltwise_algs: frozenset[str] | None = None
     as_post_op: bool = False

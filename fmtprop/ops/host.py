@@ -33,6 +33,8 @@ _REFUSED = frozenset({"aten.from_file"})
 STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 #: they join or part neighbours of the last axis, which must lie side by side and start at a whole element
 _RETYPING = frozenset({"aten.view.dtype", "aten.view_copy.dtype"})
+#: element by element, although PyTorch does not call it so
+_CONVERSION = "aten._to_copy.default"
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 # ---------------------------------------------------------------- attributes
@@ -297,6 +299,15 @@ def _result_type(target: str, index: int, result: torch.Tensor) -> TensorType:
         raise UnsupportedOpError(f"{target}: result {index}: {error}") from error
 
 
+def any_strides(attrs: HostCall) -> bool:
+    """Tell whether the call is right whatever strides its operands have: PyTorch says that it is element-wise.
+
+    Other kernels may take one memory format for another: max-unpooling reads channels-last indices as row-major ones.
+    """
+    function = _prepare(attrs).function
+    return function.namespace in NAMESPACES and (torch.Tag.pointwise in function.tags or attrs.target == _CONVERSION)
+
+
 def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Make the call; results may be views of the operands."""
     return _call(attrs, tensors)
@@ -426,5 +437,6 @@ ATEN = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
+    any_strides=any_strides,
     samples=samples,
 )

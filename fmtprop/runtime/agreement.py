@@ -9,13 +9,14 @@ from functools import cache
 import torch
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 
 __all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers"]
 
 #: largest error of one primitive, relative to the largest magnitude of the reference
-TOLERANCE = {DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
+TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
 
 #: numbers whose differences are taken at a time, or a whole row of a tensor
 _ROWS = 1 << 20
@@ -45,14 +46,17 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
         whose sums are exact in f32 at these sizes, or integers.
     """
     algorithms = {getattr(p.attrs, "alg", "") for p in node.post_ops} | {getattr(node.attrs, "alg", "")}
-    positive = name == "variance" or (node.op == "eltwise" and algorithms & _POSITIVE) or "div" in algorithms
+    # whole numbers may be divisors
+    host = not desc.dtype.is_floating and opdef(node.op).category is Category.HOST
+    positive = host or name == "variance" or (node.op == "eltwise" and algorithms & _POSITIVE) or "div" in algorithms
     single = desc.dims
     if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
         single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
     wanted = dtype or desc.dtype
     # quarters are exact in every floating-point type, integers in all
     direct = wanted.is_floating == desc.dtype.is_floating
-    pool = _pool(1 if positive else -8, 9, wanted if direct else desc.dtype)
+    low, high = (0, 2) if desc.dtype is DataType.BOOLEAN else (1 if positive else -8, 9)
+    pool = _pool(low, high, wanted if direct else desc.dtype)
     start = zlib.crc32(f"{node.op}/{name}/{desc.dims}".encode()) % pool.numel()
     count = math.prod(single)
     rounds = -(-(start + count) // pool.numel())

@@ -26,10 +26,12 @@ from fmtprop.layout import DataType, MemoryDesc, pack, unpack
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.convolve import convolve
+from fmtprop.runtime.host_check import check_strides, reads_strides
 from fmtprop.runtime.plan import Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
+from fmtprop.targets.reference import REFERENCE
 from fmtprop.targets.tail import own_code, tail_of
 from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.directory import cache_directory
@@ -37,6 +39,9 @@ from fmtprop.tuning.problem import persistent_text
 
 #: what PyTorch would run by a oneDNN of its own
 _INDEPENDENT = {"convolution": convolve}
+
+#: how to see again that PyTorch misreads a memory format
+_STRIDES = "the operator on the same numbers in these formats and row-major"
 
 #: bytes that checks share; what is beyond them has memory of its own
 _ROOM = 48 << 20
@@ -53,7 +58,7 @@ class Mismatch:
     error : float
         Largest error relative to the largest magnitude of the reference.
     repro : str
-        benchdnn command line.
+        benchdnn command line, or what to compare.
     reader : Node, optional
         The node for which it packed an operand: where nobody else can do that, another has to run there.
     """
@@ -113,7 +118,7 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     Parameters
     ----------
     steps : iterable of Step
-        A plan's steps; those of the reference target are passed over.
+        A plan's steps; those that PyTorch runs on row-major tensors are their own reference.
     memory : PassedChecks
         What passed before; extended.
     packed : iterable of Node
@@ -125,10 +130,11 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     list of Mismatch
         The primitives that are wrong.
     """
-    steps = [step for step in steps if step.primitive is not None or step.target == JIT]
+    steps = [step for step in steps if step.primitive is not None or step.target == JIT or reads_strides(step.node)]
     covered = {node.name for step in steps for node in step.packing.values()}
     # what packs for no step by itself: others read it, or make something else of it
-    alone = [node for node in packed if node.name not in covered and _is_readable(node)]
+    readable = [node for node in packed if _is_readable(node) or reads_strides(node)]
+    alone = [node for node in readable if node.name not in covered]
     work: dict[str, Callable[[], Mismatch | None]] = {}
     room = _Room()
     for step in steps:
@@ -141,12 +147,17 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
-    error = check_primitive(node, room=room)
-    return None if error is None else Mismatch(node, error, _choice(node).handle.repro)
+    if reads_strides(node):
+        error, how = check_strides(node), _STRIDES
+    else:
+        error, how = check_primitive(node, room=room), _choice(node).handle.repro
+    return None if error is None else Mismatch(node, error, how)
 
 
 def _wrong_in(step: Step, room: _Room) -> Mismatch | None:
     """Return what is wrong: the step's primitive, or one that packed an operand for it."""
+    if reads_strides(step.node):
+        return _wrong(step.node, room)
     error = check_primitive(step.node, step.primitive, room, step.packing)
     if error is None:
         return None
@@ -170,7 +181,9 @@ def _is_readable(node: Node) -> bool:
 def primitive_key(node: Node) -> str:
     """Return a hash of everything that the result of a node's primitive depends on."""
     choice = _choice(node)
+    by = {"torch": torch.__version__} if choice.target == REFERENCE else {}
     problem = {
+        **by,
         "op": node.op,
         "attrs": node.attrs.to_json(),
         "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],

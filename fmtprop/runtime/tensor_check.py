@@ -9,6 +9,7 @@ import torch
 from fmtprop.ir.node import Node
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.host_check import check_strides, reads_strides
 from fmtprop.runtime.plan import Step
 from fmtprop.runtime.tensor_calls import function_of
 from fmtprop.targets.mkldnn.fused import stored
@@ -23,11 +24,13 @@ def check_tensor_steps(steps: Iterable[Step]) -> Iterator[str]:
     Parameters
     ----------
     steps : iterable of Step
-        Of a plan; those that are their own reference, and reorders, are passed over.
+        Of a plan; those that are their own reference, on row-major tensors, and reorders, are passed over.
     """
     seen: set[object] = set()
     for step in steps:
         node, choice = step.node, step.node.choice
+        if reads_strides(node) and (error := check_strides(node)):
+            yield f"{node.label}: PyTorch's operator is off by {error:.1e} relative in these memory formats"
         if choice is None or not isinstance(choice.handle, Kernel) or node.op == "reorder":
             continue
         key = (node.op, node.attrs, node.post_ops, choice.impl, tuple(choice.operands.items()), node.descs)

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
+
+#: who executes, in choices and reports
+REFERENCE = "reference"
 
 #: bytes per second that a PyTorch copy moves; only the order of costs matters
 _BANDWIDTH = 5e9
@@ -19,12 +23,21 @@ _BANDWIDTH = 5e9
 class ReferenceTarget:
     """Runs a node by its op's reference on torch tensors over the plan's own buffers."""
 
-    name = "reference"
+    name = REFERENCE
+
+    def __init__(self) -> None:
+        #: what gave a wrong answer with other strides than row-major ones
+        self._rejected: set[object] = set()
+
+    def reject(self, node: Node) -> None:
+        """Never again give a node, or one like it, other operands than row-major ones: it gave a wrong answer."""
+        self._rejected.add(_identity(node))
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
-        """Yield the one way: every operand as asked where it is strided, else row-major."""
-        formats = {name: _strided(desc) for name, desc in request.items()}
-        names = [name for name in formats if name in _results_of(node)]
+        """Yield the one way: operands as asked where they are strided and the op is right with that, else row-major."""
+        free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
+        names = [name for name in request if name in _results_of(node)]
+        formats = {name: _strided(desc) if free or name in names else plain(desc) for name, desc in request.items()}
         results = tuple(formats[name] for name in names)
         if any(results[i] != request[name] and request[name].kind != "any" for i, name in enumerate(names)):
             return
@@ -43,6 +56,10 @@ class ReferenceTarget:
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the strided formats that PyTorch knows: row-major and channels-last."""
         return worth_trying(dims, dtype, ())
+
+
+def _identity(node: Node) -> object:
+    return node.op, node.attrs, tuple((post_op.op, post_op.attrs) for post_op in node.post_ops)
 
 
 def _strided(desc: MemoryDesc) -> MemoryDesc:
