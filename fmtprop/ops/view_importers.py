@@ -132,6 +132,23 @@ def _flip(call: Call) -> Value:
     return call.emit("slice", {"src": call["self"]}, Slice(starts, dims, steps))
 
 
+def _pixel_shuffle(call: Call) -> Value:
+    """Import the exchange of channels for places: PyTorch's operator is but views and a copy, and ends row-major."""
+    *batch, channels, height, width = call.type(call["self"]).dims
+    factor, n = call["upscale_factor"], len(batch)
+    split = reshaped(call, call["self"], (*batch, channels // factor**2, factor, factor, height, width))
+    turned = permuted(call, split, (*range(n + 1), n + 3, n + 1, n + 4, n + 2))
+    return reshaped(call, turned, call.results[0].dims)
+
+
+def _pixel_unshuffle(call: Call) -> Value:
+    *batch, channels, height, width = call.type(call["self"]).dims
+    factor, n = call["downscale_factor"], len(batch)
+    split = reshaped(call, call["self"], (*batch, channels, height // factor, factor, width // factor, factor))
+    turned = permuted(call, split, (*range(n + 1), n + 2, n + 4, n + 1, n + 3))
+    return reshaped(call, turned, call.results[0].dims)
+
+
 def _unbind(call: Call) -> tuple[Value, ...]:
     axis = _axis(call)
     slices = (windowed(call, call["self"], axis, i, 1) for i in range(len(call.results)))
@@ -165,6 +182,8 @@ PERMUTE_IMPORTERS: dict[str, Importer] = {
     **_spelled(_swap("axis0", "axis1"), "swapaxes.default"),
     **_spelled(_reverse, "t.default", "t_copy.default", "numpy_T.default"),
     **_spelled(_matrix_transpose, "mT.default"),
+    **_spelled(_pixel_shuffle, "pixel_shuffle.default"),
+    **_spelled(_pixel_unshuffle, "pixel_unshuffle.default"),
     **_spelled(_movedim, "movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist"),
 }
 

@@ -26,8 +26,8 @@ class FusePostOps:
     A node is absorbed where nobody else reads the producer's result, both results have one type, and the producer's
     op can absorb it. An addition of a tensor that may be overwritten becomes ``sum``, which reads it from the
     destination's buffer, where it is the first post-op; otherwise ``binary``, whose operand has the dims of dst, or is
-    constant along all axes but one (the channels, or the last), or along all. Where both sides of an addition could
-    absorb it, the one that runs later does. Slopes of a prelu are constants, one for each channel.
+    constant along all axes but one (the channels, or a matmul's last), or along all. Where both sides of an addition
+    could absorb it, the one that runs later does. Slopes of a prelu are constants, one for each channel.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class FusePostOps:
             return True
         if fusion.kind == "prelu":
             return _are_slopes(graph, fusion.operand, node.results[0])
-        return _broadcasts(graph, fusion.operand, node.results[0])
+        return _broadcasts(graph, fusion.operand, producer)
 
     def _sum_in_place(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
         producer, operand = graph.node(fusion.producer.node), fusion.operand
@@ -182,12 +182,13 @@ def _are_slopes(graph: Graph, operand: Value, dst: TensorType) -> bool:
     return is_constant(graph, operand) and type_.dtype is DataType.F32 and type_.dims == per_channel
 
 
-def _broadcasts(graph: Graph, operand: Value, dst: TensorType) -> bool:
+def _broadcasts(graph: Graph, operand: Value, producer: Node) -> bool:
     """Return whether a binary post-op's operand has a shape that optimized implementations take."""
-    dims = graph.type_of(operand).dims
+    dims, dst = graph.type_of(operand).dims, producer.results[0]
+    axes = {1, dst.ndim - 1} if producer.op == "matmul" else {1}
     if dims == dst.dims:
         return True
     if len(dims) != dst.ndim:
         return False
     wide = [axis for axis, size in enumerate(dims) if size != 1]
-    return all(dims[axis] == dst.dims[axis] and axis in (1, dst.ndim - 1) for axis in wide) and len(wide) <= 1
+    return all(dims[axis] == dst.dims[axis] and axis in axes for axis in wide) and len(wide) <= 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.ops import Concat, Permute, Prelu, Reduction, Sum
+from fmtprop.ops import Concat, MatMul, Permute, Prelu, Reduction, Sum
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
@@ -173,8 +173,18 @@ def test_broadcasts_that_only_reference_code_takes_stay():
         build.binary("mul", build.conv(x, 5, "a"), build.input(2, 5, 1, 1, name="gate"), "per_item"),
         build.binary("mul", build.conv(x, 5, "b"), build.input(1, 1, 4, 1, name="rows"), "per_row"),
         build.binary("mul", build.conv(x, 5, "c"), build.input(1, 1, 1, 1, name="one"), "scalar"),
+        build.binary("mul", build.conv(x, 5, "d"), build.input(1, 1, 1, 4, name="columns"), "per_column"),
     )
-    assert fused(graph) == ["a", "per_item", "b", "per_row", "c+binary(one)"]
+    assert fused(graph) == ["a", "per_item", "b", "per_row", "c+binary(one)", "d", "per_column"]
+
+
+def test_the_last_axis_is_a_matrix_products_alone():
+    build = Builder()
+    x, last = build.input(2, 6, 4), build.constant(build.random(1, 1, 5), "last")
+    product = build.op("matmul", MatMul(), "product", src=x, weights=build.constant(build.random(1, 4, 5)))
+    other = build.binary("add", build.input(2, 6, 5, name="y"), build.input(2, 6, 5, name="z"), "other")
+    graph = build.output(build.binary("mul", product, last, "scaled"), build.binary("mul", other, last, "plain"))
+    assert fused(graph) == ["product+binary(last)", "other", "plain"]
 
 
 def test_a_result_that_the_operand_widens_stays():
