@@ -20,6 +20,7 @@ _EXPORTS = {
     "directml": "fmtprop.layout.directml",
     "xla": "fmtprop.layout.xla",
     "compile": "fmtprop.api",
+    "explain": "fmtprop.dynamo",
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiled",
     # by way of the ops: reading a graph from networkx needs their declarations
@@ -48,6 +49,7 @@ __all__ = ["__version__", *_EXPORTS]
 if TYPE_CHECKING:
     from fmtprop.api import compile as compile
     from fmtprop.compiled import CompiledModel as CompiledModel
+    from fmtprop.dynamo import explain as explain
     from fmtprop.errors import (
         DnnlError as DnnlError,
     )

@@ -26,6 +26,7 @@ PUBLIC = {
     "CompiledModel",
     "Graph",
     "compile",
+    "explain",
     "from_torch",
     "inspect",
     "load",

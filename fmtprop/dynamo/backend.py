@@ -1,0 +1,119 @@
+"""What ``torch.compile`` calls: a graph in, a callable out.
+
+Owns the options, and which graphs are worth a plan at all. How a graph is run is :mod:`fmtprop.dynamo.region`'s affair.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from fmtprop.dynamo.region import Region
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.options import Options
+
+__all__ = ["backend", "options_of", "regions_by"]
+
+_LOG = logging.getLogger(__name__)
+
+#: options of fp.compile that a captured graph has no use for: its inputs and outputs have no names of the user's
+_NAMELESS = ("boundary", "pin", "progress")
+
+#: torch.compile's modes, by the `tune` that they mean here
+_MODES: Mapping[str | None, str | None] = {
+    None: None,
+    "default": None,
+    "max-autotune": "measure",
+    "max-autotune-no-cudagraphs": "measure",
+}
+
+#: told of each region that is made
+Observer = Callable[[Region], None]
+
+
+def backend(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Make a graph that TorchDynamo captured ready to run; ``torch.compile(model, backend="fmtprop")`` calls this.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The captured graph.
+    example_inputs : sequence
+        Its inputs, parameters among them.
+    mode : str, optional
+        ``"max-autotune"`` measures costs on this machine, as ``tune="measure"`` does.
+    options : mapping, optional
+        Options of :func:`fmtprop.compile`: ``dtype``, ``policy``, ``target``, ``tune``, ``verify``, …
+
+    Returns
+    -------
+    callable
+        A graph that needs gradients runs as PyTorch runs it.
+
+    Raises
+    ------
+    UnsupportedOpError
+        A mode or an option is unknown, or a value is not one of its values.
+    """
+    return regions_by(options_of(mode, options), lambda region: None)(module, example_inputs)
+
+
+def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
+    """Return the options of a compilation from those of ``torch.compile``.
+
+    Examples
+    --------
+    >>> options_of("max-autotune", {"dtype": "bf16"}).tune
+    'measure'
+    """
+    if mode not in _MODES:
+        known = ", ".join(repr(name) for name in _MODES if name is not None)
+        raise UnsupportedOpError(f"backend 'fmtprop' has no mode {mode!r}; it has {known}")
+    known_options = [field.name for field in fields(Options) if field.name not in _NAMELESS]
+    for name in given or {}:
+        if name not in known_options:
+            raise UnsupportedOpError(f"backend 'fmtprop' has no option {name!r}; it has {', '.join(known_options)}")
+    tune = _MODES[mode]
+    return Options(**({"tune": tune} if tune else {}) | dict(given or {}))
+
+
+def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """Return a backend with these options; an observer is told of its regions."""
+
+    def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Region:
+        region = Region(functional, _constant_inputs(), options)
+        observe(region)
+        return region
+
+    inference = aot_autograd(fw_compiler=compile_inference)
+
+    def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in example_inputs):
+            _LOG.info("a graph needs gradients: PyTorch runs it; call the model under torch.no_grad() for inference")
+            observe(Region(module, frozenset(), options, "it needs gradients; call it under torch.no_grad()"))
+            return module.forward
+        return inference(module, example_inputs)
+
+    return compile_captured
+
+
+def _constant_inputs() -> frozenset[int]:
+    """Return the positions of parameters and buffers that the graph in the making reads and does not change."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return frozenset()
+    return frozenset(i for i in metadata.static_input_indices if not metadata.input_info[i].mutates_data)

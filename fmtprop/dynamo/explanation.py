@@ -1,0 +1,86 @@
+"""Which graphs ``torch.compile`` captures of a model, and what runs each of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmtprop.dynamo.backend import options_of, regions_by
+from fmtprop.dynamo.region import Outcome, Region
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of a model under ``torch.compile(model, backend="fmtprop")``.
+
+    Parameters
+    ----------
+    regions : tuple of (fx.GraphModule, Outcome)
+        Each captured graph of ATen calls, and who runs it.
+    breaks : tuple of str
+        Why the model is more than one graph.
+    """
+
+    regions: tuple[tuple[torch.fx.GraphModule, Outcome], ...]
+    breaks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{_counted(len(self.regions), 'graph')}, {_counted(len(self.breaks), 'graph break')}"]
+        for number, (module, outcome) in enumerate(self.regions):
+            calls = sum(node.op == "call_function" for node in module.graph.nodes)
+            who = "fmtprop" if outcome.net is not None else "PyTorch"
+            lines.append(f"graph {number}: {calls} calls, run by {who}: {outcome.reason}")
+            lines += [f"  {count} x {where}" for where, count in _steps(outcome)]
+        lines += [f"graph break {number}: {reason.splitlines()[0]}" for number, reason in enumerate(self.breaks)]
+        return "\n".join(lines)
+
+
+def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Explanation:
+    """Say which graphs of a model are captured, which of their ops run where, and why.
+
+    The model is called once, under ``torch.no_grad()``.
+
+    Parameters
+    ----------
+    model : callable
+        A module or a function, as ``torch.compile`` takes it.
+    *args, **kwargs
+        What to call it with.
+    options : dict, optional
+        As in ``torch.compile(model, backend="fmtprop", options=...)``.
+
+    Returns
+    -------
+    Explanation
+
+    Examples
+    --------
+    >>> import torch, fmtprop as fp
+    >>> print(fp.explain(torch.nn.Linear(64, 64), torch.ones(8, 64)))  # doctest: +ELLIPSIS
+    1 graph, 0 graph breaks
+    graph 0: 2 calls, run by ...
+    """
+    regions: list[Region] = []
+    compiled: Any = torch.compile(model, backend=regions_by(options_of(None, options), regions.append))
+    with torch.no_grad():
+        compiled(*args, **kwargs)
+        breaks = torch._dynamo.explain(model)(*args, **kwargs).break_reasons
+    found = tuple((region.module, outcome) for region in regions for outcome in region.outcomes)
+    return Explanation(found, tuple(str(one.reason) for one in breaks))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _steps(outcome: Outcome) -> list[tuple[str, int]]:
+    if outcome.net is None:
+        return []
+    choices = ((node.op, node.choice) for node in outcome.net.graph.nodes())
+    counted = Counter(f"{op}, {choice.target} {choice.impl}" for op, choice in choices if choice is not None)
+    return [(where, count) for where, count in counted.most_common() if "view" not in where]

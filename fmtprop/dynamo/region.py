@@ -1,0 +1,188 @@
+"""One captured graph: a plan for each shape that it is called with, or PyTorch where that is as fast or the only way.
+
+Owns which inputs are constants, when a plan is stale, and who runs the graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fmtprop.api import compile_graph
+from fmtprop.compiled import CompiledModel
+from fmtprop.dynamo.weights import Weights
+from fmtprop.errors import FmtpropError
+from fmtprop.frontends.functional import Functional, import_functional
+from fmtprop.locks import ProcessLock
+from fmtprop.options import Options
+
+__all__ = ["Outcome", "Region"]
+
+_LOG = logging.getLogger(__name__)
+
+#: plans that a region keeps, one for each shape; the one that was used longest ago goes first
+_MOST_PLANS = 8
+
+#: times that a plan is made anew because weights changed, before PyTorch runs the graph: packing them pays no more
+_MOST_CHANGES = 8
+
+#: timed runs of each side when a plan is compared with PyTorch, and seconds that this may take
+_TRIALS, _TRIAL_SECONDS = 5, 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Who runs a graph for inputs of one shape, and why.
+
+    Parameters
+    ----------
+    net : CompiledModel, optional
+        The plan; None where PyTorch runs the graph.
+    reason : str
+        Why PyTorch does, or how much faster the plan is.
+    """
+
+    net: CompiledModel | None
+    reason: str
+
+
+class Region:
+    """A functional graph, ready to be called by AOTAutograd: with a list of inputs, which it empties.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        A functional graph of ATen calls.
+    constants : frozenset of int
+        Positions of the inputs that are constants as long as they are not changed.
+    options : Options
+        How to compile.
+    reason : str, optional
+        Why PyTorch runs the graph in any case.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, module: fx.GraphModule, constants: frozenset[int], options: Options, reason: str = "") -> None:
+        self.module, self.options, self.reason = module, options, reason
+        self._constants = sorted(constants)
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._varying = [i for i in range(len(placeholders)) if i not in constants]
+        self._symbolic = any(_is_symbolic(node.meta.get("val")) for node in placeholders)
+        self._plans: OrderedDict[object, _Plan] = OrderedDict()
+        self._changes = 0
+        self._making = ProcessLock()
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Who runs the graph, for each shape that it was called with."""
+        return [plan.outcome for plan in self._plans.values()] or [Outcome(None, self.reason or "it was never called")]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the graph."""
+        plan = self._plans.get(self._key(args)) if self._plans else None
+        if plan is None or not plan.weights.are([args[i] for i in self._constants]):
+            plan = self._plan(args)
+        return plan.run(args)
+
+    def _key(self, args: Sequence[Any]) -> object:
+        """Return what tells apart calls that need plans of their own."""
+        if not self._symbolic:
+            return ()
+        varying = (args[i] for i in self._varying)
+        return tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in varying)
+
+    def _plan(self, args: Sequence[Any]) -> _Plan:
+        with self._making.current:
+            key, weights = self._key(args), [args[i] for i in self._constants]
+            plan = self._plans.get(key)
+            if plan is not None and plan.weights.are(weights):
+                return plan  # another thread has made it
+            self._changes += plan is not None
+            made = self._plans[key] = self._made(args, weights)
+            _LOG.info("a graph runs %s: %s", "as a plan" if made.outcome.net else "in PyTorch", made.outcome.reason)
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+            return made
+
+    def _made(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> _Plan:
+        eager = _Plan(Weights(weights), self._run_eager, Outcome(None, self.reason))
+        if self._changes > _MOST_CHANGES:
+            return eager.because(f"its weights have changed {self._changes} times")
+        if not all(type(value) in (torch.Tensor, torch.nn.Parameter, int) and _is_here(value) for value in args):
+            return eager.because("an input is not a plain tensor in the CPU's memory")
+        try:
+            functional, net = self._compiled(args)
+        except FmtpropError as error:
+            return eager.because(str(error))
+
+        def run(given: list[Any]) -> Sequence[Any]:
+            return functional.results(net.run_flat(functional.inputs(given)), given)
+
+        faster, seconds = _compare(lambda: run(list(args)), lambda: self._run_eager(list(args)))
+        if not faster:
+            net.close()
+            return eager.because(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us beside {seconds[0] * 1e6:.0f}")
+        reason = f"{seconds[0] * 1e6:.0f} us, PyTorch takes {seconds[1] * 1e6:.0f}"
+        return _Plan(eager.weights, run, Outcome(net, reason))
+
+    def _compiled(self, args: Sequence[Any]) -> tuple[Functional, CompiledModel]:
+        program = _specialised(self.module, args) if self._symbolic else self.module
+        functional = import_functional(program, {i: args[i] for i in self._constants}, "region")
+        options = replace(self.options, boundary=functional.boundary)
+        return functional, compile_graph(functional.graph, options)
+
+    def _run_eager(self, args: list[Any]) -> Sequence[Any]:
+        results: Sequence[Any] = self.module.forward(*args)
+        return results
+
+
+@dataclass(frozen=True)
+class _Plan:
+    weights: Weights
+    run: Callable[[list[Any]], Sequence[Any]]
+    outcome: Outcome
+
+    def because(self, reason: str) -> _Plan:
+        return _Plan(self.weights, self.run, Outcome(None, reason))
+
+
+def _specialised(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
+    """Return the graph for the sizes of these inputs, its symbols replaced by numbers."""
+    with torch.fx.traceback.preserve_node_meta():
+        return make_fx(lambda *values: fx.Interpreter(module).run(*values), tracing_mode="fake")(*args)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.SymInt):
+        return True
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+
+def _is_here(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return True
+    return value.device.type == "cpu" and value.layout == torch.strided and not value.is_inference()
+
+
+def _compare(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
+    """Return whether ours is the faster, and the median seconds of both, run in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    start = perf_counter()
+    ours(), theirs()
+    while len(times[0]) < _TRIALS and (not times[0] or perf_counter() - start < _TRIAL_SECONDS):
+        for run, seconds in zip((ours, theirs), times, strict=True):
+            before = perf_counter()
+            run()
+            seconds.append(perf_counter() - before)
+    figures = median(times[0]), median(times[1])
+    return figures[0] < figures[1], figures

@@ -1,0 +1,117 @@
+"""From a functional fx graph, as AOTAutograd makes it, to a graph with constants and the way to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.torch_call import tensor_type
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
+
+__all__ = ["Functional", "import_functional"]
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A graph, and what it has to do with the inputs and results of the program that it was imported from.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported. Its inputs are those of the program that vary and that it reads.
+    boundary : mapping of str to MemoryDesc
+        The formats of inputs and outputs in the program, by their names in the graph.
+    """
+
+    graph: Graph
+    boundary: Mapping[str, MemoryDesc]
+    _inputs: Sequence[int]
+    _results: Sequence[tuple[str, Any]]
+
+    def inputs(self, given: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the graph's inputs of the program's."""
+        return [given[position] for position in self._inputs]
+
+    def results(self, outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
+        """Return the program's results of the graph's outputs; some are inputs, or fixed numbers."""
+        sources = {"output": outputs, "input": given}
+        return [sources[kind][what] if kind in sources else what for kind, what in self._results]
+
+
+def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Tensor], name: str) -> Functional:
+    """Import a functional program.
+
+    Parameters
+    ----------
+    program : torch.fx.GraphModule
+        Of ATen calls, without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
+    constants : mapping of int to torch.Tensor
+        The inputs that never change, by position.
+    name : str
+        Of the graph.
+
+    Raises
+    ------
+    ImportModelError
+        A call or a tensor cannot be expressed.
+    """
+    graph, values, boundary = Graph(name), dict[str, Any](), dict[str, MemoryDesc]()
+    places: dict[Value, int] = {}
+    for position, node in enumerate(node for node in program.graph.nodes if node.op == "placeholder"):
+        recorded = node.meta.get("val")
+        if not isinstance(recorded, torch.Tensor):
+            values[node.name] = recorded
+            continue
+        type_ = tensor_type(recorded, f"input {node.name}")
+        if position in constants:
+            value = graph.constant(node.name, type_, constants[position].detach().resolve_neg().contiguous())
+        elif node.users:
+            value = graph.input(node.name, type_)
+            _note_format(boundary, node.name, recorded)
+        else:
+            continue
+        values[node.name], places[value] = value, position
+    recorded_results = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    results: list[tuple[str, Any]] = []
+    outputs: dict[Value, int] = {}
+    for result, origin in zip(import_calls(graph, program, values), recorded_results, strict=True):
+        if not isinstance(result, Value):
+            results.append(("fixed", result))
+        elif result in places:
+            results.append(("input", places[result]))
+        else:
+            if result not in outputs:
+                outputs[result] = len(outputs)
+                graph.output(result, output := graph.fresh_name("output"))
+                _note_format(boundary, output, origin.meta["val"])
+            results.append(("output", outputs[result]))
+    graph.remove_dead()
+    verify(graph, Stage.IMPORTED)
+    inputs = [places[Value(node.name)] for node in graph.input_nodes]
+    return Functional(graph, boundary, inputs, results)
+
+
+def _note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:
+    """Keep the strides that the program gives a tensor, where they are an order of its axes."""
+    if recorded.numel() == 0 or recorded.is_contiguous() or not _is_dense(recorded):
+        return
+    type_ = tensor_type(recorded, name)
+    boundary[name] = MemoryDesc(type_.dims, type_.dtype, strides=recorded.stride())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill a range of memory, each in its own place."""
+    next_stride = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != next_stride:
+            return False
+        next_stride *= size
+    return True

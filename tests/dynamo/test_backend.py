@@ -1,0 +1,252 @@
+"""``torch.compile(model, backend="fmtprop")``: as PyTorch would answer, whatever is done to the model meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.dynamo import region
+from fmtprop.dynamo.backend import options_of, regions_by
+from fmtprop.errors import UnsupportedOpError
+
+OPTIONS = {"tune": "model", "confirm": False}
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def always(monkeypatch) -> None:
+    """Keep plans however long they take: tests have no time of their own."""
+    monkeypatch.setattr(region, "_compare", lambda ours, theirs: (True, (1.0, 2.0)))
+
+
+def compiled(model: Callable, **how) -> tuple[Callable, list[region.Region]]:
+    regions: list[region.Region] = []
+    return torch.compile(model, backend=regions_by(options_of(None, OPTIONS), regions.append), **how), regions
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(72, 4)
+    return nn.Sequential(*layers).eval()
+
+
+def image(batch: int = 1) -> torch.Tensor:
+    return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(batch))
+
+
+def assert_alike(model: Callable, other: Callable, *args) -> None:
+    torch.testing.assert_close(other(*args), model(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_listed_and_found_by_name():
+    assert "fmtprop" in torch._dynamo.list_backends()
+    model = network()
+    with torch.no_grad():
+        assert_alike(model, torch.compile(model, backend="fmtprop", options=OPTIONS), image())
+
+
+@pytest.mark.usefixtures("always")
+def test_a_graph_is_one_plan():
+    model = network()
+    run, regions = compiled(model)
+    with torch.no_grad():
+        assert_alike(model, run, image())
+    (only,) = regions
+    assert [outcome.net is not None for outcome in only.outcomes] == [True]
+
+
+def test_what_is_not_faster_runs_as_pytorch_would(monkeypatch):
+    monkeypatch.setattr(region, "_compare", lambda ours, theirs: (False, (2.0, 1.0)))
+    model = network()
+    run, regions = compiled(model)
+    with torch.no_grad():
+        assert torch.equal(run(image()), model(image()))
+    assert "PyTorch is as fast" in regions[0].outcomes[0].reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "message"),
+    [
+        (None, {"policies": "optimal"}, "no option 'policies'"),
+        (None, {"pin": {}}, "no option 'pin'"),
+        (None, {"dtype": "f23"}, "'dtype' parameter"),
+        ("reduce-overhead", None, "no mode 'reduce-overhead'"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(mode, options, message):
+    with pytest.raises(UnsupportedOpError, match=message):
+        options_of(mode, options)
+
+
+def test_autotuning_measures():
+    assert options_of("max-autotune", None).tune == "measure"
+
+
+def in_place(model: nn.Sequential) -> None:
+    model[0].weight.mul_(2)
+
+
+def data_swap(model: nn.Sequential) -> None:
+    model[0].weight.data = model[0].weight.data * 3
+
+
+def state_dict(model: nn.Sequential) -> None:
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+
+def replaced(model: nn.Sequential) -> None:
+    model[5].weight = nn.Parameter(torch.ones_like(model[5].weight))
+
+
+def statistics(model: nn.Sequential) -> None:
+    model[1].running_mean.add_(1)
+
+
+def frozen(model: nn.Sequential) -> None:
+    model[0].weight.requires_grad_(False)
+    model[5].bias.copy_(torch.ones(4))
+
+
+def module_replaced(model: nn.Sequential) -> None:
+    model[5] = nn.Linear(72, 4)
+
+
+def moved_back(model: nn.Sequential) -> None:
+    model.double().float()[0].bias.zero_()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    "change", [in_place, data_swap, state_dict, replaced, statistics, frozen, module_replaced, moved_back]
+)
+def test_changed_weights_are_seen(change):
+    model = network()
+    run, _ = compiled(model)
+    with torch.no_grad():
+        before = run(image())
+        change(model)
+        assert_alike(model, run, image())
+        assert not torch.equal(run(image()), before)
+
+
+@pytest.mark.usefixtures("always")
+def test_weights_that_change_all_the_time_are_not_packed_again_and_again():
+    model = network()
+    run, regions = compiled(model)
+    with torch.no_grad():
+        for _ in range(region._MOST_CHANGES + 2):
+            assert_alike(model, run, image())
+            model[0].weight.add_(0.1)
+    assert "have changed" in regions[0].outcomes[0].reason
+
+
+@pytest.mark.usefixtures("always")
+def test_each_shape_has_a_plan_of_its_own(monkeypatch):
+    monkeypatch.setattr(region, "_MOST_PLANS", 2)
+    model = network()
+    run, regions = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3, 4, 3, 2):
+            assert_alike(model, run, image(batch))
+    (one,) = regions
+    assert len(one.outcomes) == 2
+
+
+@pytest.mark.usefixtures("always")
+def test_graph_breaks_make_several_graphs():
+    def broken(x):
+        y = torch.sin(x) @ x
+        torch._dynamo.graph_break()
+        return {"y": torch.relu(y) @ y, "x": x}
+
+    x = torch.randn(8, 8)
+    run, regions = compiled(broken)
+    with torch.no_grad():
+        got, expected = run(x), broken(x)
+    assert got["x"] is x
+    torch.testing.assert_close(got["y"], expected["y"])
+    assert len(regions) == 2
+
+
+@pytest.mark.usefixtures("always")
+def test_inputs_and_buffers_are_changed_as_pytorch_changes_them():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x, y):
+            self.count += 1
+            x.add_(y)
+            return x * self.count
+
+    model, other = Counting(), Counting()
+    run, regions = compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            x, same = torch.ones(3), torch.ones(3)
+            assert torch.equal(run(x, torch.ones(3)), other(same, torch.ones(3)))
+            assert torch.equal(x, same)
+    assert torch.equal(model.count, other.count)
+    assert len(regions[0].outcomes) == 1
+    assert regions[0]._changes == 0
+
+
+@pytest.mark.usefixtures("always")
+def test_results_have_the_strides_that_pytorch_gives_them():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last).eval()
+    run, _ = compiled(lambda x: model(x).permute(0, 2, 3, 1))
+    x = image(2).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        got, expected = run(x), model(x).permute(0, 2, 3, 1)
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_that_needs_gradients_is_pytorchs():
+    model = network()
+    run, regions = compiled(model)
+    run(image()).sum().backward()
+    assert model[0].weight.grad is not None
+    assert "gradients" in regions[0].outcomes[0].reason
+
+
+@pytest.mark.usefixtures("always")
+def test_inference_mode_and_autocast():
+    model = network()
+    run, _ = compiled(model)
+    with torch.inference_mode():
+        assert_alike(model, run, image())
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(run(image()), model(image()), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.usefixtures("always")
+def test_tensors_that_are_not_plain_run_as_pytorch_would():
+    run, regions = compiled(lambda x: torch.sparse.mm(x, torch.ones(3, 3)))
+    x = torch.eye(3).to_sparse()
+    with torch.no_grad():
+        assert torch.equal(run(x), torch.ones(3, 3))
+    assert all(outcome.net is None for one in regions for outcome in one.outcomes)
+
+
+def test_an_explanation_names_graphs_and_breaks():
+    def broken(x):
+        y = x @ x
+        torch._dynamo.graph_break()
+        return torch.relu(y) @ y
+
+    found = fp.explain(broken, torch.ones(8, 8), options=OPTIONS)
+    assert len(found.regions) == 2
+    assert len(found.breaks) == 1
+    assert str(found).startswith("2 graphs, 1 graph break")
