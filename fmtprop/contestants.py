@@ -190,7 +190,7 @@ class Contestants:
         options = self._options
         obeyed = {**resolve_pins(nested, options.pin), **(pins or {})}
         solver = OptimalFormats(self._target, self._fallback, self._costs, options.boundary, obeyed)
-        ways: dict[str, Candidate] = {}
+        ways: dict[str, list[Candidate]] = {}
         if composed:
             beside = options.tune in MEASURING
             found = self._attempts.of(

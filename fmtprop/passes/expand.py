@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.node import Attrs, Node, PostOp, Value
+from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType
+from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import emit
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.editing import unused_name
 
-__all__ = ["ExpandingPass", "Expansion", "is_plain_arithmetic"]
+__all__ = ["ExpandingPass", "Expansion", "has_constant_parameters", "is_f32"]
 
 
 class Expansion:
@@ -51,9 +53,13 @@ class Expansion:
         self.out.constants[node.name] = tensor
         return value
 
-    def carry_post_ops(self, name: str) -> None:
-        """Give one of the nodes what follows the node within its primitive."""
-        self.out.replace(self.out.node(name).with_(post_ops=self.node.post_ops))
+    def carry_post_ops(self, name: str, post_ops: Sequence[PostOp], operands: Mapping[str, Value]) -> None:
+        """Give one of the nodes post-ops; a sum becomes an addition: nobody knows here what may be overwritten."""
+        tail = [replace(p, op="binary", attrs=Binary("add")) if p.op == "sum" else p for p in post_ops]
+        named = [replace(p, operand=p.operand and f"post_op_{number}") for number, p in enumerate(tail)]
+        added = {new.operand: operands[old.operand] for old, new in zip(tail, named, strict=True) if old.operand}
+        self.out.replace(self.out.node(name).with_(post_ops=tuple(named)))
+        self.out.set_inputs(name, {**self.out.inputs(name), **{key: value for key, value in added.items() if key}})
 
     def name(self, part: str) -> str:
         """Return the name of a part; the last one, without any, has the node's own, so that its readers find it."""
@@ -111,14 +117,19 @@ class ExpandingPass(ABC):
         """Add to a new graph what takes a node's place."""
 
 
-def is_plain_arithmetic(graph: Graph, node: Node) -> bool:
-    """Whether a node computes in f32 on a source that varies, by constant parameters, and has eltwise post-ops only."""
+def has_constant_parameters(graph: Graph, node: Node) -> bool:
+    """Whether a node computes something on a source that varies, by parameters that are constants."""
     inputs = graph.inputs(node.name)
-    parameters = [value for name, value in inputs.items() if name != "src"]
+    declared = {operand.name for operand in opdef(node.op).operands if operand.parameter}
     return (
-        all(graph.type_of(value).dtype is DataType.F32 for value in (*inputs.values(), Value(node.name)))
-        and all(graph.node(value.node).op == "constant" for value in parameters)
+        all(graph.node(value.node).op == "constant" for name, value in inputs.items() if name in declared)
         and graph.node(inputs["src"].node).op != "constant"
-        and all(post_op.op == "eltwise" for post_op in node.post_ops)
+        and all(post_op.op in ("eltwise", "binary", "sum") for post_op in node.post_ops)
         and 0 not in node.results[0].dims
     )
+
+
+def is_f32(graph: Graph, node: Node) -> bool:
+    """Whether a node reads and writes nothing but f32."""
+    values = (*graph.inputs(node.name).values(), Value(node.name))
+    return all(graph.type_of(value).dtype is DataType.F32 for value in values)

@@ -19,7 +19,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.view_attrs import Reshape
-from fmtprop.passes.expand import ExpandingPass, Expansion, is_plain_arithmetic
+from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 from fmtprop.passes.fold_batch_norm import batch_norm_affine
 
 __all__ = ["NormAsConvolution"]
@@ -36,7 +36,8 @@ class NormAsConvolution(ExpandingPass):
             isinstance(node.attrs, BatchNorm)
             and 3 <= node.results[0].ndim <= 5
             and node.results[0].dims[1] > 1  # of one channel it is an ordinary convolution
-            and is_plain_arithmetic(graph, node)
+            and is_f32(graph, node)
+            and has_constant_parameters(graph, node)
         ):
             return False
         affine = batch_norm_affine(graph, node.attrs, graph.inputs(node.name))
@@ -60,4 +61,4 @@ class NormAsConvolution(ExpandingPass):
         zeros, ones = (0,) * spatial, (1,) * spatial
         window = Conv(ones, zeros, zeros, zeros, channels)
         parts.emit("convolution", "", {"src": inputs["src"], "weights": weights, "bias": summand}, window)
-        parts.carry_post_ops(node.name)
+        parts.carry_post_ops(node.name, node.post_ops, inputs)

@@ -24,12 +24,13 @@ import torch
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir.node import Node, PostOp, Value
+from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
-from fmtprop.passes.expand import ExpandingPass, Expansion, is_plain_arithmetic
+from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters, is_f32
 
 __all__ = ["Winograd"]
 
@@ -134,19 +135,27 @@ def _tile_of(graph: Graph, node: Node) -> Tile | None:
         weights.dims[2] not in _ROWS
         or weights.dims[1] < 2  # a depthwise convolution of one channel is an ordinary one
         or (attrs.strides[0], attrs.dilates[0]) != (1, 0)
-        or not is_plain_arithmetic(graph, node)
+        or not is_f32(graph, node)
+        or not has_constant_parameters(graph, node)
     ):
         return None
-    return _cheapest(node.results[0].dims, weights.dims[2])
+    return _cheapest(node.results[0].dims, weights.dims[2], _leading(graph, node) < len(node.post_ops))
 
 
-def _cheapest(dims: tuple[int, ...], taps: int) -> Tile:
+def _leading(graph: Graph, node: Node, *, whole: bool = False) -> int:
+    """Return how many post-ops read nothing, or tensors like the result where its tiles are ``whole``."""
+    types = {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
+    fits = [p.operand is None or (whole and types[p.operand] == node.results[0]) for p in node.post_ops]
+    return next((number for number, fit in enumerate(fits) if not fit), len(fits))
+
+
+def _cheapest(dims: tuple[int, ...], taps: int, reads: bool) -> Tile:
     """Return the tile for a result [N, C, H, W] that takes the fewest products, to a first approximation."""
     batch, _, height, _ = dims
 
     def rows_of_products(rows: int) -> float:
         tall = -(-height // rows)
-        copied = batch > 1 and height % rows  # see the module's last sentence
+        copied = (batch > 1 or reads) and height % rows  # see the module's last sentence
         # a call costs as much as about one row of tiles
         return (rows + taps - 1) * (batch * tall + 1) * (_COPY if copied else 1.0)
 
@@ -177,13 +186,36 @@ class _Filtering(Expansion):
         rows = self.view("rows", turned, Reshape((batch * tall, size, width * channels)))
         factors = self.constant("output", _numbers(self.tile.output)[None])
         joined = self.emit("matmul", "joined", {"src": factors, "weights": rows}, MatMul())
-        self.carry_post_ops(joined.node)
+        fits = tall * self.tile.rows == height
+        within = _leading(self.graph, self.node, whole=fits)
+        read = {name: self.inputs[name] for p in self.node.post_ops[:within] for name in p.operands}
+        by_tile = {name: self._by_tile(name, value) for name, value in read.items()}
+        self.carry_post_ops(joined.node, self.node.post_ops[:within], by_tile)
+        behind = self.node.post_ops[within:]
         image = self.view("image", joined, Reshape((batch, tall * self.tile.rows, width, channels)))
-        if tall * self.tile.rows == height:
-            self.view("", image, Permute((0, 3, 1, 2)))
+        if fits:
+            result = self.view("result" if behind else "", image, Permute((0, 3, 1, 2)))
         else:
             padded = self.view("padded", image, Permute((0, 3, 1, 2)))
-            self.view("", padded, Slice((0, 0, 0, 0), (batch, channels, height, width), (1, 1, 1, 1)))
+            cut = Slice((0, 0, 0, 0), (batch, channels, height, width), (1, 1, 1, 1))
+            result = self.view("result" if behind else "", padded, cut)
+        if behind:
+            self._follow(result, behind)
+
+    def _by_tile(self, name: str, value: Value) -> Value:
+        """Return a tensor like the result as the product of all tiles sees it."""
+        batch, channels, height, width = self.node.results[0].dims
+        turned = self.view(f"{name}_turned", value, Permute((0, 2, 3, 1)))
+        rows = self.tile.rows
+        return self.view(f"{name}_rows", turned, Reshape((batch * height // rows, rows, width * channels)))
+
+    def _follow(self, result: Value, post_ops: Sequence[PostOp]) -> None:
+        """Add what the product of all tiles cannot do by itself: the first of these post-ops reads another tensor."""
+        first, *others = post_ops
+        attrs = first.attrs if isinstance(first.attrs, Binary) else Binary("add")  # a sum
+        inputs = {"src_0": result, "src_1": self.inputs[first.operand or ""]}
+        last = self.emit("binary", "", inputs, attrs)
+        self.carry_post_ops(last.node, others, self.inputs)
 
     def _product(self, k: int, tall: int, kernel: Value) -> Value:
         """Add what the ``k``-th row of every tile contributes; return it."""

@@ -14,6 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from fmtprop import dnnl
 from fmtprop.errors import FmtpropError, FormatError, UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
@@ -120,7 +121,7 @@ def costs_for(
     known = cache if cache is not None else TuningCache()
     small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
     figures = peaks(known, weights_nbytes) if small else peaks(known)
-    model = ModelCosts(figures, weights_nbytes)
+    model = ModelCosts(figures, weights_nbytes, 16 if "avx512" in dnnl.lib().isa else 8)
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress)
 
 

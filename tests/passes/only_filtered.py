@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fmtprop.passes.optimal.ways import Enumeration
+from fmtprop.passes.target import Candidate
 
 
 def only_filtered(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[], bool] = lambda: True) -> None:
@@ -20,10 +21,15 @@ def only_filtered(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[], bool] = 
         Asked once for each such convolution; where it says no, only the direct ways are left.
     """
     offer = Enumeration.offer
+    asked: dict[tuple[int, str], tuple[Enumeration, bool]] = {}  # kept alive, so that no other has its id
 
-    def alone(self: Enumeration, name: str, candidate: object) -> None:
-        if wanted():
-            self.ways[name].clear()
+    def alone(self: Enumeration, name: str, candidate: Candidate) -> None:
+        key = (id(self), name)
+        if key not in asked:
+            asked[key] = self, wanted()
+            if asked[key][1]:
+                self.ways[name].clear()
+        if asked[key][1]:
             offer(self, name, candidate)
 
     monkeypatch.setattr(Enumeration, "offer", alone)

@@ -117,6 +117,37 @@ def test_any_height_and_padding(height, width, taps, top, bottom, batch):
     rewrite(normal, Winograd(), tolerance=5e-4)
 
 
+def followed(height: int, batch: int = 1) -> Graph:
+    """Return a residual sum, a factor for each channel and a ReLU behind a convolution, all within it."""
+    b = Builder()
+    x, factor = b.input(batch, 8, height, 6), b.input(batch, 8, 1, 1, name="factor")
+    y = b.conv(x, 8, "conv", kernel=3, pad_l=1)
+    total = b.act(b.binary("add", b.act(y, "tanh"), x))
+    return b.output(b.act(b.binary("mul", total, factor), "logistic"))
+
+
+@pytest.mark.parametrize(
+    ("height", "batch", "summed"), [(12, 1, ["joined"]), (12, 2, ["joined"]), (7, 1, ["conv"]), (7, 2, ["conv"])]
+)
+def test_what_reads_other_tensors_follows_too(height, batch, summed):
+    result = filtered(followed(height, batch))
+    adding = [
+        n.name.rpartition(".")[2] for n in result.nodes() for p in n.post_ops if getattr(p.attrs, "alg", "") == "add"
+    ]
+    alone = [n.name for n in result.nodes() if getattr(n.attrs, "alg", "") == "add"]
+    assert adding + alone == summed
+
+
+def test_a_residual_sum_becomes_an_addition():
+    b = Builder()
+    x = b.act(b.input(1, 8, 12, 6), "tanh")
+    graph = b.output(b.act(b.binary("add", b.conv(x, 8, "conv", kernel=3, pad_l=1), b.act(x, "abs"))))
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
+    assert [post_op.op for post_op in normal.node("conv").post_ops] == ["sum", "eltwise"]
+    result = filtered(graph)
+    assert [post_op.op for post_op in result.node("conv.joined").post_ops] == ["binary", "eltwise"]
+
+
 def test_what_it_cannot_compute_stays():
     b = Builder()
     x = b.input(2, 4, 9, 9)
@@ -203,7 +234,7 @@ def spent(formatted: Graph) -> float:
 def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
     graph, by_table = three(), solver(seconds)
     composed = expansions(graph, by_table)
-    assert composed.keys() == {"first", "same", "wider"} and composed["first"] is composed["same"]
+    assert composed.keys() == {"first", "same", "wider"} and composed["first"][0] is composed["same"][0]
     found = list(by_table.solutions(graph, composed))
     assert [joined(formatted) for formatted, _ in found] == [chosen, set()][: 1 + bool(chosen)]
     objectives = [certificate.objective for _, certificate in found]

@@ -6,7 +6,7 @@ graph, and the certificate that says how good the choice is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar
@@ -119,7 +119,7 @@ class OptimalFormats:
         return next(self.solutions(graph, {}))
 
     def solutions(
-        self, graph: Graph, composed: Mapping[str, Candidate], baseline: Graph | None = None
+        self, graph: Graph, composed: Mapping[str, Sequence[Candidate]], baseline: Graph | None = None
     ) -> Iterator[tuple[Graph, Certificate]]:
         """Yield the best formatted graph, and then the best without compositions if that is another.
 
@@ -129,7 +129,7 @@ class OptimalFormats:
         ----------
         graph : Graph
             A normal graph.
-        composed : mapping of str to Candidate
+        composed : mapping of str to sequence of Candidate
             Ways to run one node by several, by its name: their handles are a
             :class:`~fmtprop.passes.optimal.composition.Composition`.
         baseline : Graph, optional
@@ -149,8 +149,8 @@ class OptimalFormats:
             in_place=self.in_place,
         )
         pinned = {pin.rpartition(".")[0] for pin in self.pins}
-        for name, candidate in composed.items():
-            if name not in pinned:
+        for name, candidates in composed.items():
+            for candidate in candidates if name not in pinned else ():
                 found.offer(name, candidate)
         self._prepare(found)
         problem, bound, propagate = found.problem(self.costs), inf, price(baseline, self.costs)

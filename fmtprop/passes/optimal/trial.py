@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
@@ -11,6 +12,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.formats import channels_last
+from fmtprop.passes.merge_groups import MergeGroups
 from fmtprop.passes.norm_as_convolution import NormAsConvolution
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
@@ -19,11 +21,8 @@ from fmtprop.passes.winograd import Winograd
 
 __all__ = ["expansions"]
 
-#: op -> how its nodes become several
-_REWRITES: Mapping[str, type[ExpandingPass]] = {
-    "convolution": Winograd,
-    "batch_normalization": NormAsConvolution,
-}
+#: how nodes become several; a node may be rewritten in several ways
+_REWRITES: tuple[ExpandingPass, ...] = (Winograd(), NormAsConvolution(), MergeGroups(width=8), MergeGroups(width=16))
 
 #: channels and rows below which filtering has nothing to gain: such convolutions are not even asked about
 _CHANNELS, _HEIGHT = 16, 4
@@ -31,7 +30,7 @@ _CHANNELS, _HEIGHT = 16, 4
 
 def expansions(
     graph: Graph, solver: OptimalFormats, *, winograd: bool = True, beside: bool = True
-) -> dict[str, Candidate]:
+) -> dict[str, list[Candidate]]:
     """Return how nodes of a graph run as several, by node name: in channels-last formats, in which all views are free.
 
     Parameters
@@ -45,24 +44,24 @@ def expansions(
     beside : bool
         Whether the nodes themselves are put to the solver too: where costs are measured, both are in the same rounds.
     """
-    trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
-    alike = _alike(graph, winograd)
-    operands = [_add(trial, boundary, graph, node, number, beside) for number, (node, *_) in enumerate(alike)]
+    alike = _alike(graph, [rewrite for rewrite in _REWRITES if winograd or not isinstance(rewrite, Winograd)])
     if not alike:
         return {}
+    trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
+    operands = [_add(trial, boundary, graph, one.nodes[0], number, beside) for number, one in enumerate(alike)]
     rewritten = trial
-    for op, rewrite in _REWRITES.items():
-        names = [_expanded(number) for number, (node, *_) in enumerate(alike) if node.op == op]
-        rewritten = rewrite(names).run(rewritten)
+    for number, one in enumerate(alike):
+        rewritten = replace(one.rewrite, names=[_expanded(number)]).run(rewritten)
     alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
     twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
     solver = replace(solver, target=_Unblocked(solver.target, twins), boundary=boundary, pins={})
     formatted, _ = next(solver.solutions(rewritten, {}, baseline=alone))
-    found = {}
-    for number, nodes in enumerate(alike):
+    found: dict[str, list[Candidate]] = {}
+    for number, one in enumerate(alike):
         result = formatted.inputs(f"{_expanded(number)}.out")["src"]
-        candidate = Composition(formatted, operands[number], result).candidate(_REWRITES[nodes[0].op].name)
-        found.update({node.name: candidate for node in nodes})
+        candidate = Composition(formatted, operands[number], result).candidate(one.rewrite.name)
+        for node in one.nodes:
+            found.setdefault(node.name, []).append(candidate)
     return found
 
 
@@ -101,15 +100,30 @@ def _is_unblocked(desc: MemoryDesc) -> bool:
     return desc.kind is FormatKind.ANY or desc.is_plain
 
 
-def _alike(graph: Graph, winograd: bool) -> list[list[Node]]:
-    """Return the nodes that can run as several, those together that cost the same."""
-    convolutions = [node for node in Winograd().eligible(graph) if _is_large(graph, node)] if winograd else []
-    alike: dict[Hashable, list[Node]] = {}
-    for node in (*convolutions, *NormAsConvolution().eligible(graph)):
-        types = tuple((name, graph.type_of(value)) for name, value in graph.inputs(node.name).items())
-        tail = tuple(post_op.attrs for post_op in node.post_ops)
-        alike.setdefault((node.op, node.attrs, tail, types, node.results), []).append(node)
+class _Alike(NamedTuple):
+    """A way to rewrite some nodes, which costs the same for each."""
+
+    rewrite: ExpandingPass
+    nodes: list[Node]
+
+
+def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
+    """Return the nodes that can run as several."""
+    alike: dict[Hashable, _Alike] = {}
+    for rewrite in rewrites:
+        for node in rewrite.eligible(graph):
+            if isinstance(rewrite, Winograd) and not _is_large(graph, node):
+                continue
+            inputs = graph.inputs(node.name)
+            types = [(key, graph.type_of(value), _is_constant(graph, value)) for key, value in inputs.items()]
+            tail = tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
+            kind = (rewrite, node.op, node.attrs, tail, tuple(types), node.results)
+            alike.setdefault(kind, _Alike(rewrite, [])).nodes.append(node)
     return list(alike.values())
+
+
+def _is_constant(graph: Graph, value: Value) -> bool:
+    return graph.node(value.node).op == "constant"
 
 
 def _is_large(graph: Graph, node: Node) -> bool:
@@ -124,11 +138,11 @@ def _add(
     inputs = {}
     for operand, value in graph.inputs(node.name).items():
         type_, name = graph.type_of(value), f"{operand}_{number}"
-        if operand == "src":
+        if _is_constant(graph, value):
+            inputs[operand] = trial.constant(name, type_, graph.constants[value.node])
+        else:
             inputs[operand] = trial.input(name, type_)
             boundary[name] = channels_last(MemoryDesc(type_.dims, type_.dtype))
-        else:
-            inputs[operand] = trial.constant(name, type_, graph.constants[value.node])
     for name in (_twin(number), _expanded(number)) if beside else (_expanded(number),):
         (result,) = trial.add(node.with_(name=name), inputs)
         trial.output(result, f"{name}.out")

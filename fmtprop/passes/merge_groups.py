@@ -1,0 +1,87 @@
+"""Groups of few channels merged into fewer and wider ones, whose weights are zero between what were different groups.
+
+Kernels work on vectors of channels. Where a group has fewer channels, most of each vector is empty, or there is no
+kernel at all and a general matrix product runs group by group: on AVX2, a ResNeXt's 32 groups of 4 channels take 2.4 ms
+so and 0.6 ms as 8 groups of 16, with four times the products (oneDNN 3.2, two cores, 56x56).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar
+
+import torch
+
+from fmtprop.errors import GraphError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.convolution import Conv
+from fmtprop.ops.view_attrs import Reshape
+from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_parameters
+
+__all__ = ["MergeGroups"]
+
+#: groups that are merged into one, at most: so many times the products are computed
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class MergeGroups(ExpandingPass):
+    """Rewrite grouped convolutions.
+
+    Parameters
+    ----------
+    names : collection of str, optional
+        See :class:`~fmtprop.passes.expand.ExpandingPass`.
+    width : int
+        As few groups are merged as make the channels of each a multiple of this, or leave a single group.
+
+    Notes
+    -----
+    Exact for finite numbers. An infinity or a NaN also reaches, as NaN, the groups that its own is merged with.
+    """
+
+    name: ClassVar[str] = "merge-groups"
+
+    width: int = 16
+
+    def applies(self, graph: Graph, node: Node) -> bool:
+        """Whether a node is a convolution with groups to be merged."""
+        return _merged(graph, node, self.width) > 1 and has_constant_parameters(graph, node)
+
+    def replace(self, graph: Graph, out: Graph, node: Node) -> None:
+        """Add the convolution of fewer groups and what makes its weights."""
+        attrs, parts, merged = node.attrs, Expansion(graph, out, node), _merged(graph, node, self.width)
+        if not isinstance(attrs, Conv) or merged == 1:
+            raise GraphError(f"{node.label} is no convolution with groups to be merged; see MergeGroups.eligible")
+        type_ = graph.type_of(parts.inputs["weights"])
+        groups, outputs, inputs, *window = type_.dims
+        left = groups // merged
+        split = Reshape((left, merged, outputs, 1, inputs * prod(window)))
+        own = torch.eye(merged, dtype=torch_dtype(type_.dtype)).reshape(1, merged, 1, merged, 1)
+        factors = {"src_0": parts.view("split", parts.inputs["weights"], split), "src_1": parts.constant("own", own)}
+        blocks = parts.emit("binary", "blocks", factors, Binary("mul"))
+        dims = (left,) * (left > 1) + (merged * outputs, merged * inputs, *window)
+        weights = parts.view("weights", blocks, Reshape(dims))
+        operands = {**parts.inputs, "weights": weights}
+        own_operands = {name: value for name, value in operands.items() if not name.startswith("post_op_")}
+        parts.emit("convolution", "", own_operands, replace(attrs, groups=left))
+        parts.carry_post_ops(node.name, node.post_ops, operands)
+
+
+def _merged(graph: Graph, node: Node, width: int) -> int:
+    """Return how many groups of a convolution become one; 1 where it stays as it is."""
+    attrs = node.attrs
+    if node.op != "convolution" or not isinstance(attrs, Conv) or attrs.groups == 1:
+        return 1
+    groups, outputs, inputs, *_ = graph.type_of(graph.inputs(node.name)["weights"]).dims
+    if outputs == inputs == 1:
+        return 1  # depthwise: there are kernels for just that
+    for merged in range(1, min(groups, _MOST) + 1):
+        fits = not (merged * outputs % width or merged * inputs % width)
+        if groups % merged == 0 and (fits or merged == groups):
+            return merged
+    return 1
