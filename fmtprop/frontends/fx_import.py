@@ -120,6 +120,9 @@ class _Walk:
             self.values[node.name] = source[index]
         elif isinstance(target, OpOverload):
             self.values[node.name] = self.call(node, target)
+        elif isinstance(target, HigherOrderOperator) and isinstance((*node.args, None)[0], OpOverload):
+            op = node.args[0]  # in the functional form that the exporter gave it
+            raise ImportModelError(f"{_where(node)}: {op} changes its arguments in place; use one that does not")
         elif isinstance(target, HigherOrderOperator):
             raise ImportModelError(
                 f"{_where(node)}: control flow ({target}) cannot be in a graph, which runs every op once; "

@@ -36,6 +36,7 @@ from fmtprop.ir.file_data import Reader, Writer, replacing
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.networkx_form import from_networkx, plain_node
 from fmtprop.ir.node import Value
+from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.verify import Stage, verify
 
 __all__ = ["FORMAT", "VERSION", "load", "save"]
@@ -66,7 +67,8 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
     Raises
     ------
     GraphError
-        The graph breaks a rule of the verifier, a constant's data was released, or `weights` is unknown.
+        The graph breaks a rule of the verifier or calls what a file must not name, a constant's data was released, or
+        `weights` is unknown.
 
     Examples
     --------
@@ -104,6 +106,7 @@ def _added(graph: Graph) -> list[str]:
 def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     node = graph.node(name)
     plain = plain_node(node)
+    attrs_from_plain(node.op, plain["attrs"])  # nothing is written that would not be read
     inputs = {operand: _reference(value) for operand, value in graph.inputs(name).items()}
     row: dict[str, Any] = {"name": name, "op": node.op, "inputs": inputs}
     row["attrs"] = spell_floats(plain["attrs"])

@@ -1,8 +1,8 @@
-"""Calls that have no oneDNN op: any functional ATen overload, run by PyTorch on plain tensors.
+"""Calls that have no oneDNN op: any functional overload, of PyTorch or registered by others, run on plain tensors.
 
 Owns the op ``aten``: how a call is written down as attributes, which calls are refused, and how one is made. It is the
-path by which any exportable model runs. A graph file may come from anywhere, so a call is checked again whenever it is
-about to be made.
+path by which any exportable model runs. A graph file may come from anywhere: it names PyTorch's own functions of
+tensors alone, and a call is checked again whenever it is about to be made.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
 from fmtprop.ir.importing import Call
@@ -25,7 +26,7 @@ from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
-#: where overloads may come from; each holds functions of tensors, none reads or writes files…
+#: where overloads that a file names may come from; each holds functions of tensors, none reads or writes files…
 NAMESPACES = ("aten", "prims", "torchvision")
 #: …but this one, which maps a file of any name
 _REFUSED = frozenset({"aten.from_file"})
@@ -42,7 +43,7 @@ _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 @dataclass(frozen=True)
 class HostCall(Attrs):
-    """One call of an ATen overload.
+    """One call of an overload.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ class HostCall(Attrs):
     Raises
     ------
     UnsupportedOpError
-        The target is not in one of the namespaces that hold functions of tensors.
+        The target is no name of an overload, or of one that reads files.
     GraphError
         The arguments are not a JSON object.
 
@@ -69,18 +70,31 @@ class HostCall(Attrs):
     arguments: str
 
     def __post_init__(self) -> None:
-        match = _TARGET.fullmatch(self.target)
-        if match is None or match[1] not in NAMESPACES or f"{match[1]}.{match[2]}" in _REFUSED:
-            raise UnsupportedOpError(
-                f"{self.target} cannot be called from a graph: only functions of tensors in the namespaces "
-                f"{', '.join(NAMESPACES)} can"
-            )
+        if not _TARGET.fullmatch(self.target) or self.target.rpartition(".")[0] in _REFUSED:
+            raise UnsupportedOpError(f"{self.target} cannot be called from a graph: only functions of tensors can")
         try:
             parsed = json.loads(self.arguments)
         except json.JSONDecodeError as error:
             raise GraphError(f"{self.target}: arguments are not JSON: {error}") from error
         if not isinstance(parsed, dict):
             raise GraphError(f"{self.target}: arguments must be a JSON object, got {self.arguments!r}")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> HostCall:
+        """Build from a dictionary, perhaps from a file: what others have registered is called in memory only.
+
+        Raises
+        ------
+        UnsupportedOpError
+            The target is not in one of the namespaces that hold functions of tensors.
+        """
+        call = super().from_json(data)
+        if call.target.split(".")[0] not in NAMESPACES:
+            raise UnsupportedOpError(
+                f"{call.target} cannot be called from a file's graph: only functions of tensors in the namespaces "
+                f"{', '.join(NAMESPACES)} can; compile the module itself where the op is registered"
+            )
+        return call
 
 
 class _Prepared(NamedTuple):
@@ -127,14 +141,15 @@ def _prepare(call: HostCall) -> _Prepared:
 
 def _resolve(target: str) -> Any:
     namespace, name, overload = target.split(".")
-    try:
-        function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    except AttributeError:
-        hint = "; import torchvision first" if namespace == "torchvision" else ""
-        raise UnsupportedOpError(f"PyTorch {torch.__version__} has no overload {target}{hint}") from None
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    function = getattr(packet, overload, None) if isinstance(packet, OpOverloadPacket) else None
+    if not isinstance(function, OpOverload):  # Python's own attributes have names too
+        hint = "" if namespace in ("aten", "prims") else f"; import what registers {namespace} first"
+        raise UnsupportedOpError(f"PyTorch {torch.__version__} has no overload {target}{hint}")
     returns = [str(result.real_type) for result in function._schema.returns]
     # What only TorchScript knows (save, print, …) has no kernel with the dispatcher.
-    if not torch._C._dispatch_has_kernel(function.name()) or not returns or any("Tensor" not in r for r in returns):
+    known = torch._C._dispatch_has_kernel(function.name())  # type: ignore[no-untyped-call]
+    if not known or not returns or any("Tensor" not in r for r in returns):
         raise UnsupportedOpError(f"{target} cannot be called from a graph: it is not a function that returns tensors")
     if function._schema.is_mutable:
         raise UnsupportedOpError(
@@ -377,7 +392,7 @@ def host_call(target: str, arguments: Mapping[str, Any]) -> tuple[HostCall, dict
     >>> inputs["src_1"]
     Value(node='y', index=0)
     """
-    # The namespace is checked before anything is looked up in it.
+    # The name is checked before anything is looked up.
     function = _resolve(HostCall(target, "{}").target)
     defaults = {a.name: a.default_value for a in function._schema.arguments if a.has_default_value()}
     operands: dict[Value, str] = {}

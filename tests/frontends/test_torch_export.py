@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import fmtprop as fp
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.frontends import from_torch
 from fmtprop.frontends.fx_import import importers
@@ -531,14 +532,41 @@ def test_a_program_as_a_module_can_be_imported():
     compare(run(from_torch(program.module(), TOKENS), TOKENS), program.module()(TOKENS).detach())
 
 
-def test_custom_ops_are_refused_by_name():
-    @torch.library.custom_op("fmtprop_tests::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+@pytest.fixture(scope="module")
+def custom_ops():
+    """Ops of a namespace of our own: one that is a function, one that changes its argument."""
 
-    twice.register_fake(torch.empty_like)
-    with pytest.raises(ImportModelError, match=r"twice: fmtprop_tests\.twice\.default cannot be called from a graph"):
-        from_torch(Call(twice), TOKENS)
+    @torch.library.custom_op("fmtprop_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * 2, x.long()]
+
+    twice.register_fake(lambda x: [torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)])
+
+    @torch.library.custom_op("fmtprop_tests::double_", mutates_args=("x",))
+    def double(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x.clone()
+
+    double.register_fake(torch.empty_like)
+    return twice, double
+
+
+def test_custom_ops_run_in_memory_and_in_no_file(custom_ops, tmp_path):
+    model = Call(lambda x: custom_ops[0](x + 1))
+    graph = from_torch(model, TOKENS)
+    compare(run(graph, TOKENS), model(TOKENS))
+    compare(fp.compile(model, TOKENS)(TOKENS), model(TOKENS))
+    with pytest.raises(fp.GraphError, match=r"fmtprop_tests.twice.default cannot be called from a file's graph"):
+        fp.save(graph, tmp_path / "graph.json")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ImportModelError, match=r"fmtprop_tests\.twice"):
+        torch.export.save(torch.export.export(model, (TOKENS,)), tmp_path / "model.pt2")
+        fp.load(tmp_path / "model.pt2")
+
+
+def test_custom_ops_that_change_arguments_are_refused_by_name(custom_ops):
+    with pytest.raises(ImportModelError, match=r"fmtprop_tests\.double_\.default changes its arguments in place"):
+        from_torch(Call(lambda x: custom_ops[1](x + 1)), TOKENS)
 
 
 def test_a_run_time_check_is_left_out_with_a_warning():

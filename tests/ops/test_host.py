@@ -112,8 +112,12 @@ def test_a_view_as_wider_elements_takes_any_operand(operand):
 
 
 REFUSED = [
-    ("aten.from_file.default", {"filename": "/etc/passwd", "size": 1}, "only functions of tensors in the namespaces"),
-    ("image.read_file.default", {}, "only functions of tensors in the namespaces aten, prims, torchvision"),
+    ("aten.from_file.default", {"filename": "/etc/passwd", "size": 1}, "only functions of tensors can"),
+    ("aten.cumsum.__class__", {}, "has no overload aten.cumsum.__class__"),
+    ("aten.__dict__.get", {}, "has no overload aten.__dict__.get"),
+    ("aten.cumsum.overloads", {}, "has no overload aten.cumsum.overloads"),
+    ("load_library.x.default", {}, "has no overload load_library.x.default; import what registers load_library first"),
+    ("nobody.twice.default", {}, "has no overload nobody.twice.default; import what registers nobody first"),
     ("aten.save.default", {"item": 1, "filename": "x"}, "it is not a function that returns tensors"),
     ("aten.item.default", {"self": Value("x")}, "it is not a function that returns tensors"),
     ("aten.add_.Tensor", {"self": Value("x"), "other": 1}, "changes its arguments in place"),
@@ -163,6 +167,14 @@ def test_a_damaged_graph_file_is_named(arguments, message):
     x = graph.input("x", X)
     with pytest.raises(GraphError, match=message):
         emit(graph, "aten", {"src_0": x}, HostCall("aten.cumsum.default", arguments))
+
+
+def test_a_file_names_pytorchs_own_functions_only():
+    call = HostCall("nobody.twice.default", "{}")
+    with pytest.raises(
+        UnsupportedOpError, match="only functions of tensors in the namespaces aten, prims, torchvision"
+    ):
+        HostCall.from_json(call.to_json())
 
 
 def test_unknown_memory_format():
