@@ -162,7 +162,7 @@ def _describe(record: dict[str, Any]) -> str:
             *("x" + number("ratio", ".2f"), f"[{number('total_seconds', '.0f')} s]"),
         ]
     )
-    notes = "".join(f"\n    {note}" for note in (record["reason"], *record["warned"]) if note)
+    notes = "".join(f"\n    {note}" for note in (record["reason"], *record["dear"], *record["warned"]) if note)
     return f"{record['name']:32} {record['variant']:14} {record['status']:11} {figures}{notes}"
 
 

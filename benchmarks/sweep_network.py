@@ -32,6 +32,7 @@ from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments
 from fmtprop.report import TOLERANCES
+from fmtprop.report.model import op_with_tail
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.plan import Step
 from fmtprop.runtime.process import use_threads
@@ -82,6 +83,8 @@ class Record:
         In the plan.
     host, ref : float, optional
         Share of the run that PyTorch's operators, and oneDNN's reference kernels, take.
+    dear : tuple of str
+        Which of these steps take most, grouped by operation and implementation, where they take 2 % or more.
     warned : tuple of str
         What compiling warned of.
     where : str
@@ -107,6 +110,7 @@ class Record:
     ref: float | None = None
     export_seconds: float | None = None
     total_seconds: float | None = None
+    dear: tuple[str, ...] = ()
     warned: tuple[str, ...] = ()
     where: str = ""
 
@@ -236,8 +240,10 @@ class _Trial:
         record.steps = len(steps)
         record.where = _where(self.threads)
         record.reorders = sum(step.node.op == "reorder" for step in steps)
-        record.host = sum(t for t, step in zip(times, steps, strict=True) if step.target == "reference") / total
-        record.ref = sum(t for t, step in zip(times, steps, strict=True) if _impl(step).startswith("ref")) / total
+        shares = [t / total for t in times]
+        record.host = sum(t for t, step in zip(shares, steps, strict=True) if step.target == "reference")
+        record.ref = sum(t for t, step in zip(shares, steps, strict=True) if _impl(step).startswith("ref"))
+        record.dear = _dear(shares, steps)
         record.seconds, record.eager_seconds = total, self.eager_seconds
 
     def time(self, net: CompiledModel, variant: Variant, record: Record) -> None:
@@ -334,6 +340,22 @@ def _where(threads: int) -> str:
     library = dnnl.lib()
     versions = {"onednn": f"{'.'.join(map(str, library.version))} ({library.isa})"}
     return headline(Environment.capture(threads, versions))
+
+
+def _dear(shares: Sequence[float], steps: Sequence[Step]) -> tuple[str, ...]:
+    """Return which of PyTorch's operators and oneDNN's reference kernels take most, with one example of each."""
+    groups: dict[tuple[str, str], list[tuple[float, Step]]] = {}
+    for share, step in zip(shares, steps, strict=True):
+        if step.target == "reference" or _impl(step).startswith("ref"):
+            name = getattr(step.node.attrs, "target", "") or op_with_tail(step.node)
+            groups.setdefault((name, _impl(step)), []).append((share, step))
+    found = []
+    for (name, impl), members in groups.items():
+        share, (_, one) = sum(share for share, _ in members), max(members, key=lambda member: member[0])
+        if share >= 0.02:
+            formats = " ".join(str(access.desc) for access in (*one.operands.values(), *one.results))
+            found.append((share, f"{share:.0%} {len(members)} x {name} {impl}: {formats}"))
+    return tuple(text for _, text in sorted(found, reverse=True)[:3])
 
 
 def _impl(step: Step) -> str:

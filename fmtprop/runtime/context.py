@@ -22,7 +22,7 @@ from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
-from fmtprop.targets.tail import start_of_result, tail_of
+from fmtprop.targets.tail import tail_of
 
 
 class Context:
@@ -174,7 +174,8 @@ class Context:
         calls: list[Call] = [(dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)]
         work = tail_of(step.node)
         if work is not None:
-            self._point(work, step.results[0], start_of_result(step.node))
+            # a source of a concat in place begins where its part of the buffer does, of which its node knows nothing
+            self._point_at_first(work, step.results[0])
             self._keep.append(work)
             calls.append(work.call)
         return calls
@@ -186,7 +187,7 @@ class Context:
             raise PlanError(f"{step.node.label} has no choice: assign formats before running")
         work: StandaloneWork = choice.handle.work(self.plan.threads)
         for name, access in _places(step).items():
-            self._point(work.pointers[name], access, access.desc.offset0 * access.desc.dtype.nbytes)
+            self._point_at_first(work.pointers[name], access)
         self._keep.append(work)
         return work.call
 
@@ -207,6 +208,10 @@ class Context:
         memory = dnnl.Memory(self._engine, md, None)
         self._point(memory, access, start_of(access.desc, md))
         return memory
+
+    def _point_at_first(self, memory: _Movable, access: Access) -> None:
+        """Point a kernel's operand at the first element of a tensor."""
+        self._point(memory, access, access.desc.offset0 * access.desc.dtype.nbytes)
 
     def _point(self, memory: _Movable, access: Access, start: int) -> None:
         """Point something at what begins so many bytes behind a buffer's start, now or before each run."""

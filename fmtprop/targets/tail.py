@@ -6,7 +6,7 @@ from fmtprop.ir.node import Choice, Node
 from fmtprop.jit import Kernel, StandaloneKernel, Work
 from fmtprop.passes.target import Candidate
 
-__all__ = ["own_code", "start_of_result", "tail_of"]
+__all__ = ["own_code", "tail_of"]
 
 
 def own_code(way: Candidate | Choice) -> dict[str, str]:
@@ -24,16 +24,12 @@ def tail_of(node: Node, buffer: int | None = None) -> Work | None:
     node : Node
         Formatted.
     buffer : int, optional
-        Address of the buffer that its result lies in; without it, the work must be pointed at ``buffer +
-        start_of_result(node)`` before it runs.
+        Address of the buffer that its result lies in, as the node's own format says; without it, the work must be
+        pointed at the result's first element before it runs.
     """
     kernel: Kernel | None = node.choice.after if node.choice is not None else None
     if kernel is None:
         return None
-    pointer = None if buffer is None else buffer + start_of_result(node)
-    return Work(kernel, node.descs[0].at_start().nbytes, pointer)
-
-
-def start_of_result(node: Node) -> int:
-    """Return the bytes from the start of its buffer to a node's result."""
-    return node.descs[0].offset0 * node.descs[0].dtype.nbytes
+    desc = node.descs[0]
+    pointer = None if buffer is None else buffer + desc.offset0 * desc.dtype.nbytes
+    return Work(kernel, desc.at_start().nbytes, pointer)

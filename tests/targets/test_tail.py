@@ -125,6 +125,28 @@ def test_another_number_of_threads(net, threads):
         torch.set_num_threads(before)
 
 
+class Branches(nn.Module):
+    """Convolutions with SiLU whose results a concat joins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(16, 32, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([nn.functional.silu(conv(x)) for conv in self.convs], 1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_it_changes_the_part_of_a_concat_that_its_primitive_wrote(batch, monkeypatch):
+    monkeypatch.setattr(ModelCosts, "_kernel", lambda self, dst, peak: 0.0)
+    torch.manual_seed(0)
+    module, x = Branches().eval(), torch.randn(batch, 16, 20, 20)
+    compiled = fp.compile(module, x, tune="model", confirm=False)
+    starts = [s.results[0].desc.offset0 for s in compiled.plan.steps if "+swish" in s.node.choice.impl]
+    assert batch > 1 or len([start for start in starts if start > 0]) == 2, "parts of one image are dense"
+    torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+
+
 def test_nan_spreads(net):
     module, compiled, x = net
     x = x.clone()
