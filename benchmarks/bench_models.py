@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.common import add_options, headline, table, tell, warn_if_busy, write_json
-from benchmarks.models import TEN, Model
+from benchmarks.models import TEN, Model, Network, model
 from benchmarks.targets import Result, geometric_mean, judge, judge_all
 from fmtprop import dnnl
 from fmtprop.api import Options
@@ -35,7 +35,7 @@ __all__ = ["main", "render", "render_all"]
 DEFAULT_CONTENDERS = ("torch", "torch-channels-last", "inductor", "onnxruntime", "openvino")
 
 
-def measure(model: Model, arguments: argparse.Namespace, options: Options) -> Result:
+def measure(model: Model | Network, arguments: argparse.Namespace, options: Options) -> Result:
     """Race all contenders on one model."""
     graph = model.graph()
     benchmark = race_in_processes(
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = Options(dtype=parsed.dtype, policy=parsed.policy, tune=parsed.tune)
         for name in parsed.vs:
             contender(name, options)  # a misspelt name is found before minutes of measurement
-        models = [[Model(name, batch) for name in parsed.models] for batch in parsed.batch]
+        models = [[model(name, batch) for name in parsed.models] for batch in parsed.batch]
     except FmtpropError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -141,11 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed, records, shown = False, [], ""
     for group in models:
         results = []
-        for model in group:
+        for one in group:
             try:
-                result = measure(model, parsed, options)
+                result = measure(one, parsed, options)
             except FmtpropError as error:
-                print(f"\n{model}: {error}", file=sys.stderr)
+                print(f"\n{one}: {error}", file=sys.stderr)
                 failed = True
                 continue
             tell("")
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def _tell_progress(model: Model, what: str, done: int, total: int) -> None:
+def _tell_progress(model: Model | Network, what: str, done: int, total: int) -> None:
     tell(f"{model}: {what} ({done} of {total} turns)")
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from benchmarks.sweep_models import NETWORKS
+from benchmarks.sweep_network import settle
 from fmtprop.api import random_inputs
+from fmtprop.bench.compare import tensors_of
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir import file
@@ -25,7 +29,7 @@ from fmtprop.tuning.directory import cache_directory
 from graphs.architectures import ARCHITECTURES
 from graphs.make import FOLDER, describe_weights
 
-__all__ = ["TEN", "Model"]
+__all__ = ["TEN", "Model", "Network", "model"]
 
 #: what the project is judged by
 TEN = (
@@ -116,3 +120,67 @@ class Model:
 
 def _module(name: str) -> nn.Module:
     return ARCHITECTURES[name].module()
+
+
+class Positional(nn.Module):
+    """A module that takes its keyword arguments by position: what every runtime can be given."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, tuple(names)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Take positional arguments first, then those that have names."""
+        count = len(inputs) - len(self.names)
+        return tensors_of(self.module(*inputs[:count], **dict(zip(self.names, inputs[count:], strict=True))))
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of the sweep, at the size that it has there.
+
+    Parameters
+    ----------
+    name : str
+        Key of :data:`benchmarks.sweep_models.NETWORKS`.
+    """
+
+    name: str
+    batch: int = 1
+    onnx: None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def graph(self) -> Graph:
+        """Return the graph, imported."""
+        return from_torch(_network(self.name), tuple(self.inputs()), name=self.name)
+
+    def module(self) -> Callable[[], nn.Module]:
+        """Return what makes the module."""
+        return partial(_network, self.name)
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Return the inputs."""
+        _, args, kwargs = NETWORKS[self.name]()
+        return [*args, *kwargs.values()]
+
+
+def _network(name: str) -> nn.Module:
+    module, args, kwargs = NETWORKS[name]()
+    config = getattr(module, "config", None)
+    if hasattr(config, "_attn_implementation"):
+        config._attn_implementation = "eager"  # the only one that torch's ONNX exporter takes for all of them
+    settle(module, tuple(args), kwargs)
+    return Positional(module, tuple(kwargs)).eval()
+
+
+def model(name: str, batch: int = 1) -> Model | Network:
+    """Return the model of a name: a network of the sweep, a built-in graph or a file.
+
+    Raises
+    ------
+    FmtpropError
+        Another batch was asked for than the model can have.
+    """
+    return Network(name) if batch == 1 and name in NETWORKS and name not in ARCHITECTURES else Model(name, batch)
