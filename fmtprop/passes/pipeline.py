@@ -9,6 +9,7 @@ from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.remove_identities import RemoveIdentities
 
@@ -21,6 +22,8 @@ NORMALISE: tuple[Pass, ...] = (
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),
+    # before its steps are absorbed by what stands before them
+    RecogniseFunctions(),
     # before the padding that it consists of is folded
     RecogniseLrn(),
     FoldPadding(),

@@ -1,0 +1,123 @@
+"""Recognition of element-wise functions that models write out: SiLU, GELU, Mish, hard swish in any spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import opdef
+from fmtprop.layout import DataType
+from fmtprop.ops.building import emit
+from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
+from fmtprop.ops.host import HostCall
+from fmtprop.passes.editing import bypass
+
+#: what a spelling consists of, at most: GELU by hyperbolic tangent takes eight steps
+_MOST = 10
+
+#: ops that compute each element of their result from the same element of each source, and nothing else
+_POINTWISE = frozenset({"eltwise", "binary", "sum"})
+_HOSTED = frozenset({"aten.erf.default"})
+
+#: largest difference from the function, relative to its argument: spellings round their constants to f32
+_TOLERANCE = 2e-6
+
+_NAMED = (
+    *(Eltwise("swish", 1.0), Eltwise("swish", 1.702), Eltwise("gelu_erf"), Eltwise("gelu_tanh"), Eltwise("mish")),
+    Eltwise("hardswish", 1 / 6, 0.5),
+)
+
+
+@dataclass(frozen=True)
+class RecogniseFunctions:
+    """Replace element-wise steps that together are one function that oneDNN has.
+
+    Steps from one value to one result, of which nothing else is read, are evaluated in f64 on a row of numbers, and
+    compared with the functions: so all spellings are recognised, whatever the order of their factors.
+
+    Notes
+    -----
+    Requires folded constants (a factor is an attribute then). Ensures nothing: what is not recognised stays.
+    """
+
+    name: ClassVar[str] = "recognise-functions"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in reversed(graph.nodes()):
+            if node.name in graph and _ends(graph, node):
+                _recognise(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _ends(graph: Graph, node: Node) -> bool:
+    """Return whether a spelling could end here: with a product, or a factor behind it."""
+    scaled = isinstance(node.attrs, Eltwise) and node.attrs.alg == "linear"
+    return node.results[:1] != () and _is_pointwise(graph, node) and (scaled or node.op == "binary")
+
+
+def _recognise(graph: Graph, last: Node) -> None:
+    for steps, source in _regions(graph, last):
+        function = _function_of(graph, steps, source)
+        if function is not None:
+            value = emit(graph, "eltwise", {"src": source}, function, origin=last.origin)
+            bypass(graph, last, [value])
+            return
+
+
+def _regions(graph: Graph, last: Node) -> Iterator[tuple[list[Node], Value]]:
+    """Yield the steps that end with a node and read but one value from outside, the fewest first."""
+    rank = {node.name: index for index, node in enumerate(graph.nodes())}
+    steps = {last.name: last}
+    while len(steps) <= _MOST:
+        outside = {value for name in steps for value in graph.inputs(name).values() if value.node not in steps}
+        if len(outside) == 1 and len(steps) > 1:
+            yield sorted(steps.values(), key=lambda node: rank[node.name]), next(iter(outside))
+        inner = [graph.node(value.node) for value in outside if _is_inner(graph, value, steps)]
+        if not inner:
+            return
+        latest = max(inner, key=lambda node: rank[node.name])
+        steps[latest.name] = latest
+
+
+def _is_inner(graph: Graph, value: Value, steps: dict[str, Node]) -> bool:
+    """Return whether a value is made by a step and read by steps alone."""
+    readers = {name for name, _ in graph.readers(value)}
+    return readers <= steps.keys() and _is_pointwise(graph, graph.node(value.node))
+
+
+def _is_pointwise(graph: Graph, node: Node) -> bool:
+    hosted = isinstance(node.attrs, HostCall) and node.attrs.target in _HOSTED
+    if node.post_ops or not (node.op in _POINTWISE or hosted) or node.results[0].dtype is not DataType.F32:
+        return False
+    return all(graph.type_of(value) == node.results[0] for value in graph.inputs(node.name).values())
+
+
+def _function_of(graph: Graph, steps: Sequence[Node], source: Value) -> Eltwise | None:
+    """Return the function that steps compute, None where it has no name."""
+    if len({node.op for node in steps}) == 1 and steps[0].op == "eltwise":
+        return None  # a chain, not a spelling
+    x = _numbers()
+    known = {source: x}
+    for node in steps:
+        operands = {name: known[value] for name, value in graph.inputs(node.name).items()}
+        known[Value(node.name)] = opdef(node.op).reference(node.attrs, operands)[0]
+    result = known[Value(steps[-1].name)]
+    for function in _NAMED:
+        expected = FUNCTIONS[function.alg](x, function.alpha, function.beta)
+        if bool(((result - expected).abs() <= _TOLERANCE * x.abs().clamp_min(1.0)).all()):
+            return function
+    return None
+
+
+@cache
+def _numbers() -> torch.Tensor:
+    return torch.linspace(-14.0, 14.0, 1401, dtype=torch.float64, device="cpu")
