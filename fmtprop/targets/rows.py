@@ -1,4 +1,4 @@
-"""Nodes that kernels over rows compute: a binary op whose second source broadcasts, and reductions.
+"""Nodes that kernels over rows compute: a binary op whose second source broadcasts, reductions, global poolings.
 
 Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one.
 """
@@ -13,6 +13,7 @@ from fmtprop.jit import FoldKernel, StandaloneKernel, broadcast_kernel_for, fold
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import check_summands
+from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import like, plain
 from fmtprop.passes.target import Candidate, Request
@@ -42,7 +43,11 @@ def row_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     if isinstance(node.attrs, Binary):
         yield from _binary(node.attrs, request)
     elif isinstance(node.attrs, Reduction):
-        yield from _reduction(node.attrs, request)
+        if node.attrs.alg in _FOLDS and (not node.attrs.alg.startswith("norm") or _is_euclidean(node.attrs)):
+            yield from _reduction(_FOLDS[node.attrs.alg], node.attrs.axes, request)
+    elif isinstance(node.attrs, Pooling) and _is_global(node.attrs, request["src"]):
+        alg = "max" if node.attrs.alg == "max" else "mean"
+        yield from _reduction(alg, tuple(range(2, request["src"].ndim)), request)
 
 
 def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
@@ -59,15 +64,22 @@ def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
         yield _candidate(kernel, {"src_0": src, "src_1": other}, src.at_start() if dst.kind == "any" else dst)
 
 
-def _reduction(attrs: Reduction, request: Request) -> Iterator[Candidate]:
+def _is_euclidean(attrs: Reduction) -> bool:
+    return (attrs.p, attrs.eps) == (2.0, 0.0)
+
+
+def _is_global(attrs: Pooling, src: MemoryDesc) -> bool:
+    """Whether one window is all of the source."""
+    return attrs.kernel == src.dims[2:] and not any((*attrs.pad_l, *attrs.pad_r, *attrs.dilates))
+
+
+def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Candidate]:
     src, dst = request["src"], request["dst"]
-    if attrs.alg not in _FOLDS or (attrs.alg.startswith("norm") and (attrs.p, attrs.eps) != (2.0, 0.0)):
-        return
     result = like(MemoryDesc(dst.dims, dst.dtype), src)
     if result is None or not _is_row_of_numbers(src) or not _is_served(dst, result):
         return
-    steps = [0 if axis in attrs.axes else step for axis, step in enumerate(result.strides)]
-    kernel = _fold(_FOLDS[attrs.alg], _merged(src, steps), src)
+    steps = [0 if axis in axes else step for axis, step in enumerate(result.strides)]
+    kernel = _fold(alg, _merged(src, steps), src)
     if kernel is not None:
         yield _candidate(kernel, {"src": src}, result if dst.kind == "any" else dst)
 

@@ -15,7 +15,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import HostCall, emit
-from fmtprop.ops.host import ATEN, host_call, make_host_call
+from fmtprop.ops.host import _ANY_STRIDES, ATEN, host_call, make_host_call
 from tests.ops.fake_call import FakeCall, random_tensor
 
 X = TensorType((2, 6, 4, 5))
@@ -222,3 +222,29 @@ def test_what_names_a_device_or_has_no_tensor_makes_no_data():
     ]
     for target, arguments, types in calls:
         assert ATEN.infer(HostCall(target, arguments), types) == (TensorType((10**6, 10**6)),)
+
+
+CHANNELS_LAST = {
+    "aten.max_pool2d_with_indices.default": (
+        lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
+    ),
+    "aten.avg_pool2d.default": (lambda x: torch.ops.aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], True)),
+    "aten.adaptive_max_pool2d.default": (lambda x: torch.ops.aten.adaptive_max_pool2d(x, [6, 4])),
+    "aten.adaptive_avg_pool2d.default": (lambda x: torch.ops.aten.adaptive_avg_pool2d(x, [6, 4])),
+    "aten.upsample_nearest2d.vec": (lambda x: torch.ops.aten.upsample_nearest2d(x, [41, 40], None)),
+    "aten.upsample_bilinear2d.vec": (lambda x: torch.ops.aten.upsample_bilinear2d(x, [41, 40], True, None)),
+    "aten.upsample_bicubic2d.vec": (lambda x: torch.ops.aten.upsample_bicubic2d(x, [41, 40], False, None)),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3, 17, 32])
+@pytest.mark.parametrize("target", CHANNELS_LAST)
+def test_kernels_for_channels_last_are_right(target, channels):
+    x = (torch.randn(2, channels, 31, 29) * 4).round() / 2  # with equal numbers in a window
+    x[0, 0, 4, 5] = torch.nan
+    row, last = (CHANNELS_LAST[target](y) for y in (x, x.contiguous(memory_format=torch.channels_last)))
+    torch.testing.assert_close(last, row, equal_nan=True)
+
+
+def test_what_may_have_any_strides_is_compared_above():
+    assert {name.split(".")[1].lstrip("_") for name in _ANY_STRIDES} == {name.split(".")[1] for name in CHANNELS_LAST}

@@ -87,6 +87,10 @@ def test_a_step_that_somebody_else_reads_stays():
 
 
 def test_what_comes_before_is_no_part_of_it():
-    model, x = Written(lambda x: F.relu(x) * torch.sigmoid(F.relu(x))), torch.randn(2, 3, 5, 7)
+    def function(x):
+        y = F.relu(x)
+        return y * torch.sigmoid(y)
+
+    model, x = Written(function), torch.randn(2, 3, 5, 7)
     (conv,) = [node for node in normal(model, x).nodes() if node.op == "convolution"]
     assert "swish" in [post_op.attrs.alg for post_op in conv.post_ops]

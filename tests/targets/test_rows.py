@@ -11,7 +11,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops import Binary, Eltwise, Reduction
+from fmtprop.ops import Binary, Eltwise, Pooling, Reduction
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.rows import row_candidates
 
@@ -77,6 +77,14 @@ def test_reductions_keep_the_order_of_axes(alg, axes):
 )
 def test_reductions_that_are_not_its(attrs, src):
     assert asked("reduction", attrs, src=src) == []
+
+
+@pytest.mark.parametrize("alg", ["max", "avg_include_padding", "avg_exclude_padding"])
+def test_a_global_pooling_is_a_reduction(alg):
+    (found,) = asked("pooling", Pooling.make(alg, IMAGE[2:]), src=MemoryDesc(IMAGE))
+    assert found.impl.startswith("fold_max" if alg == "max" else "fold_mean")
+    assert asked("pooling", Pooling.make(alg, (9, 16)), src=MemoryDesc(IMAGE)) == []
+    assert asked("pooling", Pooling.make(alg, IMAGE[2:], pad_l=1), src=MemoryDesc(IMAGE)) == []
 
 
 def test_with_a_post_op_it_is_not():
