@@ -1,7 +1,7 @@
 """Problems that networks really have, as PyTorch writes them: name -> (function, shapes of its operands).
 
 Each is a small network of one op (or of an op and what usually stands beside it), in sizes that are neither tiny nor
-powers of two only. :mod:`scripts.list_reference_ops` asks which implementations they get.
+powers of two only. :mod:`benchmarks.bench_ops` asks which implementations they get, and times them.
 """
 
 from __future__ import annotations
