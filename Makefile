@@ -6,6 +6,7 @@ PINS ?= constraints.txt
 PYTEST_ARGS ?= --numprocesses=auto
 MODEL ?= resnet50
 REPORTS ?= reports
+MINUTES ?= 60
 
 BIN := $(VENV)/bin
 SHELL := bash
@@ -16,6 +17,9 @@ SHELL := bash
 # One test process per core, each with one thread: OpenMP threads that wait for each other would starve. The tests that
 # are about threads set their own number, and wait without spinning.
 TEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+
+# Run once more as on a CPU without AVX-512 and bf16: what asks for a data type, chooses formats, or has kernels of ours.
+AVX2_TESTS := tests/ir/test_deferred.py tests/targets tests/jit tests/graphs/test_builtin.py tests/models/test_fuzz.py
 
 .PHONY: help
 help: ## Show this help
@@ -82,6 +86,7 @@ contracts: $(VENV)/.installed-dev ## Which room may import which (import-linter)
 .PHONY: tests
 tests: $(VENV)/.installed-dev ## Tests and doctests
 	$(TEST) $(PYTEST_ARGS)
+	ONEDNN_MAX_CPU_ISA=AVX2 $(TEST) $(PYTEST_ARGS) $(AVX2_TESTS)
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev $(VENV)/.installed-models $(VENV)/.installed-bench ## The slow sweeps, with models and peers
@@ -89,8 +94,8 @@ slow: $(VENV)/.installed-dev $(VENV)/.installed-models $(VENV)/.installed-bench 
 
 .PHONY: sweep
 sweep: $(VENV)/.pytorchcv $(VENV)/.installed-models ## Compile, compare and time many networks, on a quiet machine
-	$(BIN)/python -m benchmarks.sweep --results $(REPORTS)/sweep.jsonl
-	$(BIN)/python -m benchmarks.sweep --table $(REPORTS)/sweep*.jsonl
+	-$(BIN)/python -m benchmarks.sweep --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.sweep --table $(REPORTS)/sweep-$$(git rev-parse --short HEAD)*.jsonl
 
 .PHONY: newest
 newest: ## The tests with the newest versions that there are, which users install, in a second environment

@@ -12,6 +12,7 @@ import fnmatch
 import json
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -108,7 +109,11 @@ def _resident(pid: int | None) -> int:
 
 def sweep(names: Sequence[str], arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     """Try networks one after the other; what a process did not come to is tried in another one."""
+    end = time.monotonic() + 60 * arguments.minutes
     for index, name in enumerate(names):
+        if time.monotonic() > end:
+            print(f"{len(names) - index} networks are left: the time is over")
+            return
         left = [v for v in arguments.variants if (name, str(v)) not in arguments.known]
         while left:
             tell(f"{index + 1}/{len(names)} {name} {left[0]}")
@@ -129,6 +134,7 @@ def _commit() -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="networks whose names match, as in a shell")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no network after so many")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="every N-th network, from the I-th on")
     parser.add_argument("--dtype", nargs="+", default=["f32"], choices=["f32", "bf16"])
     policies = ["optimal", "propagate", "naive", "plain", "again"]
@@ -173,7 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_table(parsed.table)
         return 0
     index, count = map(int, parsed.shard.split("/"))
-    names = [n for n in NETWORKS if not parsed.only or any(fnmatch.fnmatch(n, p) for p in parsed.only)][index::count]
+    names = [n for n in NETWORKS if not parsed.only or any(fnmatch.fnmatch(n, p) for p in parsed.only)]
+    random.Random(0).shuffle(names)  # where the time is over before the end, some of every kind were tried
+    names = names[index::count]
     if parsed.list:
         print("\n".join(names))
         return 0

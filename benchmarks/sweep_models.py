@@ -269,7 +269,6 @@ _TRANSFORMERS: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict
         "VideoMAEForVideoClassification", "VideoMAEConfig", {**_SMALL, "image_size": 112, "num_frames": 8},
         lambda: {"pixel_values": torch.randn(1, 8, 3, 112, 112)},
     ),
-    "vit_mae": ("ViTMAEModel", "ViTMAEConfig", {**_VISION, "mask_ratio": 0.0}, _image),
     "perceiver": (
         "PerceiverModel", "PerceiverConfig",
         {"d_model": 96, "d_latents": 128, "num_latents": 64, "num_self_attends_per_block": 3,
