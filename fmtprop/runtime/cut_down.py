@@ -1,0 +1,115 @@
+"""A large node cut down to fewer rows or images, for a check that takes no longer than it has to.
+
+What distinguishes a primitive is its implementation, the formats, the attributes, the channels and the columns; of the
+rows, which threads share out, a few dozen show as much as a thousand. Cut down is only what the library runs by the
+same implementation in the same formats; all else is checked as large as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef, types_along
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.assign import result_names
+from fmtprop.passes.formats import like
+from fmtprop.passes.target import Target
+
+__all__ = ["cut_down"]
+
+#: bytes of operands and results beyond which a check is worth cutting down
+_LARGE = 8 << 20
+
+#: what is left of an axis: at least so much, and a remainder by which strides, tiles and blocks find what they found
+_LEAST, _PERIOD = 16, 16
+
+#: axes in the order of trying: rows, images
+_AXES = (2, 0)
+
+
+def cut_down(node: Node, target: Target) -> Node | None:
+    """Return a smaller node that the same implementation runs in the same formats; None where there is none.
+
+    Parameters
+    ----------
+    node : Node
+        Formatted.
+    target : Target
+        Who is asked for the implementation.
+    """
+    choice = node.choice
+    if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE:
+        return None
+    for axis in _AXES:
+        types = _cut_types(node, axis)
+        small = None if types is None else _planned(node, types, target)
+        if small is not None:
+            return small
+    return None
+
+
+def _cut_types(node: Node, axis: int) -> dict[str, TensorType] | None:
+    """Return the types of a node's operands with fewer elements along an axis, None where it can't be cut there."""
+    descs = node.choice.operands if node.choice is not None else {}
+    types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
+    sources = [name for name in types if not name.startswith("post_op_") and not opdef(node.op).operand(name).parameter]
+    if not sources or node.results[0].ndim <= axis:
+        return None
+    size = max(types[name].dims[axis] if types[name].ndim > axis else 0 for name in sources)
+    if size < 2 * (_LEAST + _PERIOD):
+        return None
+    cut = {name: _with_size(types[name], axis, size, _LEAST + size % _PERIOD) for name in sources}
+    alone = replace(node, post_ops=())
+    try:
+        _, results = types_along(alone, {**types, **cut})
+    except FmtpropError:
+        return None
+    before, after = node.results[0].dims, results[0].dims
+    if any(a != b for i, (a, b) in enumerate(zip(before, after, strict=False)) if i != axis) or len(before) != len(
+        after
+    ):
+        return None
+    tail = {name: type_ for name, type_ in types.items() if name.startswith("post_op_")}
+    return {**types, **cut, **{name: _with_size(t, axis, before[axis], after[axis]) for name, t in tail.items()}}
+
+
+def _with_size(type_: TensorType, axis: int, size: int, wanted: int) -> TensorType:
+    if type_.ndim <= axis or type_.dims[axis] != size:
+        return type_
+    return type_.with_dims((*type_.dims[:axis], wanted, *type_.dims[axis + 1 :]))
+
+
+def _planned(node: Node, types: Mapping[str, TensorType], target: Target) -> Node | None:
+    """Return the node for other types, with the same implementation in the same formats."""
+    choice = node.choice
+    try:
+        _, results = types_along(node, types)
+    except FmtpropError:
+        return None
+    if choice is None or len(results) != len(node.results):
+        return None
+    results = tuple(new.with_dtype(old.dtype) for new, old in zip(results, node.results, strict=True))
+    operands = {name: _like(types[name], desc) for name, desc in choice.operands.items()}
+    descs = [_like(type_, desc) for type_, desc in zip(results, node.descs, strict=True)]
+    request = {**operands, **dict(zip(result_names(node), descs, strict=True))}
+    formats = {name: desc for name, desc in request.items() if desc is not None}
+    if len(formats) < len(request):
+        return None
+    small = node.with_(results=results, descs=tuple(desc for desc in descs if desc is not None), choice=None)
+    for candidate in target.candidates(small, formats):
+        same = (candidate.target, candidate.impl) == (choice.target, choice.impl)
+        if same and candidate.operands == operands and candidate.results == small.descs:
+            return small.with_(choice=candidate.choice(choice.reason))
+    return None
+
+
+def _like(type_: TensorType, desc: MemoryDesc) -> MemoryDesc | None:
+    """Return another tensor in a format, the very descriptor where it is the same tensor."""
+    if type_.dims == desc.dims:
+        return desc
+    wanted = like(MemoryDesc(type_.dims, type_.dtype), desc) if desc.is_dense and not desc.offset0 else None
+    return None if wanted is None else wanted.with_dtype(desc.dtype)
