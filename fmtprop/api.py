@@ -16,7 +16,7 @@ import torch
 
 from fmtprop import collector, dnnl
 from fmtprop.compiled import CompiledModel, random_inputs
-from fmtprop.errors import ImportModelError, LoadError, PlanError, UnsupportedOpError
+from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
 from fmtprop.ir.graph import Graph
@@ -27,7 +27,7 @@ from fmtprop.planner import make_plan
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
-from fmtprop.stages import make_room, normalise
+from fmtprop.stages import check_memory, make_room, normalise
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs"]
 
@@ -190,6 +190,7 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
 
 def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
+    check_memory(graph)
     clock = _Clock()
     normal, precision = normalise(defer(graph), options.dtype, target=options.target)
     renewed: Callable[[], Graph] | None = None
@@ -223,6 +224,11 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
 
 def _import(model: Any, example_inputs: Any) -> Graph:
     if isinstance(model, Graph):
+        if any(node.descs for node in model.nodes()):
+            raise GraphError(
+                f"graph {model.name} has its formats already, and its weights are packed for them: compile the graph "
+                "that it was made of, from fmtprop.load or fmtprop.from_torch, or the module itself"
+            )
         check_examples(model, example_inputs)
         return model
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):

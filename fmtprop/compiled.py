@@ -12,6 +12,7 @@ import torch
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
+from fmtprop.limits import MAX_RUNS
 from fmtprop.runtime import Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
@@ -348,8 +349,8 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
 
 
 def _check_repeats(repeats: int) -> None:
-    if not isinstance(repeats, int) or repeats < 1:
-        raise InputError(f"repeats must be a whole number of at least 1 for a median, got {repeats!r}")
+    if not isinstance(repeats, int) or not 1 <= repeats <= MAX_RUNS:
+        raise InputError(f"repeats must be a whole number from 1 to {MAX_RUNS}, for a median, got {repeats!r}")
 
 
 def _is_flat(graph: Graph) -> bool:

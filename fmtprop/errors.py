@@ -22,9 +22,23 @@ A message names the node, the operand and axis, the value, the rule, and what to
 
 from __future__ import annotations
 
+from fmtprop.printable import printable_lines
+
+#: characters of a message: a name from a file may have a million times as many
+_MOST = 4000
+
 
 class FmtpropError(Exception):
-    """Base class of every error that fmtprop raises on purpose."""
+    """Base class of every error that fmtprop raises on purpose.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong. Text from files may be in it: it is escaped and shortened here.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable_lines(message, _MOST))
 
 
 class ShapeError(FmtpropError, ValueError):

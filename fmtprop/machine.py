@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import resource
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["cpu_fields", "cpu_model", "last_level_cache_nbytes"]
+__all__ = ["cpu_fields", "cpu_model", "last_level_cache_nbytes", "memory_nbytes"]
 
 #: Linux's files; other systems have none
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
+
+#: where a container is told how much memory it may have, in the second and the first version of control groups
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 #: bytes, where the system does not tell
 _USUAL = 16 << 20
@@ -54,3 +60,23 @@ def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
         except (OSError, ValueError):
             continue  # a size that can't be read is one that is not told
     return max(sizes, default=_USUAL)
+
+
+def memory_nbytes(limits: Sequence[Path] = _MEMORY_LIMITS) -> int:
+    """Return the bytes of memory that this process may have: the machine's, a container's, or what ``ulimit -v`` says.
+
+    Parameters
+    ----------
+    limits : sequence of Path
+        Files that hold a number of bytes; one that does not, or is missing, limits nothing.
+    """
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in limits:
+        try:
+            sizes.append(int(file.read_text(encoding="ascii")))
+        except (OSError, ValueError):  # "max"
+            continue
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY:
+        sizes.append(allowed)
+    return min(sizes)

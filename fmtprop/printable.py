@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["printable", "printable_lines", "shortened"]
 
 
 def printable(text: str) -> str:
@@ -19,3 +19,36 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str, most: int) -> str:
+    r"""Return the same of a text of several lines, which stay lines.
+
+    Parameters
+    ----------
+    text : str
+        Maybe with names in it that are megabytes long.
+    most : int
+        Characters from which its middle is left out.
+
+    Examples
+    --------
+    >>> print(printable_lines("one\ntwo\t", 10))
+    one
+    two\t
+    """
+    return "\n".join(map(printable, shortened(text, most).split("\n")))
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text, without its middle if it has more characters than that.
+
+    Examples
+    --------
+    >>> shortened("abcdefghijklmnop", 10)
+    'abcde...op'
+    """
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - 3]}...{text[-end:]}"

@@ -12,16 +12,19 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.collector import collect_young
+from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.node import Node, Value
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
+from fmtprop.targets.memory import check_fits
 from fmtprop.targets.mkldnn import computes_in
 
-__all__ = ["activations_nbytes", "make_room", "normalise", "weights_nbytes"]
+__all__ = ["activations_nbytes", "check_memory", "make_room", "normalise", "weights_nbytes"]
 
 #: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
 _LARGE = 12 << 20
@@ -86,6 +89,43 @@ def activations_nbytes(graph: Graph) -> int:
         return sum(graph.type_of(value).nbytes for value in read) + sum(type_.nbytes for type_ in node.results)
 
     return max((moved(node) for node in graph.nodes() if node.op != "constant"), default=0)
+
+
+def check_memory(graph: Graph) -> None:
+    """Refuse a model that no plan can run here, before a number of it is drawn or read.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported.
+
+    Raises
+    ------
+    PlanError
+        Its weights, inputs and outputs take more memory than there is, or its weights and one of its nodes do.
+    """
+    weights = {}
+    for node in graph.nodes():
+        if node.op == "constant":
+            type_, data = node.results[0], graph.constants.get(node.name)
+            # what several constants share is packed once
+            weights[type_, data if isinstance(data, Initialiser) else id(data)] = type_.nbytes
+    boundary = sum(node.results[0].nbytes for node in graph.input_nodes)
+    boundary += sum(graph.type_of(graph.inputs(node.name)["src"]).nbytes for node in graph.output_nodes)
+    check_fits(sum(weights.values()) + max(boundary, _worked_on_nbytes(graph)), f"model {graph.name}")
+
+
+def _worked_on_nbytes(graph: Graph) -> int:
+    """Return the most bytes that a node reads and writes; constants are counted elsewhere, views need none."""
+
+    def is_free(value: Value) -> bool:
+        return graph.node(value.node).op == "constant" or is_view(graph, value.node)
+
+    def worked_on(node: Node) -> int:
+        values = {*graph.inputs(node.name).values(), *(Value(node.name, i) for i in range(len(node.results)))}
+        return sum(graph.type_of(value).nbytes for value in values if not is_free(value))
+
+    return max(map(worked_on, graph.nodes()), default=0)
 
 
 def make_room(graph: Graph) -> None:

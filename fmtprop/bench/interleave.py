@@ -40,6 +40,9 @@ __all__ = [
     "uncollected",
 ]
 
+#: version of the JSON form
+SCHEMA = 1
+
 Runnable = Callable[..., Any]
 _Answer = TypeVar("_Answer")
 
@@ -141,7 +144,7 @@ class Benchmark:
 
     def to_json(self) -> str:
         """Return the result as indented JSON text."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        return json.dumps({"schema": SCHEMA, **self.to_dict()}, indent=2, allow_nan=False)
 
     def to_text(self) -> str:
         """Return the result as a table for a terminal."""

@@ -16,6 +16,7 @@ from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import Peer, peer
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
+from fmtprop.stages import check_memory
 
 __all__ = ["choose_peers", "race"]
 
@@ -97,6 +98,7 @@ def race(
     """
     if not peers:
         raise FmtpropError("no peer to compare with; give at least one, such as torch")
+    check_memory(graph)
     count = threads or torch.get_num_threads()
     contenders = [Contender(OURS, options or Options()), *(Contender(one.name, one) for one in peers)]
     return race_in_processes(

@@ -17,6 +17,7 @@ from fmtprop.ops.evaluate import evaluate
 from fmtprop.report import Comparison
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.process import use_threads
+from fmtprop.stages import check_memory
 
 __all__ = ["compare_policies"]
 
@@ -69,6 +70,7 @@ def compare_policies(
     """
     if not options:
         raise FmtpropError("compare_policies: options is empty; give at least one Options()")
+    check_memory(graph)
     use_threads(threads)
     say = progress or _silent
     total = 1 + 2 * len(options)

@@ -10,7 +10,7 @@ import typer
 
 from fmtprop import __version__
 from fmtprop.cli.compare import report, run
-from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, printing_help, show_warning
+from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, printing_help, warning_printer
 from fmtprop.cli.doctor import doctor
 from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
@@ -54,5 +54,5 @@ def program(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and end the process; see :func:`fmtprop.cli.main`."""
     with warnings.catch_warnings(), failing(FAILED), printing_help():
-        warnings.showwarning = show_warning
+        warnings.showwarning = warning_printer()
         app(args=None if arguments is None else list(arguments), prog_name="fmtprop")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.limits import MAX_THREADS
+from fmtprop.cli.console import keep_stdout
+from fmtprop.limits import MAX_RUNS, MAX_THREADS
 
 
 def _named(model: str) -> str:
@@ -16,6 +17,12 @@ def _named(model: str) -> str:
     if not model:
         raise typer.BadParameter("the name is empty; `fmtprop models` lists the built-in graphs")
     return model
+
+
+def _json_alone(wanted: bool) -> bool:
+    if wanted:
+        keep_stdout()
+    return wanted
 
 
 Model = Annotated[
@@ -70,8 +77,13 @@ Verify = Annotated[
         "--verify", help="The plan's own check: on (each distinct primitive once), full (the whole model too) or off."
     ),
 ]
-Repeats = Annotated[int, typer.Option("--repeats", "-n", min=1, help="Runs over which medians are taken.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text, and nothing else, on stdout.")]
+Repeats = Annotated[
+    int, typer.Option("--repeats", "-n", min=1, max=MAX_RUNS, help="Runs over which medians are taken.")
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_json_alone, help="Print JSON instead of text, and nothing else, on stdout."),
+]
 ReportFile = Annotated[
     Path | None,
     typer.Option("--report", "-r", metavar="FILE", help="Also write the whole report: .txt or .json.", dir_okay=True),

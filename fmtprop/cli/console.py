@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from fmtprop.errors import FmtpropError
+from fmtprop.files import replacing
 from fmtprop.printable import printable
 
 #: exit codes besides 0; 130 (interrupted) and 141 (nobody reads any more) are the shell's own
@@ -52,21 +54,49 @@ def complain(text: str) -> None:
     note(f"error: {text}")
 
 
-def show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line; takes the place of :func:`warnings.showwarning`."""
-    note(f"warning: {message}")
+def warning_printer() -> Callable[..., None]:
+    """Return what takes the place of :func:`warnings.showwarning`: one line for each warning, each once."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        text = str(message)
+        if text not in seen:
+            seen.add(text)
+            note(f"warning: {text}")
+
+    return show
 
 
-def save(path: Path, text: str) -> None:
-    """Write a result to a file.
+def keep_stdout() -> None:
+    """Keep stdout for results: what a library prints there from now on goes to stderr.
+
+    oneDNN prints its log (``ONEDNN_VERBOSE``) to the process's stdout, behind Python's back.
+    """
+    out = sys.stdout
+    try:
+        place = out.fileno() if out is not None else -1
+    except (OSError, ValueError):  # a test's, or a notebook's
+        return
+    if place != 1:
+        return
+    sys.stdout = open(os.dup(1), "w", encoding=out.encoding, errors=out.errors)  # noqa: SIM115 (as long as the process)
+    try:
+        os.dup2(2, 1)
+    except OSError:  # the shell's 2>&-
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def save(path: Path, text: str, ours: re.Pattern[bytes]) -> None:
+    """Write a result to a file, which may exist if it begins as such a result does.
 
     Raises
     ------
     FmtpropError
-        The file system refused.
+        Something else is in its place, or the file system refused.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        with replacing(path, ours) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FmtpropError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Target
-from fmtprop.cli.console import USAGE, emit, failing, progress
+from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, progress
 
 
 class Form(str, Enum):
@@ -48,6 +48,8 @@ def show(
     from fmtprop.report.graph_text import graph_data, graphs_text
     from fmtprop.snapshots import snapshots
 
+    if form is Form.JSON:
+        keep_stdout()
     with failing(USAGE):
         options = Options(policy=policy, dtype=dtype, target=target)
         graph = load(model)

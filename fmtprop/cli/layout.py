@@ -40,14 +40,18 @@ def layout(
     oneDNN. Examples: fmtprop layout nChw16c 2,17,5,7 --at 1,16,4,6; fmtprop layout dml:NHWC 1,3,4,5; fmtprop layout
     'f32[2,3]{0,1}'
     """
+    from fmtprop.errors import FmtpropError
     from fmtprop.layout.command import describe, draw, read_layout
+    from fmtprop.layout.picture_svg import OURS
 
     with failing(USAGE):
         subject = read_layout(form, dims, dtype)
         colour = sys.stdout is not None and sys.stdout.isatty()  # none: the shell's >&-
         text = describe(subject, at=at, position=position, colour=colour)
         if svg is not None:
-            save(svg, draw(subject))
+            if svg.suffix.lower() != ".svg":
+                raise FmtpropError(f"{svg}: pictures are drawn as .svg, not {svg.suffix or 'without extension'!r}")
+            save(svg, draw(subject), OURS)
     emit(text)
     if svg is not None:
         note(f"wrote {svg}")

@@ -8,6 +8,7 @@ import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, Target, Threads, Tune, words
 from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
+from fmtprop.limits import MAX_RUNS
 
 
 def bench(
@@ -27,7 +28,9 @@ def bench(
     tune: Tune = "auto",
     target: Target = "onednn",
     threads: Threads = None,
-    rounds: Annotated[int, typer.Option("--rounds", "-n", min=1, help="Turns of every runtime, interleaved.")] = 20,
+    rounds: Annotated[
+        int, typer.Option("--rounds", "-n", min=1, max=MAX_RUNS, help="Turns of every runtime, interleaved.")
+    ] = 20,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:

@@ -25,15 +25,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.file_data import Reader, Writer, replacing
+from fmtprop.files import check_replaceable, read, replacing
+from fmtprop.ir.file_data import Reader, Writer
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.json_text import parse_json
 from fmtprop.ir.networkx_form import from_networkx, plain_node
 from fmtprop.ir.node import Value
 from fmtprop.ir.plain import attrs_from_plain
@@ -43,6 +46,11 @@ __all__ = ["FORMAT", "VERSION", "load", "save"]
 
 FORMAT = "fmtprop-graph"
 VERSION = 1
+
+#: bytes of a document: a graph of a hundred thousand nodes is a third of it, and becomes many times as large in Python
+_MAX_NBYTES = 1 << 27
+#: how a document begins
+_OURS = re.compile(rb'\s*\{[^{}\[\]]*"format":\s*"fmtprop-graph"')
 
 _HEAD = {"format": str, "version": int, "name": str, "structure": str, "nodes": list}
 _ROW_KEYS = frozenset({"name", "op", "inputs", "attrs", "results", "post_ops", "origin", "data"})
@@ -92,10 +100,14 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
         head["weights"] = writer.path.name
     fields = json.dumps(head, ensure_ascii=False)[1:-1]
     text = "{\n" + fields + ',\n"nodes": [\n' + ",\n".join(rows) + "\n]\n}\n"
+    data = text.encode("utf-8")
+    if len(data) > _MAX_NBYTES:
+        raise GraphError(f"needs {len(data)} bytes, a graph file may have {_MAX_NBYTES}; do without weights='inline'")
+    check_replaceable(target, _OURS)  # before the side file is replaced
     writer.write()
     # A reader never sees half a file: the side file is complete before the document that names it appears.
-    with replacing(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with replacing(target, _OURS) as temporary:
+        temporary.write_bytes(data)
 
 
 def _added(graph: Graph) -> list[str]:
@@ -173,23 +185,14 @@ def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
 
 def _parse(source: Path) -> dict[str, Any]:
     try:
-        text = source.read_text(encoding="utf-8")
+        text = read(source, _MAX_NBYTES).decode("utf-8")
     except OSError as error:
         raise GraphError(f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise GraphError(f"is not a graph file: byte {error.start} is not UTF-8 text") from error
     if not text.strip():
         raise GraphError("is empty; a graph file is a JSON object")
-    try:
-        document = json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique_keys
-        )
-    except json.JSONDecodeError as error:
-        raise GraphError(f"line {error.lineno}, column {error.colno}: is not JSON: {error.msg}") from error
-    except RecursionError as error:
-        raise GraphError("is nested too deeply to be a graph file") from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise GraphError(f"has an unreadable number: {error}") from error
+    document = parse_json(text)
     _check_head(document)
     checked: dict[str, Any] = document
     return checked
@@ -208,26 +211,6 @@ def _check_head(document: object) -> None:
     unknown = sorted(set(document) - set(_HEAD) - {"weights"})
     if unknown:
         raise GraphError(f"unknown key {unknown[0]!r}")
-
-
-def _refuse_constant(token: str) -> Any:
-    raise GraphError(f'has the token {token}, which JSON lacks; write {{"float": "inf"}} for a float')
-
-
-def _finite(token: str) -> float:
-    value = float(token)
-    if not math.isfinite(value):
-        raise GraphError(f'has the number {token}, which no float holds; write {{"float": "inf"}} for infinity')
-    return value
-
-
-def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise GraphError(f"has the key {key!r} twice in one object")
-        found[key] = value
-    return found
 
 
 def _assemble(document: Mapping[str, Any], reader: Reader) -> nx.MultiDiGraph[str]:

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fmtprop.errors import GraphError, ShapeError
+from fmtprop.files import check_readable, replacing
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 
 #: constants of up to this many elements stand in the document itself
 INLINE_ELEMENTS = 64
 #: no constant may be larger: a few bytes of a file must not make the machine allocate at will
 CONSTANT_BYTES = 2**36
+#: what tells a side file from another program's weights, in its metadata; and how the file begins then
+_MARK = {"fmtprop": "graph"}
+_OURS = re.compile(rb'.{8}\{"__metadata__":\{"fmtprop":"graph"\}', re.DOTALL)
 
 
 class Writer:
@@ -74,21 +81,8 @@ class Writer:
             pointer = owned.untyped_storage().data_ptr()
             dense[name] = owned.clone() if pointer in owners else owned
             owners.add(pointer)
-        with replacing(self.path) as temporary:
-            save_file(dense, temporary)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which takes the place of another once it is whole; nothing is left of a failure."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+        with replacing(self.path, _OURS) as temporary:
+            save_file(dense, temporary, _MARK)
 
 
 class _SideFile:
@@ -113,6 +107,7 @@ class _SideFile:
     @contextmanager
     def _open(self) -> Iterator[Any]:
         try:
+            check_readable(self.path)  # what the next one says is another thing
             with safe_open(self.path, framework="pt") as file:
                 status = self.path.stat()
                 identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -120,8 +115,11 @@ class _SideFile:
                     raise GraphError(f"its weights {self.path} have changed since they were found; load it again")
                 self._identity = identity
                 yield file
+        except FileNotFoundError:
+            raise GraphError(f"its weights are missing: there is no {self.path}; copy both files together") from None
         except (SafetensorError, OSError) as error:
-            raise GraphError(f"its weights {self.path} cannot be read: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise GraphError(f"its weights {self.path} cannot be read: {reason}") from error
 
 
 class Reader:
@@ -151,10 +149,7 @@ class Reader:
             raise GraphError(
                 f'"weights" is {weights!r}, must be the name of a .safetensors file in the same folder, without a path'
             )
-        path = folder / str(weights)
-        if not path.is_file():
-            raise GraphError(f"its weights are missing: there is no {path}; copy both files together")
-        side = _SideFile(path)
+        side = _SideFile(folder / str(weights))
         for key, tensor in side.map().items():
             if tensor.nbytes <= SMALL_NBYTES:
                 self._tensors[key] = tensor.clone()
@@ -181,7 +176,10 @@ class Reader:
             raise GraphError(f"{where}: data: {error}") from error
 
     def _init(self, content: object, type_: TensorType) -> Initialiser:
-        return Initialiser.from_json(content)
+        initialiser = Initialiser.from_json(content)
+        # what numpy has not is made from float32
+        initialiser.check_fits(np.float32 if type_.dtype is DataType.BF16 else type_.dtype.numpy_dtype)
+        return initialiser
 
     def _base64(self, content: object, type_: TensorType) -> torch.Tensor:
         try:

@@ -173,7 +173,18 @@ class Initialiser:
             values += shift
         return values
 
-    def _fill(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def check_fits(self, dtype: npt.DTypeLike) -> None:
+        """Check that a data type holds the value; what is drawn is always float32.
+
+        Raises
+        ------
+        GraphError
+            It does not.
+        """
+        if self.kind == "constant":
+            self._check_value(np.dtype(dtype))
+
+    def _check_value(self, dtype: np.dtype[Any]) -> None:
         (value,) = self.parameters
         if dtype.kind not in "fiub":
             raise GraphError(f"initialiser constant: data type {dtype} is not numeric")
@@ -185,6 +196,10 @@ class Initialiser:
             raise GraphError(f"initialiser constant: value {value} does not fit data type bool, use 0 or 1")
         if dtype.kind == "f" and abs(value) > float(np.finfo(dtype).max):
             raise GraphError(f"initialiser constant: value {value} overflows data type {dtype}")
+
+    def _fill(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        self._check_value(dtype)
+        (value,) = self.parameters
         return np.full(dims, int(value) if dtype.kind in "iu" else value, dtype)
 
     def to_json(self) -> dict[str, Any]:

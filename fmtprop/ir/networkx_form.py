@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from fmtprop.errors import GraphError, ShapeError
-from fmtprop.ir.node import Choice, Node, PostOp, Value
+from fmtprop.ir.node import Choice, Node, PostOp, Value, label_of
 from fmtprop.ir.op import opdef
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.structure_check import check_structure
@@ -151,7 +151,7 @@ def _node(name: object, data: Mapping[str, Any]) -> Node:
     op = data["op"]
     if not isinstance(op, str):
         raise GraphError(f"node {name}: op must be text, got {op!r}")
-    where = f"node {name} ({op})"
+    where = label_of(name, op)
     origin, choice = data.get("origin", ""), data.get("choice")
     if not isinstance(origin, str):
         raise GraphError(f"{where}: origin must be text, got {origin!r}")

@@ -6,12 +6,16 @@ All are immutable; a pass replaces a node, it never edits one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.printable import printable, shortened
+
+#: characters of a name in a message
+_SHOWN = 200
 
 A = TypeVar("A", bound="Attrs")
 
@@ -40,6 +44,9 @@ class Attrs:
         unknown = sorted(set(data) - known)
         if unknown:
             raise GraphError(f"{cls.__name__} has no attribute {unknown[0]!r}; it has {sorted(known)}")
+        for field in fields(cls):
+            if field.name not in data and field.default is MISSING and field.default_factory is MISSING:
+                raise GraphError(f"attribute {field.name!r} is missing; {cls.__name__} has {sorted(known)}")
         try:
             return cls(**{name: _frozen(value) for name, value in data.items()})
         except TypeError as error:
@@ -183,8 +190,13 @@ class Node:
     @property
     def label(self) -> str:
         """Name and op as messages print them: ``node conv_3 (convolution)``."""
-        return f"node {self.name} ({self.op})"
+        return label_of(self.name, self.op)
 
     def with_(self, **changes: Any) -> Node:
         """Return a copy with some fields replaced."""
         return replace(self, **changes)
+
+
+def label_of(name: str, op: str) -> str:
+    """Return the label of a node of this name and op, which a file may have made up."""
+    return printable(f"node {shortened(name, _SHOWN)} ({shortened(op, _SHOWN)})")

@@ -6,6 +6,7 @@ dataclass accepts any value in any field.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,6 +15,11 @@ from fmtprop.errors import FmtpropError, GraphError
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType
+
+#: what rounds to infinity as f32
+_BEYOND = (2 - 2**-24) * 2.0**127
+
+_SPELLED = {int: "an integer of 64 bits", float: "a number that f32 holds"}
 
 
 def attrs_class(op: str) -> type[Attrs]:
@@ -81,12 +87,17 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return _fits_tuple(value, arguments)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and _is_f32(value)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
     if hint is DataType:
         return isinstance(value, str) and value in {member.value for member in DataType}
     return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _is_f32(value: float) -> bool:
+    """Tell whether a number is one in oneDNN's floats too, which would make infinity of a larger one."""
+    return value != value or abs(value) == math.inf or abs(value) < _BEYOND
 
 
 def _fits_tuple(value: Any, arguments: tuple[Any, ...]) -> bool:
@@ -98,4 +109,6 @@ def _fits_tuple(value: Any, arguments: tuple[Any, ...]) -> bool:
 
 
 def _spell(hint: Any) -> str:
+    if hint in _SPELLED:
+        return _SPELLED[hint]
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

@@ -5,6 +5,7 @@ Owns the drawing; ``picture`` owns the content. Must not know how a layout is co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -25,6 +26,9 @@ _STYLE = (
     ".element{stroke:#fff;stroke-width:1}.padding{fill:url(#hatch);stroke:#bbb;stroke-width:.7}"
     ".gap{fill:#fff;stroke:#aaa;stroke-width:.7;stroke-dasharray:2 2}.block{fill:none;stroke:#111;stroke-width:1.6}"
 )
+#: how such a picture begins
+OURS = re.compile(rb"<svg [^>]*>\n<style>" + re.escape(_STYLE[:60].encode()))
+
 _HATCH = (
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect width="6" height="6" fill="#f2f2f2"/><line y2="6" stroke="#c4c4c4" stroke-width="2"/></pattern>'

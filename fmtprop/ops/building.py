@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fmtprop.errors import GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.node import Attrs, Node, Value, label_of
 from fmtprop.ir.op import Lowering, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
@@ -57,12 +57,14 @@ def emit(
     if name is None:
         name = graph.fresh_name(getattr(attrs, "alg", "") if op == "eltwise" else declaration.short)
     if not isinstance(attrs, declaration.attrs):
-        raise GraphError(f"node {name} ({op}): attrs must be {declaration.attrs.__name__}, got {type(attrs).__name__}")
+        raise GraphError(
+            f"{label_of(name, op)}: attrs must be {declaration.attrs.__name__}, got {type(attrs).__name__}"
+        )
     try:
         declaration.check_operands(present)
         results = declaration.infer(attrs, {operand: graph.type_of(value) for operand, value in present.items()})
     except ShapeError as error:
-        raise ShapeError(f"node {name} ({op}){f' from {origin}' if origin else ''}: {error}") from error
+        raise ShapeError(f"{label_of(name, op)}{f' from {origin}' if origin else ''}: {error}") from error
     return graph.add(Node(name, op, attrs, results, origin=origin), present)[0]
 
 

@@ -20,6 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
 from fmtprop.ir.importing import Call
+from fmtprop.ir.json_text import parse_json
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.tensors import tensor_type, torch_dtype
@@ -86,9 +87,9 @@ class HostCall(Attrs):
         if not _TARGET.fullmatch(self.target) or self.target.rpartition(".")[0] in _REFUSED:
             raise UnsupportedOpError(f"{self.target} cannot be called from a graph: only functions of tensors can")
         try:
-            parsed = json.loads(self.arguments)
-        except json.JSONDecodeError as error:
-            raise GraphError(f"{self.target}: arguments are not JSON: {error}") from error
+            parsed = parse_json(self.arguments)
+        except GraphError as error:
+            raise GraphError(f"{self.target}: arguments: {error}") from error
         if not isinstance(parsed, dict):
             raise GraphError(f"{self.target}: arguments must be a JSON object, got {self.arguments!r}")
 

@@ -6,16 +6,24 @@ Owns which extensions there are, and what is said when a file cannot be written.
 from __future__ import annotations
 
 import os
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
 from fmtprop.errors import FmtpropError
+from fmtprop.files import check_replaceable, replacing
 
 __all__ = ["FORMS", "Renderable", "check_destination", "write_report", "write_text"]
 
 #: file extension -> the method that renders that form
 FORMS = {".txt": "to_text", ".json": "to_json"}
+
+#: first line of a report as text
+_HEADING = "fmtprop report\n"
+
+#: how a report begins: nothing else is replaced by one
+_OURS = re.compile(rb'fmtprop report\n|\{\s*"schema": \d+,\s*"(policies|model|reference)":')
 
 
 class Renderable(Protocol):
@@ -43,7 +51,7 @@ def check_destination(path: str | PathLike[str]) -> Path:
     Raises
     ------
     FmtpropError
-        Unknown extension, a directory in its place, no directory to hold it, or no permission.
+        Unknown extension, something else than a report in its place, no directory to hold it, or no permission.
 
     Examples
     --------
@@ -55,7 +63,10 @@ def check_destination(path: str | PathLike[str]) -> Path:
     file = _path(path)
     if file.suffix.lower() not in FORMS:
         raise FmtpropError(f"{file}: unknown kind of report {file.suffix!r}; known: {', '.join(FORMS)}")
-    _check_place(file)
+    try:
+        check_replaceable(file, _OURS)
+    except OSError as error:
+        raise _refused(file, error) from error
     return file
 
 
@@ -67,7 +78,7 @@ def write_report(report: Renderable, path: str | PathLike[str]) -> None:
     report : Report, Comparison or Benchmark
         What to write.
     path : path-like
-        The file; an existing one is replaced.
+        The file; an existing report is replaced.
 
     Raises
     ------
@@ -75,31 +86,34 @@ def write_report(report: Renderable, path: str | PathLike[str]) -> None:
         As :func:`check_destination`, or the file system refused.
     """
     file = check_destination(path)
-    text: str = getattr(report, FORMS[file.suffix.lower()])()
-    write_text(text, file)
+    method = FORMS[file.suffix.lower()]
+    text: str = getattr(report, method)()
+    write_text(_HEADING + text if method == "to_text" else text, file)
 
 
-def write_text(text: str, path: str | PathLike[str]) -> None:
-    """Write a rendered report to a file of any extension.
+def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _OURS) -> None:
+    """Write a rendered document to a file of any extension.
 
     Parameters
     ----------
     text : str
-        The report; it gets one line break at its end.
+        The document; it gets one line break at its end.
     path : path-like
-        The file; an existing one is replaced.
+        The file.
+    ours : re.Pattern, optional
+        How such a document begins, a report by default: an existing one is replaced, anything else is not.
 
     Raises
     ------
     FmtpropError
-        A directory in its place, no directory to hold it, no permission, or the file system refused.
+        Something else in its place, no directory to hold it, no permission, or the file system refused.
     """
     file = _path(path)
-    _check_place(file)
     try:
-        file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        with replacing(file, ours) as temporary:
+            temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
-        raise FmtpropError(f"{file} cannot be written: {error.strerror}") from error
+        raise _refused(file, error) from error
 
 
 def _path(path: object) -> Path:
@@ -110,14 +124,5 @@ def _path(path: object) -> Path:
     return Path(path)
 
 
-def _check_place(file: Path) -> None:
-    try:
-        if file.is_dir():
-            raise FmtpropError(f"{file} is a directory; give a file, such as {file / 'report.txt'}")
-        if not file.parent.is_dir():
-            raise FmtpropError(f"{file}: the directory {file.parent} does not exist; create it first")
-        writable = os.access(file if file.exists() else file.parent, os.W_OK)
-    except OSError as error:  # such as a name that is too long
-        raise FmtpropError(f"{file} cannot be written: {error.strerror}") from error
-    if not writable:
-        raise FmtpropError(f"{file} cannot be written: no permission; choose another place")
+def _refused(file: Path, error: OSError) -> FmtpropError:
+    return FmtpropError(f"{file} cannot be written: {error.strerror}")

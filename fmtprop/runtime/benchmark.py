@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from fmtprop.errors import InputError
+from fmtprop.limits import MAX_RUNS
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,12 @@ def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None
     """
     if runs is not None and seconds is not None:
         raise InputError(f"benchmark takes runs or seconds, not both; got runs={runs} and seconds={seconds}")
-    if runs is not None and (not isinstance(runs, int) or runs < 1):
-        raise InputError(f"runs must be a whole number of at least 1 for a median, got {runs!r}")
+    if runs is not None and (not isinstance(runs, int) or not 1 <= runs <= MAX_RUNS):
+        raise InputError(f"runs must be a whole number from 1 to {MAX_RUNS}, for a median, got {runs!r}")
     if seconds is not None and (not isinstance(seconds, int | float) or not 0 < seconds < float("inf")):
         raise InputError(f"seconds must be a positive time, got {seconds!r}")
-    if not isinstance(warmup, int) or warmup < 0:
-        raise InputError(f"warmup must be 0 runs or more, got {warmup!r}")
+    if not isinstance(warmup, int) or not 0 <= warmup <= MAX_RUNS:
+        raise InputError(f"warmup must be a number of runs from 0 to {MAX_RUNS}, got {warmup!r}")
     for _ in range(warmup):
         run()
     times: list[float] = []

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import filelock
 import numpy as np
 import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
+from fmtprop.files import append, locked, read
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
@@ -44,6 +44,9 @@ _INDEPENDENT = {"convolution": convolve}
 
 #: how to see again that PyTorch misreads a memory format
 _STRIDES = "the operator on the same numbers in these formats and row-major"
+
+#: bytes of the file of checks; ten thousand of them are a thousandth
+_MAX_NBYTES = 1 << 28
 
 #: bytes that checks share; what is beyond them has memory of its own
 _ROOM = 48 << 20
@@ -91,7 +94,7 @@ class PassedChecks:
         self.path = path or cache_directory() / name
         self._known: set[str] = set()
         try:
-            self._known.update(self.path.read_text(encoding="ascii", errors="replace").split())
+            self._known.update(read(self.path, _MAX_NBYTES).decode("ascii", errors="replace").split())
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -108,10 +111,10 @@ class PassedChecks:
         self._known.update(new)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(f"{self.path}.lock", timeout=10), self.path.open("a", encoding="ascii") as file:
-                file.write("".join(f"{key}\n" for key in new))
-        except (OSError, filelock.Timeout) as error:
-            _warn(f"cannot write {self.path} ({error}); the checks will be repeated")
+            with locked(self.path, timeout=10):
+                append(self.path, "".join(f"{key}\n" for key in new).encode("ascii"))
+        except OSError as error:
+            _warn(f"cannot write {self.path} ({error.strerror}); the checks will be repeated")
 
 
 def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[Node] = ()) -> list[Mismatch]:

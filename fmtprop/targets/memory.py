@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
+from fmtprop.machine import memory_nbytes
 
 #: bytes; a cache line, and the widest vector register
 ALIGNMENT = 64
@@ -19,14 +19,14 @@ _PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
 
 
 def check_fits(nbytes: int, what: str) -> None:
-    """Refuse a request for more memory than the machine has, before the system kills the process for it.
+    """Refuse a request for more memory than this process may have, before the system kills it for that.
 
     Raises
     ------
     PlanError
-        The machine has less.
+        This process cannot have as much.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = memory_nbytes()
     if nbytes > total:
         raise PlanError(
             f"{what} needs {nbytes / 1e9:.1f} GB of memory at once, this machine has {total / 1e9:.1f} GB; compile for "

@@ -10,7 +10,6 @@ Must not know what the numbers mean.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -21,17 +20,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-import filelock
-
 from fmtprop import dnnl
+from fmtprop.files import locked, read, replacing
 from fmtprop.locks import ProcessLock
 from fmtprop.machine import cpu_model
 from fmtprop.tuning.directory import cache_directory
 
 _HEADER = "fmtprop tuning 1"
 
-#: bytes; a million records are a tenth of this: whatever is larger is not ours
-_MAX_NBYTES = 1 << 30
+#: bytes; a million records are a third of this: whatever is larger is not ours
+_MAX_NBYTES = 1 << 28
 
 
 class TuningCache:
@@ -96,21 +94,20 @@ class TuningCache:
             self._unsaved.update(good)
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with filelock.FileLock(f"{self.path}.lock", timeout=self._timeout):
+                with locked(self.path, self._timeout):
                     # others may have replaced what was read at the start; what they could not read is kept
                     self._records = {**self._records, **self._read(), **self._unsaved}
                     self._write(sync)
                 self._unsaved.clear()
-            except (OSError, filelock.Timeout) as error:
-                self._warn(f"cannot write the tuning cache {self.path} ({error}); what was measured is kept in memory")
+            except OSError as error:
+                self._warn(
+                    f"cannot write the tuning cache {self.path} ({error.strerror}); what was measured is kept in memory"
+                )
 
     def _read(self) -> dict[str, float]:
         """Return the sound records of the file."""
         try:
-            if self.path.stat().st_size > _MAX_NBYTES:
-                self._warn(f"the tuning cache {self.path} is larger than any that fmtprop writes; it is ignored")
-                return {}
-            data = self.path.read_bytes()
+            data = read(self.path, _MAX_NBYTES)
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -133,20 +130,13 @@ class TuningCache:
         return records
 
     def _write(self, sync: bool) -> None:
-        """Replace the file; the caller holds the lock, so one name is enough for the temporary file."""
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
+        """Replace the file; the caller holds the lock."""
         lines = [_HEADER, *(_line(key, value) for key, value in sorted(self._records.items()))]
-        try:
-            with temporary.open("w", encoding="ascii", newline="\n") as file:
-                file.write("".join(f"{line}\n" for line in lines))
-                file.flush()
-                if sync:  # a rename may reach the disk before the data that it names
-                    os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        with replacing(self.path) as temporary, temporary.open("w", encoding="ascii", newline="\n") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+            file.flush()
+            if sync:  # a rename may reach the disk before the data that it names
+                os.fsync(file.fileno())
 
     def _warn(self, message: str) -> None:
         if not self._warned:

@@ -133,7 +133,7 @@ def test_report_that_cannot_be_written(refused, tmp_path, command, monkeypatch):
     assert f"the directory {missing.parent} does not exist; create it first" in refused(*command, missing)
     assert "report.pdf: unknown kind of report '.pdf'; known: .txt, .json" in refused(*command, tmp_path / "report.pdf")
     folder = _directory(tmp_path / "folder.json")
-    assert f"{folder} is a directory; give a file, such as {folder}/report.txt" in refused(*command, folder)
+    assert f"{folder} cannot be written: it is a directory, not a file" in refused(*command, folder)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, who may write everywhere
     assert "report.txt cannot be written: no permission" in refused(*command, tmp_path / "report.txt")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -165,8 +166,11 @@ def flawed(tmp_path, text: str | bytes) -> str:
         ('{"a": NaN}', "has the token NaN, which JSON lacks"),
         ('{"a": -Infinity}', "has the token -Infinity, which JSON lacks"),
         ('{"a": 1e999}', "has the number 1e999, which no float holds"),
-        ('{"a": ' + "9" * 5000 + "}", "has an unreadable number"),
+        ('{"a": ' + "9" * 5000 + "}", "has the integer 9999999999999999999999999999999999999999, which"),
         ("[" * 100_000, "is nested too deeply"),
+        ("[" * 101 + "]" * 101, "is nested too deeply to be a graph file: more than 100 levels"),
+        ('{"a": -9223372036854775809}', "has the integer -9223372036854775809, which 64 bits do not hold"),
+        ('{"a": 18446744073709551616}', "has the integer 18446744073709551616, which 64 bits do not hold"),
     ],
 )
 def test_a_file_that_is_no_graph_file(tmp_path, text, message):
@@ -176,7 +180,7 @@ def test_a_file_that_is_no_graph_file(tmp_path, text, message):
 def test_a_missing_file(tmp_path):
     with pytest.raises(GraphError, match=r"nope\.json: cannot be read: No such file"):
         load(tmp_path / "nope.json")
-    with pytest.raises(GraphError, match="cannot be read: Is a directory"):
+    with pytest.raises(GraphError, match="cannot be read: it is a directory, not a file"):
         load(tmp_path)
 
 
@@ -189,6 +193,10 @@ def document(tmp_path) -> dict:
 
 def row(document: dict, name: str) -> dict:
     return next(row for row in document["nodes"] if row["name"] == name)
+
+
+def nested(depth: int) -> list:
+    return json.loads("[" * depth + "]" * depth)
 
 
 def put(name: str, **changes):
@@ -212,6 +220,16 @@ def put(name: str, **changes):
         (put("a", op="relu"), "node a (relu): unknown op 'relu'"),
         (put("a", attrs={"alg": ["relu"]}), "node a (eltwise): attribute alg is ['relu'], must be str"),
         (put("a", attrs={"alg": "relu", "alpha": {"float": "big"}}), "nodes[1] (a): {'float': 'big'} must be"),
+        (put("a", attrs={"alg": "relu", "alpha": nested(500)}), "is nested too deeply to be a graph file"),
+        (put("a", attrs={"alg": "relu", "alpha": nested(50)}), "node a (eltwise): attribute alpha is [[["),
+        (put("a", attrs={"alg": "relu", "alpha": 1e300}), "alpha is 1e+300, must be a number that f32 holds"),
+        (put("a", attrs={"alg": "relu", "alpha": 3.5e38}), "alpha is 3.5e+38, must be a number that f32 holds"),
+        (put("a", attrs={"alg": "relu", "alpha": True}), "alpha is True, must be a number that f32 holds"),
+        (put("a", attrs={}), "node a (eltwise): attribute 'alg' is missing; Eltwise has ['alg', 'alpha', 'beta']"),
+        (
+            lambda d: row(d, "a").update(op="concat", attrs={"axis": 2**63}),
+            f"attribute axis is {2**63}, must be an integer of 64 bits",
+        ),
         (put("a", shape=[1]), "nodes[1] (a): unknown key 'shape'"),
         (put("a", results=None), "node a (eltwise): results must be a list, got None"),
         (put("a", results=[{"dims": [2, 9], "dtype": "f32"}]), "V7: node a (eltwise): recorded results are [f32[2,9]]"),
@@ -222,6 +240,10 @@ def put(name: str, **changes):
         (put("w", data={"tensor": "v"}), "nodes[3] (w): data: the side file 'bad.safetensors' has no tensor 'v'"),
         (put("w", data={"tensor": "big"}), "tensor 'big' of the side file is f32[4,25], the node declares f32[2,8]"),
         (put("w", data={"init": {"kind": "magic"}}), "nodes[3] (w): data: initialiser: unknown kind 'magic'"),
+        (
+            put("w", data={"init": {"kind": "constant", "value": 1e300}}),
+            "nodes[3] (w): data: initialiser constant: value 1e+300 overflows data type float32",
+        ),
         (put("w", results=[]), "nodes[3] (w): a constant needs one result with dims and dtype, got []"),
         (
             put("w", results=[{"dims": [2**40, 2**40], "dtype": "f32"}], data={"init": ZEROS}),
@@ -240,6 +262,74 @@ def test_a_flaw_is_named(tmp_path, edit, message):
     data = document(tmp_path)
     edit(data)
     assert message in flawed(tmp_path, json.dumps(data))
+
+
+@pytest.mark.parametrize("name", ["x" * 10**7, "\x1b[2J\x9b31m", "a\nb", "\u202e", "a" * 300 + "\0"])
+def test_a_name_of_any_kind_is_shown_short_and_escaped(tmp_path, name):
+    data = document(tmp_path)
+    data["nodes"] = json.loads(json.dumps(data["nodes"]).replace('"a"', json.dumps(name)))
+    row(data, name)["attrs"] = {}
+    message = flawed(tmp_path, json.dumps(data))
+    assert message.isprintable() and len(message) < 1000
+    assert message.endswith("(eltwise): attribute 'alg' is missing; Eltwise has ['alg', 'alpha', 'beta']")
+
+
+@pytest.mark.parametrize("alpha", [{"float": "nan"}, {"float": "-inf"}, 3.4e38, 1])
+def test_what_a_float_may_be(tmp_path, alpha):
+    data = document(tmp_path)
+    row(data, "a")["attrs"] = {"alg": "relu", "alpha": alpha}
+    (tmp_path / "bad.json").write_text(json.dumps(data))
+    assert isinstance(load(tmp_path / "bad.json").node("a").attrs.alpha, int | float)
+
+
+def test_what_stands_in_a_file_s_place_is_called_so(tmp_path):
+    os.mkfifo(tmp_path / "fifo.json")
+    with pytest.raises(GraphError, match=r"fifo\.json: cannot be read: it is a fifo, not a file"):
+        load(tmp_path / "fifo.json")
+    text = json.dumps(document(tmp_path))
+    side = tmp_path / "bad.safetensors"
+    side.unlink()
+    os.mkfifo(side)
+    assert f"its weights {side} cannot be read: it is a fifo, not a file" in flawed(tmp_path, text)
+
+
+def test_weights_that_may_not_be_read_are_not_missing(tmp_path, monkeypatch):
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    text = json.dumps(document(tmp_path))
+    monkeypatch.setattr("fmtprop.ir.file_data.check_readable", refuse)  # tests may run as root, who may read everything
+    assert flawed(tmp_path, text).endswith("bad.safetensors cannot be read: Permission denied")
+
+
+def test_another_program_s_weights_are_not_replaced(tmp_path):
+    save_file({"theirs": torch.ones(3)}, tmp_path / "net.safetensors")
+    (tmp_path / "other.json").write_text('{"name": "my-package"}')
+    graph = with_constants(w=big())
+    for name in ("net", "other"):
+        with pytest.raises(OSError, match="did not come from here and is not replaced"):
+            save(graph, tmp_path / f"{name}.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.safetensors", "other.json"]
+    assert load_file(tmp_path / "net.safetensors").keys() == {"theirs"}
+    for _ in range(2):
+        save(graph, tmp_path / "ours.json")
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_both_files_are_for_whom_the_mask_says(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        save(with_constants(w=big()), tmp_path / "g.json")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_a_document_beyond_any_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr("fmtprop.ir.file._MAX_NBYTES", 100)
+    with pytest.raises(GraphError, match=r"needs \d+ bytes, a graph file may have 100"):
+        save(chain(), tmp_path / "g.json")
+    assert "cannot be read: it is larger than 100 bytes" in flawed(tmp_path, "{}" * 100)
 
 
 def test_a_damaged_side_file(tmp_path):

@@ -159,7 +159,7 @@ def test_more_memory_than_there_is():
 def test_medians_need_a_run():
     net = fp.compile(MODEL, X)
     for measure in (net.profile, net.report):
-        with pytest.raises(InputError, match="repeats must be a whole number of at least 1 for a median, got 0"):
+        with pytest.raises(InputError, match="repeats must be a whole number from 1 to 100000, for a median, got 0"):
             measure(repeats=0)
 
 

@@ -20,9 +20,9 @@ class Rendered:
         return "{}"
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.txt", "text\n"), ("b.JSON", "{}\n")])
+@pytest.mark.parametrize(("name", "content"), [("a.txt", "fmtprop report\ntext\n"), ("b.JSON", "{}\n")])
 def test_the_extension_decides(tmp_path, name, content):
-    (tmp_path / name).write_text("an older and much longer report")
+    (tmp_path / name).write_text("fmtprop report\nthat is older and much longer")
     write_report(Rendered(), tmp_path / name)
     assert (tmp_path / name).read_text() == content
 
@@ -40,7 +40,7 @@ def test_errors(tmp_path, monkeypatch):
     with pytest.raises(FmtpropError, match="report: unknown kind of report ''"):
         check_destination(tmp_path / "report")
     (tmp_path / "d.txt").mkdir()
-    with pytest.raises(FmtpropError, match=r"d\.txt is a directory; give a file, such as .*d\.txt/report\.txt"):
+    with pytest.raises(FmtpropError, match=r"d\.txt cannot be written: it is a directory, not a file"):
         check_destination(tmp_path / "d.txt")
     with pytest.raises(FmtpropError, match=r"the directory .*gone does not exist; create it first"):
         check_destination(tmp_path / "gone" / "r.txt")

@@ -98,10 +98,10 @@ def test_a_single_run_is_its_own_quartile():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runs": 0}, "runs must be a whole number of at least 1 for a median, got 0"),
+        ({"runs": 0}, "runs must be a whole number from 1 to 100000, for a median, got 0"),
         ({"seconds": 0.0}, r"seconds must be a positive time, got 0\.0"),
         ({"seconds": float("nan")}, "seconds must be a positive time, got nan"),
-        ({"warmup": -1}, "warmup must be 0 runs or more, got -1"),
+        ({"warmup": -1}, "warmup must be a number of runs from 0 to 100000, got -1"),
         ({"runs": 3, "seconds": 1.0}, r"takes runs or seconds, not both; got runs=3 and seconds=1\.0"),
     ],
 )

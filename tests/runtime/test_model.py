@@ -444,3 +444,9 @@ def test_verify_full_checks_the_whole_model(small, monkeypatch):
 
 def test_options_have_the_documented_defaults():
     assert Options() == Options("f32", "optimal", "onednn", "auto", "on", {}, {}, None, True)
+
+
+def test_a_compiled_graph_is_no_model() -> None:
+    net = fp.compile(torch.nn.Linear(4, 4), torch.ones(1, 4))
+    with pytest.raises(fp.GraphError, match=r"has its formats already, and its weights are packed .*fmtprop\.load"):
+        fp.compile(net.graph)

@@ -1,0 +1,94 @@
+"""JSON from somebody else's file: what Python's reader lets through is refused here, before anyone computes with it.
+
+Python reads ``NaN``, integers of any size, ``1e999`` as infinity, the last of two equal keys, and lists within lists
+until its stack ends. In a graph file, each of these is a flaw.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from fmtprop.errors import GraphError
+
+__all__ = ["parse_json"]
+
+#: far more than any model nests, far less than Python's stack holds
+_DEPTH = 100
+
+#: what an integer of 64 bits holds, with a sign or without: seeds have none
+_LEAST, _MOST = -(2**63), 2**64 - 1
+
+
+def parse_json(text: str) -> Any:
+    """Return what a JSON text says.
+
+    Parameters
+    ----------
+    text : str
+        Of a file; nothing about it is trusted.
+
+    Raises
+    ------
+    GraphError
+        It is not JSON, or has one of the flaws above.
+
+    Examples
+    --------
+    >>> parse_json('{"size": [1, 2.5]}')
+    {'size': [1, 2.5]}
+    """
+    try:
+        data = json.loads(
+            text, parse_constant=_no_token, parse_float=_finite, parse_int=_integer, object_pairs_hook=_unique_keys
+        )
+    except json.JSONDecodeError as error:
+        raise GraphError(f"line {error.lineno}, column {error.colno}: is not JSON: {error.msg}") from error
+    except RecursionError:
+        raise _too_deep() from None
+    level = [data]
+    for _ in range(_DEPTH):
+        if not level:
+            return data
+        level = [part for item in level for part in _parts(item)]
+    raise _too_deep()
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
+
+
+def _too_deep() -> GraphError:
+    return GraphError(f"is nested too deeply to be a graph file: more than {_DEPTH} levels")
+
+
+def _no_token(token: str) -> Any:
+    raise GraphError(f'has the token {token}, which JSON lacks; write {{"float": "inf"}} for a float')
+
+
+def _finite(token: str) -> float:
+    value = float(token)
+    if not math.isfinite(value):
+        raise GraphError(f'has the number {token}, which no float holds; write {{"float": "inf"}} for infinity')
+    return value
+
+
+def _integer(token: str) -> int:
+    # Python itself refuses to read thousands of digits
+    value = int(token) if len(token) <= len(str(_LEAST)) else _MOST + 1
+    if not _LEAST <= value <= _MOST:
+        raise GraphError(f"has the integer {token[:40]}, which 64 bits do not hold")
+    return value
+
+
+def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise GraphError(f"has the key {key!r} twice in one object")
+        found[key] = value
+    return found

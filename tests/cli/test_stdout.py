@@ -1,0 +1,49 @@
+"""What stands on stdout: with ``--json``, JSON alone, whatever oneDNN prints there; on stderr, each warning once."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+
+from fmtprop.cli.console import warning_printer
+from tests.cli.command import start
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_VERBOSE", "DNNL_VERBOSE"])
+def test_json_is_alone(name, tmp_path):
+    words = ("run", "chain", "-n", 1, "-p", "plain", "--json")
+    process = start(*words, environment={name: "2", "FMTPROP_CACHE_DIR": str(tmp_path)})
+    out, err = process.communicate()
+    assert process.returncode == 0
+    assert json.loads(out)
+    assert "onednn_verbose" in err
+
+
+def test_text_lets_onednn_speak(tmp_path):
+    """So that ``ONEDNN_VERBOSE=1 fmtprop run … | grep onednn_verbose`` works as with any other program."""
+    process = start("run", "chain", "-n", 1, "-p", "plain", environment={"ONEDNN_VERBOSE": "1"})
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert "onednn_verbose" in out
+
+
+def test_json_without_a_stderr():
+    code = start("doctor", "--json", environment={"ONEDNN_VERBOSE": "1"}, stderr=None, preexec_fn=_close_stderr)
+    assert json.loads(code.communicate()[0])
+
+
+def _close_stderr():
+    import os
+
+    os.close(2)
+
+
+def test_a_warning_is_printed_once(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = warning_printer()
+        for text in ("a", "b", "a"):
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: a\nwarning: b\n"
