@@ -18,7 +18,7 @@ from pathlib import Path
 
 import filelock
 
-__all__ = ["append", "check_readable", "check_replaceable", "locked", "read", "replacing"]
+__all__ = ["append", "check_readable", "check_replaceable", "locked", "path_of", "read", "replacing"]
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -33,6 +33,27 @@ _HEAD_NBYTES = 4096
 
 # a fifo that has taken a file's place since it was looked at keeps nobody waiting
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def path_of(path: object) -> Path:
+    """Return what a caller gave as a path.
+
+    Raises
+    ------
+    OSError
+        It is none, or no file can have that name.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise OSError(errno.EINVAL, f"a path must be a str or a pathlib.Path, got {path!r}")
+    try:
+        os.fsencode(text)
+        possible = text != "" and "\0" not in text
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise OSError(errno.EINVAL, f"a path must name a file, got {text!r}")
+    return Path(text)
 
 
 def check_readable(path: Path) -> None:

@@ -6,14 +6,16 @@ is read is its own module's affair.
 
 from __future__ import annotations
 
-import os
 import zipfile
+from logging import LogRecord
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from fmtprop.errors import GraphError, ImportModelError
+from fmtprop.files import check_readable, path_of
+from fmtprop.frontends.torch_log import held_back, reason
 from fmtprop.ir import file as graph_file
 from fmtprop.ir.builtin import builtin_names, builtin_path
 from fmtprop.ir.graph import Graph
@@ -107,11 +109,7 @@ def save(graph: Graph, path: str | Path) -> None:
     file = _path(path)
     if file.suffix.lower() != ".json":
         raise ImportModelError(f"{file}: graphs are saved as .json, not {file.suffix or 'without extension'!r}")
-    if not file.parent.is_dir():
-        raise ImportModelError(f"{file}: the directory {file.parent} does not exist; create it first")
     try:
-        if file.is_dir():
-            raise ImportModelError(f"{file} is a directory; give the name of a file")
         graph_file.save(graph, file)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -119,9 +117,10 @@ def save(graph: Graph, path: str | Path) -> None:
 
 
 def _path(path: object) -> Path:
-    if isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str):
-        return Path(path)
-    raise ImportModelError(f"a path must be a str or a pathlib.Path, got {path!r}; files are {_KINDS}")
+    try:
+        return path_of(path)
+    except OSError as error:
+        raise ImportModelError(f"{error.strerror}; files are {_KINDS}") from error
 
 
 def _builtin(name: str) -> Path:
@@ -132,10 +131,12 @@ def _builtin(name: str) -> Path:
 
 
 def _check_file(file: Path) -> None:
-    if file.is_dir():
-        raise ImportModelError(f"{file} is a directory; give a file: {_KINDS}")
-    if not file.exists():
-        raise ImportModelError(f"{file} does not exist; give a file that does: {_KINDS}")
+    try:
+        check_readable(file)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not file.is_symlink():
+            raise ImportModelError(f"{file} does not exist; give a file that does: {_KINDS}") from error
+        raise ImportModelError(f"{file} cannot be read: {error.strerror}; give a file that can: {_KINDS}") from error
     if file.stat().st_size == 0:
         raise ImportModelError(f"{file} is empty; it was probably not written to the end")
 
@@ -153,14 +154,15 @@ def _load_exported(file: Path) -> Graph:
 def _open_exported(file: Path) -> ExportedProgram:
     import torch
 
+    log: list[LogRecord] = []
     try:
-        if file.suffix == ".pt2":
-            return torch.export.load(file)
-        with file.open("rb") as opened:  # torch takes any file, but complains of a name such as m.PT2
-            return torch.export.load(opened)
+        with held_back() as log:
+            if file.suffix == ".pt2":
+                return torch.export.load(file)
+            with file.open("rb") as opened:  # torch takes any file, but complains of a name such as m.PT2
+                return torch.export.load(opened)
     except Exception as error:  # torch builds what the file describes: it raises anything
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ImportModelError(
-            f"{file}: torch {torch.__version__} cannot load this archive: {first}. It may be damaged or written by "
-            "another version of torch: export the model again with this one"
+            f"{file}: torch {torch.__version__} cannot load this archive: {reason(error, log)}. It may be damaged or "
+            "written by another version of torch: export the model again with this one"
         ) from error

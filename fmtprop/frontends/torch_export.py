@@ -25,6 +25,7 @@ from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.torch_call import tensor_type
+from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe, is_container
@@ -82,7 +83,7 @@ def from_torch(
     (['input'], ['0.bias', '0.weight'])
     """
     # The exporter patches torch while it works: two at once would break each other, and all that follow.
-    with _EXPORTING.current:
+    with _EXPORTING.current, held_back():
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
         return _from_torch(module, example_inputs, dict(kwargs or {}), name)

@@ -5,14 +5,13 @@ Owns which extensions there are, and what is said when a file cannot be written.
 
 from __future__ import annotations
 
-import os
 import re
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
 from fmtprop.errors import FmtpropError
-from fmtprop.files import check_replaceable, replacing
+from fmtprop.files import check_replaceable, path_of, replacing
 
 __all__ = ["FORMS", "Renderable", "check_destination", "write_report", "write_text"]
 
@@ -117,11 +116,10 @@ def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _
 
 
 def _path(path: object) -> Path:
-    if not isinstance(path, str | PathLike) or not isinstance(os.fspath(path), str):
-        raise FmtpropError(f"a report's path must be a str or a pathlib.Path, got {path!r}")
-    if not os.fspath(path) or "\0" in os.fspath(path):
-        raise FmtpropError(f"a report's path must name a file, got {os.fspath(path)!r}")
-    return Path(path)
+    try:
+        return path_of(path)
+    except OSError as error:
+        raise FmtpropError(error.strerror) from error
 
 
 def _refused(file: Path, error: OSError) -> FmtpropError:

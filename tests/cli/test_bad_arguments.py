@@ -38,7 +38,9 @@ def test_missing_file(refused, tmp_path):
 
 
 def test_directory(refused, tmp_path):
-    assert f"{tmp_path}/models.pt2 is a directory; give a file" in refused("run", _directory(tmp_path / "models.pt2"))
+    assert f"{tmp_path}/models.pt2 cannot be read: it is a directory, not a file; give a file that can" in refused(
+        "run", _directory(tmp_path / "models.pt2")
+    )
 
 
 def _directory(path):

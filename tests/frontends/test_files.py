@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import logging
+import os
 import zipfile
 from pathlib import Path
 
@@ -96,8 +98,60 @@ def test_a_name_that_is_too_long():
 
 
 def test_a_directory_is_no_model(tmp_path):
-    with pytest.raises(ImportModelError, match=r"is a directory; give a file: \.json"):
+    with pytest.raises(ImportModelError, match=r"it is a directory, not a file; give a file that can: \.json"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pt2", ".PT2"])
+def test_what_stands_in_a_file_s_place_is_called_so(tmp_path, suffix):
+    places = {"a fifo": "fifo", "a device": "endless", "a link to nothing": "link"}
+    os.mkfifo(tmp_path / f"fifo{suffix}")
+    (tmp_path / f"endless{suffix}").symlink_to("/dev/zero")
+    (tmp_path / f"link{suffix}").symlink_to("nowhere")
+    for words, name in places.items():
+        with pytest.raises(ImportModelError, match=rf"{name}{suffix} cannot be read: it is {words}"):
+            load(tmp_path / f"{name}{suffix}")
+
+
+@pytest.mark.parametrize("path", ["", "a\0.json", "\ud800.json", "a\0"])
+def test_a_path_that_no_file_can_have(path):
+    for use in (load, lambda path: save(Graph("empty"), path)):
+        with pytest.raises(ImportModelError, match=r"a path must name a file, got "):
+            use(path)
+
+
+def test_pytorch_s_log_does_not_precede_our_error(tmp_path, capfd):
+    old, new, message = b"aten.relu.default", b"aten.rely.default", r"cannot load this archive: .*aten\.rely\.default"
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return (x @ x.T).relu()
+
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Net(), (torch.ones(2, 3),)), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for info, data in members.items():
+            program = data.replace(b": ", b":").replace(old, new)
+            assert not info.filename.endswith("model.json") or old in data.replace(b": ", b":")
+            archive.writestr(info, program if info.filename.endswith("model.json") else data)
+    capfd.readouterr()
+    with pytest.raises(ImportModelError, match=message):
+        load(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_pytorch_s_log_is_shown_where_nothing_is_wrong(monkeypatch):
+    from fmtprop.frontends.torch_log import held_back
+
+    shown = io.StringIO()
+    logger = logging.getLogger("torch.export")
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(shown)])
+    with held_back():
+        logger.warning("look out")
+        assert shown.getvalue() == ""
+    assert shown.getvalue() == "look out\n"
 
 
 def test_a_malformed_graph_file_is_named(tmp_path):
@@ -154,7 +208,10 @@ def test_save_names_what_is_wrong(net, tmp_path, name, message):
 
 @pytest.mark.parametrize(
     ("taken", "message"),
-    [("net.json", r"net\.json is a directory; give the name"), ("net.safetensors", r"net\.json cannot be written: ")],
+    [
+        ("net.json", r"net\.json cannot be written: it is a directory, not a file"),
+        ("net.safetensors", r"net\.json cannot be written: "),
+    ],
 )
 def test_save_refuses_a_directory_and_leaves_nothing_behind(tmp_path, taken, message):
     (tmp_path / taken).mkdir()
@@ -163,8 +220,11 @@ def test_save_refuses_a_directory_and_leaves_nothing_behind(tmp_path, taken, mes
     assert [path.name for path in tmp_path.iterdir()] == [taken]
 
 
-@pytest.mark.parametrize("features", [2, 80])
-@pytest.mark.parametrize("place", ["/proc/net.json", f"{{}}/{255 * 'n'}.json", f"{{}}/{246 * 'n'}.json"])
+@pytest.mark.parametrize(
+    ("place", "features"),
+    [(place, features) for place in ("/proc/net.json", f"{{}}/{255 * 'n'}.json") for features in (2, 80)]
+    + [(f"{{}}/{246 * 'n'}.json", 80)],
+)
 def test_save_says_why_a_file_cannot_be_written(tmp_path, place, features):
     # small weights stand in the graph file, large ones beside it: another call fails
     graph = from_torch(nn.Linear(features, 8), torch.ones(1, features))

@@ -154,7 +154,7 @@ def test_refused_calls_say_why(target, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("{", "arguments are not JSON"),
+        ("{", "arguments: line 1, column 2: is not JSON"),
         ("[]", "arguments must be a JSON object"),
         ('{"self": {"tensor": "src_0"}}', "argument 'dim' is missing"),
         ('{"self": {"tensor": "src_0"}, "dim": 0, "axis": 1}', "has no argument 'axis'"),

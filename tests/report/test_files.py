@@ -66,10 +66,10 @@ def test_a_destination_in_the_working_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (5, "a report's path must be a str or a pathlib.Path, got 5"),
-        (b"r.json", "a report's path must be a str or a pathlib.Path, got b'r.json'"),
-        ("", "a report's path must name a file, got ''"),
-        ("a\0.json", r"a report's path must name a file, got 'a\\x00.json'"),
+        (5, "a path must be a str or a pathlib.Path, got 5"),
+        (b"r.json", "a path must be a str or a pathlib.Path, got b'r.json'"),
+        ("", "a path must name a file, got ''"),
+        ("a\0.json", r"a path must name a file, got 'a\\x00.json'"),
         ("/nonexistent/r.json", "the directory /nonexistent does not exist; create it first"),
     ],
 )
