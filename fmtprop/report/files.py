@@ -119,7 +119,7 @@ def _path(path: object) -> Path:
     try:
         return path_of(path)
     except OSError as error:
-        raise FmtpropError(error.strerror) from error
+        raise FmtpropError(error.strerror or str(error)) from error
 
 
 def _refused(file: Path, error: OSError) -> FmtpropError:
