@@ -52,7 +52,10 @@ def test_picture(capsys, tmp_path):
         (["nope!", "2,3"], "nope!"),
         (["f32[2,3]{0,1}", "2,3"], "is an XLA shape: it brings its own dims"),
         (["nchw", "2,3,4,5", "--at", "0,3,0,0"], "3"),
-        (["nchw", "2,3,4,5", "--svg", "/gone/picture.svg"], "/gone/picture.svg cannot be written: the directory /gone does not exist"),
+        (
+            ["nchw", "2,3,4,5", "--svg", "/gone/picture.svg"],
+            "picture.svg cannot be written: the directory /gone does not exist",
+        ),
     ],
 )
 def test_bad_layouts(capsys, words, message):
