@@ -66,7 +66,10 @@ _PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0, "group
 _POINTWISE = 0.2
 
 #: share of the copying bandwidth at which an op moves its bytes, found like the shares of the peak; 1 for the others
-_PACE = {"batch_normalization": 0.5, "concat": 0.65, "shuffle": 0.65, "pooling": 0.8, "binary": 0.75, "sum": 0.75}
+_PACE = {
+    **{"batch_normalization": 0.5, "concat": 0.65, "shuffle": 0.65, "pooling": 0.8, "binary": 0.75, "sum": 0.75},
+    "reduction": 0.15,
+}
 
 #: part of that pace of single implementations
 _SLOW = {"nspc_bnorm:any": 0.03, "bnorm_tbb_jit:avx2": 0.2, "bnorm_tbb_jit:sse41": 0.1, "simple_nhwc:any": 0.3}
