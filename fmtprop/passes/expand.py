@@ -108,6 +108,10 @@ class ExpandingPass(ABC):
         nodes = graph.nodes() if self.names is None else [graph.node(name) for name in self.names]
         return [node for node in nodes if self.applies(graph, node)]
 
+    def growth(self, graph: Graph, node: Node) -> float:
+        """Return how many times the rounding error of a node is to be expected once it is rewritten."""
+        return 1.0
+
     @abstractmethod
     def applies(self, graph: Graph, node: Node) -> bool:
         """Whether a node can be rewritten."""

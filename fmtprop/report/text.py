@@ -99,6 +99,7 @@ def certificate_text(report: Report) -> str:
             f"policy {report.policy}: costs {_time(c.objective)}, lower bound {_time(c.bound)} ({c.proof}); propagate "
             f"costs {_time(c.propagate)}; {c.alternatives} alternatives solved in {_time(c.seconds)}"
         )
+        lines.append(f"rounding error to be expected of this choice: {c.growth:.1f} times that of direct convolutions")
     if (t := report.tuning) is not None:
         lines.append(f"costs: {t.measured} measured, {t.cached} from the cache, {t.modelled} from the model")
     if (run := report.contest) is not None:

@@ -6,7 +6,7 @@ graph, and the certificate that says how good the choice is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar
@@ -16,6 +16,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.optimal.accuracy import growth, too_rough
 from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.conversions import cheapest_conversions
 from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways
@@ -46,6 +47,9 @@ class Certificate:
         Size of the problem.
     seconds : float
         Time that the solver took.
+    growth : float
+        How many times the rounding error of direct convolutions is to be expected, at most
+        :data:`~fmtprop.passes.optimal.accuracy.MOST_GROWTH`.
     """
 
     objective: float
@@ -55,6 +59,7 @@ class Certificate:
     alternatives: int
     tensors: int
     seconds: float
+    growth: float = 1.0
 
     @property
     def optimal(self) -> bool:
@@ -156,12 +161,16 @@ class OptimalFormats:
         problem, bound, propagate = found.problem(self.costs), inf, price(baseline, self.costs)
         while True:
             solution = solve(problem, self.time_limit, _indices(problem, known))
+            rough = too_rough(problem, solution.chosen)
+            if rough:
+                problem = _without(problem, rough)
+                continue
             formatted = _with_reorder_costs(realise(graph, problem, solution, greedy, baseline), graph, self.costs)
             bound = min(bound, solution.bound)  # what is left out later could be had too
             yield formatted, _certify(problem, solution, bound, propagate)
             if not any(_is_composed(problem.alternatives[index]) for index in solution.chosen):
                 return
-            problem = replace(problem, alternatives=tuple(a for a in problem.alternatives if not _is_composed(a)))
+            problem = _without(problem, {i for i, a in enumerate(problem.alternatives) if _is_composed(a)})
 
     def _prepare(self, found: Enumeration) -> None:
         pairs = dict.fromkeys(
@@ -173,7 +182,12 @@ class OptimalFormats:
 def _certify(problem: Problem, solution: Solution, bound: float, propagate: float) -> Certificate:
     gap = (solution.objective - bound) / solution.objective if bound < solution.bound else solution.gap
     size = len(problem.alternatives), len(problem.reorders)
-    return Certificate(solution.objective, bound, gap, propagate, *size, solution.seconds)
+    rounding = growth(problem.alternatives[index] for index in solution.chosen)
+    return Certificate(solution.objective, bound, gap, propagate, *size, solution.seconds, rounding)
+
+
+def _without(problem: Problem, indices: Collection[int]) -> Problem:
+    return replace(problem, alternatives=tuple(a for i, a in enumerate(problem.alternatives) if i not in indices))
 
 
 def _is_composed(alternative: Alternative) -> bool:

@@ -31,11 +31,14 @@ class Composition:
         What stands there for each operand of the one node.
     result : Value
         What stands there for its result.
+    growth : float
+        How many times the one node's rounding error is to be expected.
     """
 
     graph: Graph
     operands: Mapping[str, Value]
     result: Value
+    growth: float = 1.0
 
     @property
     def nodes(self) -> list[Node]:

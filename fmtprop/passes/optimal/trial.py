@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from fmtprop.ir.graph import Graph
@@ -14,6 +15,7 @@ from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.merge_groups import MergeGroups
 from fmtprop.passes.norm_as_convolution import NormAsConvolution
+from fmtprop.passes.optimal.accuracy import MOST_GROWTH
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
 from fmtprop.passes.target import Candidate, Request, Target
@@ -22,7 +24,13 @@ from fmtprop.passes.winograd import Winograd
 __all__ = ["expansions"]
 
 #: how nodes become several; a node may be rewritten in several ways
-_REWRITES: tuple[ExpandingPass, ...] = (Winograd(), NormAsConvolution(), MergeGroups(width=8), MergeGroups(width=16))
+_REWRITES: tuple[ExpandingPass, ...] = (
+    Winograd(),
+    Winograd(most=MOST_GROWTH),
+    NormAsConvolution(),
+    MergeGroups(width=8),
+    MergeGroups(width=16),
+)
 
 #: channels and rows below which filtering has nothing to gain: such convolutions are not even asked about
 _CHANNELS, _HEIGHT = 16, 4
@@ -59,7 +67,8 @@ def expansions(
     found: dict[str, list[Candidate]] = {}
     for number, one in enumerate(alike):
         result = formatted.inputs(f"{_expanded(number)}.out")["src"]
-        candidate = Composition(formatted, operands[number], result).candidate(one.rewrite.name)
+        composition = Composition(formatted, operands[number], result, one.growth)
+        candidate = composition.candidate(one.rewrite.name)
         for node in one.nodes:
             found.setdefault(node.name, []).append(candidate)
     return found
@@ -104,6 +113,7 @@ class _Alike(NamedTuple):
     """A way to rewrite some nodes, which costs the same for each."""
 
     rewrite: ExpandingPass
+    growth: float
     nodes: list[Node]
 
 
@@ -112,18 +122,24 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
     alike: dict[Hashable, _Alike] = {}
     for rewrite in rewrites:
         for node in rewrite.eligible(graph):
-            if isinstance(rewrite, Winograd) and not _is_large(graph, node):
+            growth = rewrite.growth(graph, node)
+            if isinstance(rewrite, Winograd) and not (_is_large(graph, node) and _is_another(graph, node, rewrite)):
                 continue
             inputs = graph.inputs(node.name)
             types = [(key, graph.type_of(value), _is_constant(graph, value)) for key, value in inputs.items()]
             tail = tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
             kind = (rewrite, node.op, node.attrs, tail, tuple(types), node.results)
-            alike.setdefault(kind, _Alike(rewrite, [])).nodes.append(node)
+            alike.setdefault(kind, _Alike(rewrite, growth, [])).nodes.append(node)
     return list(alike.values())
 
 
 def _is_constant(graph: Graph, value: Value) -> bool:
     return graph.node(value.node).op == "constant"
+
+
+def _is_another(graph: Graph, node: Node, rewrite: Winograd) -> bool:
+    """Whether a bound for errors leaves another tile than there would be without."""
+    return rewrite.most == inf or Winograd().growth(graph, node) > rewrite.most
 
 
 def _is_large(graph: Graph, node: Node) -> bool:
