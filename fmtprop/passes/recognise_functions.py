@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -51,9 +51,11 @@ class RecogniseFunctions:
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph."""
         graph = graph.copy()
-        for node in reversed(graph.nodes()):
+        nodes = graph.nodes()
+        rank = {node.name: index for index, node in enumerate(nodes)}
+        for node in reversed(nodes):
             if node.name in graph and _ends(graph, node):
-                _recognise(graph, node)
+                _recognise(graph, node, rank)
         graph.remove_dead()
         return graph
 
@@ -64,8 +66,8 @@ def _ends(graph: Graph, node: Node) -> bool:
     return node.results[:1] != () and _is_pointwise(graph, node) and (scaled or node.op == "binary")
 
 
-def _recognise(graph: Graph, last: Node) -> None:
-    for steps, source in _regions(graph, last):
+def _recognise(graph: Graph, last: Node, rank: Mapping[str, int]) -> None:
+    for steps, source in _regions(graph, last, rank):
         function = _function_of(graph, steps, source)
         if function is not None:
             value = emit(graph, "eltwise", {"src": source}, function, origin=last.origin)
@@ -73,9 +75,8 @@ def _recognise(graph: Graph, last: Node) -> None:
             return
 
 
-def _regions(graph: Graph, last: Node) -> Iterator[tuple[list[Node], Value]]:
+def _regions(graph: Graph, last: Node, rank: Mapping[str, int]) -> Iterator[tuple[list[Node], Value]]:
     """Yield the steps that end with a node and read but one value from outside, the fewest first."""
-    rank = {node.name: index for index, node in enumerate(graph.nodes())}
     steps = {last.name: last}
     while len(steps) <= _MOST:
         outside = {value for name in steps for value in graph.inputs(name).values() if value.node not in steps}
