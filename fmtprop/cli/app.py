@@ -16,6 +16,7 @@ from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
 from fmtprop.cli.race import bench
 from fmtprop.cli.tune import tune
+from fmtprop.cli.verbose import verbose
 
 app = typer.Typer(
     add_completion=False,
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (run, report, show, models, tune, bench, layout, doctor):
+for command in (run, report, show, models, tune, bench, layout, verbose, doctor):
     app.command()(command)
 
 

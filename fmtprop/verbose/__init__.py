@@ -1,0 +1,11 @@
+"""The log of any program that runs oneDNN (``ONEDNN_VERBOSE``): what each primitive and each reorder took.
+
+Knows text alone: neither torch nor oneDNN is loaded. ``parse.py`` reads lines, ``ledger.py`` adds them up.
+"""
+
+from __future__ import annotations
+
+from fmtprop.verbose.ledger import Ledger
+from fmtprop.verbose.parse import Execution, parse_line
+
+__all__ = ["Execution", "Ledger", "parse_line"]
