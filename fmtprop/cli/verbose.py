@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +53,7 @@ def verbose(
         raise typer.Exit(code or FAILED)
 
 
-def _pieces(name: str) -> Iterator[str]:
+def _pieces(name: str) -> Generator[str, None, None]:
     try:
         source = sys.stdin.fileno() if name == "-" else Path(name)
         with open(source, encoding="utf-8", errors="replace", closefd=name != "-") as file:

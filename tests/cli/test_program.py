@@ -15,7 +15,7 @@ import fmtprop as package
 from fmtprop.errors import PassError
 from tests.cli.command import ROOT, fmtprop, start
 
-COMMANDS = ["run", "report", "show", "models", "tune", "bench", "layout", "doctor"]
+COMMANDS = ["run", "report", "show", "models", "tune", "bench", "layout", "verbose", "doctor"]
 HEAVY = {"torch", "numpy", "networkx", "scipy", "onnxruntime", "openvino", "rich.progress"}
 
 LOADED = """
@@ -114,7 +114,7 @@ def test_interrupted(capsys, monkeypatch):
 
 def test_interrupted_by_a_signal():
     terminal, stderr = pty.openpty()
-    process = start("run", "chain", "--repeats", 1_000_000, stderr=stderr)
+    process = start("run", "chain", "--repeats", 100_000, stderr=stderr)
     os.close(stderr)
     shown = ""
     while "measuring" not in shown:  # by then it is at work
