@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -180,7 +180,6 @@ class Slow:
     """A plan that is as slow as one likes, and what runs it: it moves the contest's clock."""
 
     now = 0.0
-    spent: ClassVar[dict[float, float]] = {}
     arena_nbytes = 0
 
     def __init__(self, seconds: float) -> None:
@@ -189,10 +188,9 @@ class Slow:
     def run(self, inputs: object) -> None:
         Slow.now += self.seconds
 
-    def profile(self, inputs: object, limit: float) -> tuple[list[object], list[float]]:
+    def profile(self, inputs: object, limit: float = inf) -> tuple[list[object], list[float]]:
         spent = min(limit, self.seconds)
         Slow.now += spent
-        Slow.spent[self.seconds] = Slow.spent.get(self.seconds, 0.0) + spent
         return [None] if spent == self.seconds else [], [spent]
 
     def close(self) -> None:
@@ -217,6 +215,23 @@ def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budge
     assert (found.rounds, found.winner) == (rounds, 0)
     assert found.seconds == pytest.approx(plans)
     assert all(len(runs) == rounds for runs in found.runs)
+
+
+@pytest.mark.parametrize(
+    ("plans", "expected", "seconds"),
+    [
+        ((1.0, 50.0), inf, 1.0 + 2.1),  # what takes twice as long cannot win
+        ((50.0, 1.0), 2.0, 8.1 + 1.0),  # nor what takes four times as long as expected, if another doesn't
+        ((9.0, 10.0), 1.0, 2 * 4.1 + 9.0 + 10.0),  # where all do, they get more time
+    ],
+)
+def test_a_plan_that_cannot_win_is_interrupted(monkeypatch, plans, expected, seconds) -> None:
+    monkeypatch.setattr(contest_module, "Executor", lambda plan, arena: plan)
+    monkeypatch.setattr(contest_module, "perf_counter", lambda: Slow.now)
+    start = Slow.now
+    found = contest_module.contest({str(plan): Slow(plan) for plan in plans}, [], 0.2, 1, expected)
+    assert found is not None and found.names[found.winner] == str(min(plans)) and found.rounds == 1
+    assert Slow.now - start == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

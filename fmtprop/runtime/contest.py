@@ -153,7 +153,8 @@ def _rounds(
         order = list(enumerate(executors.values()))
         for index, executor in order if len(times[0]) % 2 else reversed(order):
             before = perf_counter()
-            executor.run(inputs)
+            # a long run step by step: Ctrl-C is answered between two calls of native code
+            (executor.profile if is_long else executor.run)(inputs)
             times[index].append(perf_counter() - before)
     runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
     return Contest(tuple(map(_typical, runs)), len(runs[0]), _winner(runs), tuple(executors), runs)
