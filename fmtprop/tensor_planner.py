@@ -81,7 +81,9 @@ def tensor_assigner(
     formats = {name: desc if desc.is_plain else opaque(desc) for name, desc in (boundary or {}).items()}
     if policy != OPTIMAL:
         return AssignFormats(policy, target, fallback, formats)
-    return OptimalFormats(target, fallback, costs or MkldnnCosts(), formats, pins or {}, in_place=False)
+    return OptimalFormats(
+        target, fallback, costs or MkldnnCosts(), formats, pins or {}, in_place=False, competing=False
+    )
 
 
 def _assign(normal: Graph, options: Options) -> tuple[Graph, Certificate | None]:

@@ -5,7 +5,7 @@ An op family lives in one file of :mod:`fmtprop.ops`; this module only says what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,7 @@ class Sample:
 
 Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
 Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
+Operator = Callable[[Any, Mapping[str, Any], "Sequence[Any]"], "Callable[[], object] | None"]
 Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None"], Lowering]
 View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
@@ -133,6 +134,11 @@ class OpDef:
         ``(attrs, types by operand) -> result types``; raises ShapeError without naming the node (the caller adds it).
     reference : callable
         ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch.
+    operator : callable, optional
+        ``(attrs, torch tensors by operand, result tensors) -> call without arguments``: PyTorch's operator, ready to
+        write its results straight to where they are to lie, at the speed that a user of PyTorch gets; None for what
+        it does not do so. The operands may have any plain formats, of the data type of the results; an element-wise
+        op's result may be its operand. `reference` is how the op runs on PyTorch otherwise.
     primitive : callable, optional
         ``(attrs, native descs by operand and result, primitive attr) -> Lowering``; pure. For inference.
     equivalents : tuple of callable
@@ -179,6 +185,7 @@ class OpDef:
     infer: Infer
     reference: Reference
     samples: Callable[[], Iterable[Sample]]
+    operator: Operator | None = None
     primitive: Primitive | None = None
     equivalents: tuple[Primitive, ...] = ()
     view: View | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- attributes
 
 #: algorithm -> its meaning in PyTorch
-FUNCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -88,6 +89,13 @@ def reference(attrs: Binary, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     """Evaluate in plain PyTorch."""
     a, b = tensors["src_0"], tensors["src_1"]
     return (FUNCTIONS[attrs.alg](a, b).to(torch.promote_types(a.dtype, b.dtype)),)
+
+
+def operator(
+    attrs: Binary, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    return partial(FUNCTIONS[attrs.alg], tensors["src_0"], tensors["src_1"], out=results[0])
 
 
 def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -216,6 +224,7 @@ BINARY = OpDef(
     category=Category.MULTI_SRC,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     as_post_op=True,

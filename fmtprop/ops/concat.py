@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +71,13 @@ def infer(attrs: Concat, types: Mapping[str, TensorType]) -> tuple[TensorType, .
 def reference(attrs: Concat, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
     return (torch.cat(operand_list("src", tensors), attrs.axis),)
+
+
+def operator(
+    attrs: Concat, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    return partial(torch.cat, operand_list("src", tensors), attrs.axis, out=results[0])
 
 
 def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -141,6 +149,7 @@ CONCAT = OpDef(
     category=Category.MULTI_SRC,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     parts=parts,
     samples=samples,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,26 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
     "hardswish": lambda x, alpha, beta: x * torch.clamp(alpha * x + beta, 0.0, 1.0),
 }
 
+#: algorithm -> from alpha and beta to the single operator of PyTorch that writes its result to a tensor, and what it
+#: takes beside its source; no operator where there is none for these
+_WRITING: dict[str, Callable[[float, float], tuple[Any, ...]]] = {
+    "relu": lambda alpha, beta: (torch._C._nn.leaky_relu, alpha) if alpha else (torch.clamp_min, 0.0),
+    "tanh": lambda alpha, beta: (torch.tanh,),
+    "elu": lambda alpha, beta: (torch._C._nn.elu, alpha),
+    "square": lambda alpha, beta: (torch.square,),
+    "abs": lambda alpha, beta: (torch.abs,),
+    "sqrt": lambda alpha, beta: (torch.sqrt,),
+    "linear": lambda alpha, beta: (torch.mul, alpha) if not beta else (torch.add, beta) if alpha == 1.0 else (None,),
+    "logistic": lambda alpha, beta: (torch.sigmoid,),
+    "exp": lambda alpha, beta: (torch.exp,),
+    "swish": lambda alpha, beta: (torch.ops.aten.silu.out,) if alpha == 1.0 else (None,),
+    "log": lambda alpha, beta: (torch.log,),
+    "clip": lambda alpha, beta: (torch.clamp, alpha, beta),
+    "pow": lambda alpha, beta: (torch.pow, beta) if alpha == 1.0 else (None,),
+    "gelu_erf": lambda alpha, beta: (torch._C._nn.gelu,),
+    "round": lambda alpha, beta: (torch.round,),
+}
+
 
 @dataclass(frozen=True)
 class Eltwise(Attrs):
@@ -83,6 +104,15 @@ def infer(attrs: Eltwise, types: Mapping[str, TensorType]) -> tuple[TensorType, 
 def reference(attrs: Eltwise, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
     return (FUNCTIONS[attrs.alg](tensors["src"], attrs.alpha, attrs.beta),)
+
+
+def operator(
+    attrs: Eltwise, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    make = _WRITING.get(attrs.alg)
+    function, *arguments = make(attrs.alpha, attrs.beta) if make is not None else (None,)
+    return None if function is None else partial(function, tensors["src"], *arguments, out=results[0])
 
 
 def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -192,6 +222,7 @@ ELTWISE = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     # no post_ops: oneDNN takes some, but then only its slow reference code is left
     as_post_op=True,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -344,24 +344,65 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
     return _call(attrs, tensors)
 
 
+def operator(
+    attrs: HostCall, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return the call of the overload that writes its results to given tensors; None where there is none."""
+    prepared = _prepare(attrs)
+    out = _writing(prepared.function)
+    if out is None or prepared.row_major or len(out.names) != len(results):
+        return None
+    args, kwargs = _filled(attrs.target, prepared, tensors)
+    return partial(out.function, *args, **kwargs, **dict(zip(out.names, results, strict=True)))
+
+
+class _Writing(NamedTuple):
+    """An overload that writes its results to tensors given under these names."""
+
+    function: Any
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=1024)
+def _writing(function: Any) -> _Writing | None:
+    """Return the overload of the same arguments that writes to tensors, where PyTorch's kernels really do so."""
+    given = [(argument.name, str(argument.real_type)) for argument in function._schema.arguments]
+    for name in function.overloadpacket.overloads():
+        other = getattr(function.overloadpacket, name)
+        read = [(a.name, str(a.real_type)) for a in other._schema.arguments if not a.is_out]
+        # what was generated from the function itself computes and then copies
+        if read == given and torch.Tag.generated not in other.tags and len(read) < len(other._schema.arguments):
+            names = tuple(a.name for a in other._schema.arguments if a.is_out)
+            # the same by PyTorch's generated binding: a call takes half the time
+            binding = getattr(torch._C._VariableFunctions, function.name().partition("::")[2].partition(".")[0], None)
+            return _Writing(binding if binding is not None and names == ("out",) else other, names)
+    return None
+
+
 def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    function, args, kwargs, row_major = _prepare(attrs)
-    if row_major:
+    prepared = _prepare(attrs)
+    if prepared.row_major:
         tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, _Operand):
-            if value.name not in tensors:
-                raise GraphError(f"{attrs.target} reads operand {value.name}, which is not connected")
-            return tensors[value.name]
-        return [filled(item) for item in value] if isinstance(value, list) else value
-
-    found = function(*map(filled, args), **{name: filled(value) for name, value in kwargs.items()})
+    args, kwargs = _filled(attrs.target, prepared, tensors)
+    found = prepared.function(*args, **kwargs)
     results: tuple[Any, ...] = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     for index, result in enumerate(results):
         if not isinstance(result, torch.Tensor):
             raise UnsupportedOpError(f"{attrs.target}: result {index} is {result!r}, not a tensor")
     return results
+
+
+def _filled(target: str, prepared: _Prepared, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call with tensors in their places."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, _Operand):
+            if value.name not in tensors:
+                raise GraphError(f"{target} reads operand {value.name}, which is not connected")
+            return tensors[value.name]
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    return [filled(value) for value in prepared.args], {name: filled(v) for name, v in prepared.kwargs.items()}
 
 
 # ---------------------------------------------------------------- writing a call down
@@ -469,5 +510,6 @@ ATEN = OpDef(
     infer=infer,
     reference=reference,
     any_strides=any_strides,
+    operator=operator,
     samples=samples,
 )

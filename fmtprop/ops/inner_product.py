@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,6 +63,18 @@ def reference(attrs: InnerProduct, tensors: Mapping[str, torch.Tensor]) -> tuple
     src, bias = tensors["src"], tensors.get("bias")
     weights = tensors["weights"].to(src.dtype)
     return (F.linear(src.flatten(1), weights.flatten(1), None if bias is None else bias.to(src.dtype)),)
+
+
+def operator(
+    attrs: InnerProduct, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    src, weights, bias = tensors["src"].flatten(1), tensors["weights"].flatten(1).t(), tensors.get("bias")
+    if src.data_ptr() != tensors["src"].data_ptr() or weights.data_ptr() != tensors["weights"].data_ptr():
+        return None  # copies, made once
+    if bias is None:
+        return partial(torch.mm, src, weights, out=results[0])
+    return partial(torch.addmm, bias, src, weights, out=results[0])
 
 
 def primitive(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -141,6 +154,7 @@ INNER_PRODUCT = OpDef(
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     equivalents=(_as_matmul, _as_convolution),
     post_ops=frozenset({"eltwise", "binary", "sum"}),

@@ -6,8 +6,9 @@ offered as inner product and as 1x1 convolution.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,16 @@ def reference(attrs: MatMul, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     src = tensors["src"]
     dst = torch.matmul(src, tensors["weights"].to(src.dtype))
     return (dst + tensors["bias"].to(src.dtype) if "bias" in tensors else dst,)
+
+
+def operator(
+    attrs: MatMul, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    src, weights, bias = tensors["src"], tensors["weights"], tensors.get("bias")
+    if bias is None:
+        return partial(torch.matmul, src, weights, out=results[0])
+    return partial(torch.addmm, bias, src, weights, out=results[0]) if src.ndim == 2 else None
 
 
 # ---------------------------------------------------------------- primitive
@@ -317,6 +328,7 @@ MATMUL = OpDef(
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     equivalents=(_as_inner_product, _as_convolution),
     post_ops=frozenset({"eltwise", "binary", "sum"}),

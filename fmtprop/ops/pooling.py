@@ -6,8 +6,9 @@ passed on, and a window that holds nothing but NaN or -inf gives the lowest fini
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
@@ -130,6 +131,28 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
         return (total / prod(attrs.kernel),)
     inside = src.new_ones((1, 1, *src.shape[2:]))
     return (total / _windows(attrs, inside, 0).sum(inner),)
+
+
+def operator(
+    attrs: Pooling, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    src, spatial = tensors["src"], len(attrs.kernel)
+    window = attrs.kernel, attrs.strides, attrs.pad_l
+    uneven = attrs.pad_l != attrs.pad_r or any(
+        2 * pad > kernel for pad, kernel in zip(attrs.pad_l, attrs.kernel, strict=True)
+    )
+    if uneven or (attrs.alg != "max" and any(attrs.dilates)):
+        return None
+    if attrs.alg == "max":
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[spatial - 1]
+        dilation = tuple(dilate + 1 for dilate in attrs.dilates)
+        return lambda: results[0].copy_(pool(src, *window, dilation))
+    if spatial == 1:
+        return None
+    average: Callable[..., torch.Tensor] = (torch._C._nn.avg_pool2d, torch._C._nn.avg_pool3d)[spatial - 2]
+    including = attrs.alg == "avg_include_padding"
+    return partial(average, src, *window, ceil_mode=False, count_include_pad=including, out=results[0])
 
 
 def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -287,6 +310,7 @@ POOLING = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     post_ops=frozenset({"eltwise", "binary"}),
     short="pool",

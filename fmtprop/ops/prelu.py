@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,14 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
     return (torch.where(src > 0, src, src * weights.to(src.dtype)),)
 
 
+def operator(
+    attrs: Prelu, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, whose result is copied."""
+    src, weights = tensors["src"], tensors["weights"]
+    return lambda: results[0].copy_(torch._prelu_kernel(src, weights))
+
+
 def primitive(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the prelu primitive descriptor."""
     from fmtprop import dnnl
@@ -102,6 +110,7 @@ PRELU = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     as_post_op=True,
     inplace=frozenset({"src"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +49,14 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, Axes, float, float], torch.Tensor]]
     "norm_lp_sum": lambda x, axes, p, eps: (_power_sum(x, axes, p) + eps).pow(1 / p),
     "norm_lp_power_p_max": lambda x, axes, p, eps: _power_sum(x, axes, p).clamp_min(eps),
     "norm_lp_power_p_sum": lambda x, axes, p, eps: _power_sum(x, axes, p) + eps,
+}
+
+#: those that one operator of PyTorch computes
+_WRITING: dict[str, Callable[..., torch.Tensor]] = {
+    "max": torch.amax,
+    "min": torch.amin,
+    "sum": torch.sum,
+    "mean": torch.mean,
 }
 
 
@@ -99,6 +108,16 @@ def reference(attrs: Reduction, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     src = tensors["src"]
     wide = src.float() if src.dtype in (torch.bfloat16, torch.float16) else src
     return (FUNCTIONS[attrs.alg](wide, attrs.axes, attrs.p, attrs.eps).to(src.dtype),)
+
+
+def operator(
+    attrs: Reduction, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    function = _WRITING.get(attrs.alg)
+    if function is None:
+        return None
+    return partial(function, tensors["src"], attrs.axes, keepdim=True, out=results[0])
 
 
 def primitive(attrs: Reduction, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -187,6 +206,7 @@ REDUCTION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     # oneDNN takes binary ones too, but then only its slow reference code is left.
     post_ops=frozenset({"eltwise", "sum"}),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,6 +69,14 @@ def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (function(tensors["src"], dim=attrs.axis),)
 
 
+def operator(
+    attrs: Softmax, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    function = torch.log_softmax if attrs.alg == "log" else torch.softmax
+    return partial(function, tensors["src"], attrs.axis, out=results[0])
+
+
 def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the softmax primitive descriptor."""
     from fmtprop import dnnl
@@ -111,6 +120,7 @@ SOFTMAX = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     # oneDNN takes binary ones too, but then only its slow reference code is left.
     post_ops=frozenset({"eltwise"}),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,6 +73,15 @@ def reference(attrs: Sum, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
     return (total.to(dtype),)
 
 
+def operator(
+    attrs: Sum, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    if len(attrs.scales) != 2 or attrs.scales[0] != 1.0:
+        return None
+    return partial(torch.add, tensors["src_0"], tensors["src_1"], alpha=attrs.scales[1], out=results[0])
+
+
 def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the sum primitive descriptor."""
     from fmtprop import dnnl
@@ -101,6 +111,7 @@ SUM = OpDef(
     category=Category.MULTI_SRC,
     infer=infer,
     reference=reference,
+    operator=operator,
     primitive=primitive,
     as_post_op=True,
     inplace=frozenset({"src_0"}),

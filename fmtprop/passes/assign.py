@@ -184,24 +184,22 @@ class Assignment:
 
     def _decide(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str]:
         declaration = opdef(node.op)
-        slow: tuple[Candidate, str] | None = None
-        if declaration.category is not Category.HOST:
-            question = Question(node, declaration, given, self.spec.target.reorder_cost)
-            for option in self.policy(question):
-                for candidate in self.spec.target.candidates(node, option.request):
-                    if not candidate.is_ref:
-                        return candidate, option.reason
-                    slow = slow or (candidate, option.reason + "; only a reference implementation exists")
-        if slow is not None:
-            return slow
-        why = "no oneDNN primitive"
-        if declaration.category is not Category.HOST:
-            why = f"{self.spec.target.name} can't run it"
-        return self._fall_back(node, given), f"{why}: runs on the {self.spec.fallback.name} target"
+        who, main = self.spec.fallback.name, self.spec.target.name
+        if declaration.category is Category.HOST:
+            return self._fall_back(node, given), f"no oneDNN primitive: runs on the {who} target"
+        why = f"{main} can't run it"
+        question = Question(node, declaration, given, self.spec.target.reorder_cost)
+        for option in self.policy(question):
+            for candidate in self.spec.target.candidates(node, option.request):
+                if not candidate.is_ref:
+                    return candidate, option.reason
+                # its loops took 5 to 400 times as long as PyTorch's operators (docs/performance.md)
+                why = f"{main} has only a reference implementation"
+        return self._fall_back(node, given), f"{why}: runs on the {who} target"
 
     def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
-        request |= {name: _row_major(type_) for name, type_ in zip(result_names(node), node.results, strict=True)}
+        request |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(result_names(node), node.results, strict=True)}
         for candidate in self.spec.fallback.candidates(node, request):
             return candidate
         raise UnsupportedOpError(

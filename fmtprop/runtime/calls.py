@@ -1,15 +1,32 @@
-"""Running a node by its op's reference: the meaning of the node, post-ops included, in plain PyTorch."""
+"""Running a node by PyTorch: its meaning, post-ops included, by the op's reference or by PyTorch's own operators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from fmtprop.errors import FmtpropError, PlanError
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import Reference
+from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.ops.sum import Sum
+
+#: what PyTorch's operators raise about what they are given
+_REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
+
+
+@contextmanager
+def as_planned() -> Iterator[None]:
+    """Let PyTorch's operators run in the types that were decided, whatever the caller's modes are."""
+    with torch.no_grad():
+        if not torch.is_autocast_enabled("cpu"):
+            yield
+            return
+        with torch.autocast("cpu", enabled=False):
+            yield
 
 
 def call_reference(
@@ -24,17 +41,110 @@ def call_reference(
     PlanError
         PyTorch refused.
     """
-    if torch.is_autocast_enabled("cpu"):  # the caller's: what runs in which type is decided
-        with torch.autocast("cpu", enabled=False):
-            return call_reference(node, tensors, instead)
     try:
-        with torch.no_grad():
+        with as_planned():
             return evaluate_node(node, tensors, instead)
     except FmtpropError:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        where = f" from {node.origin}" if node.origin else ""
-        raise PlanError(f"{node.label}{where} failed on the reference target: {error}") from error
+    except _REFUSED as error:
+        raise _failed(node, error) from error
+
+
+def bind(
+    node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]
+) -> Callable[[], object]:
+    """Return a call that runs a node on these tensors; its results are written to their places.
+
+    It is to be made under :func:`as_planned`, as often as the tensors hold other numbers.
+
+    Parameters
+    ----------
+    node : Node
+        Formatted.
+    tensors : mapping of str to torch.Tensor
+        Its operands, those of post-ops included.
+    places : sequence of torch.Tensor or None
+        As :func:`write_results` takes them. None shares memory with an operand.
+    """
+    written = [place for place in places if place is not None]
+    if len(written) == len(places) and all(map(_is_dense, written)):
+        calls = _operators(node, tensors, written)
+        if calls:
+            return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+    return lambda: write_results(node, places, evaluate_node(node, tensors))
+
+
+class PyTorchCalls:
+    """Bound calls in a row, as one function of a plan.
+
+    Parameters
+    ----------
+    pairs : sequence of (Node, callable)
+        What each runs, and the call.
+    """
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Sequence[tuple[Node, Callable[[], object]]]) -> None:
+        self.pairs = pairs
+
+    def __call__(self, *_: None) -> int:
+        """Make the calls and return 0; an error of PyTorch's names the node.
+
+        Raises
+        ------
+        PlanError
+            PyTorch refused.
+        """
+        for node, call in self.pairs:
+            try:
+                call()
+            except FmtpropError:
+                raise
+            except _REFUSED as error:
+                raise _failed(node, error) from error
+        return 0
+
+
+def _operators(
+    node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor]
+) -> list[Callable[[], object]]:
+    """Return the calls of PyTorch's operators that compute a node, written to its place; none if one is missing."""
+    if node.post_ops and places[0].dtype is not torch.float32:
+        return []  # what is narrow is rounded once, behind the last post-op
+    tails = {name for post_op in node.post_ops for name in post_op.operands}
+    calls = [_operator(node.op, node.attrs, {n: t for n, t in tensors.items() if n not in tails}, places)]
+    for post_op in node.post_ops:
+        others = [tensors[name] for name in post_op.operands]
+        if isinstance(post_op.attrs, Sum):
+            calls.append(partial(torch.add, places[0], others[0], alpha=post_op.attrs.scales[0], out=places[0]))
+            continue
+        names = [operand.name for operand in opdef(post_op.op).operands]
+        given = dict(zip(names, [places[0], *others], strict=False))
+        calls.append(_operator(post_op.op, post_op.attrs, given, places))
+    found = [call for call in calls if call is not None]
+    return found if len(found) == len(calls) else []
+
+
+def _operator(
+    op: str, attrs: Attrs, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    declaration = opdef(op)
+    if declaration.operator is None:
+        return None
+    alike = len({tensor.dtype for tensor in (*tensors.values(), *places)}) == 1
+    return declaration.operator(attrs, tensors, places) if alike or declaration.category is Category.HOST else None
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a memory format that PyTorch's operators are written for."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
+
+
+def _failed(node: Node, error: Exception) -> PlanError:
+    where = f" from {node.origin}" if node.origin else ""
+    return PlanError(f"{node.label}{where} failed on the reference target: {error}")
 
 
 def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import inf
 from time import perf_counter
@@ -17,7 +17,7 @@ from fmtprop import dnnl
 from fmtprop.errors import DnnlError, PlanError
 from fmtprop.jit import Call, CallList, StandaloneWork, no_code
 from fmtprop.runtime.boundary import Port, write_out
-from fmtprop.runtime.calls import call_reference, write_results
+from fmtprop.runtime.calls import PyTorchCalls, as_planned, bind
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.channelwise import JIT
@@ -50,6 +50,7 @@ class Context:
         #: of the calls, those in a row that are native
         self._lists: list[CallList] = []
         self._calls = self._joined([call for calls in self._steps for call in calls])
+        self._has_pytorch = any(isinstance(call[0], PyTorchCalls) for call in self._calls)
         self._inputs = [self._external.get(buffer) for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
 
@@ -69,10 +70,11 @@ class Context:
             ``out``, or new tensors that are the caller's to keep.
         """
         self._bind(inputs, out)
-        for function, a, b, c, d in self._calls:
-            status = function(a, b, c, d)
-            if status:
-                self._fail(d, status)
+        if self._has_pytorch:
+            with as_planned():
+                self._execute()
+        else:
+            self._execute()
         if self._is_asynchronous:
             self._stream.wait()
         return self._results(out)
@@ -85,17 +87,18 @@ class Context:
         self._bind(inputs, None)
         seconds: list[float] = []
         end = perf_counter() + limit
-        for calls in self._steps:
-            start = perf_counter()
-            if start > end:
-                self._unbind()
-                return [], seconds
-            for function, a, b, c, d in calls:
-                status = function(a, b, c, d)
-                self._stream.wait()
-                if status:
-                    self._fail(d, status)
-            seconds.append(perf_counter() - start)
+        with as_planned():
+            for calls in self._steps:
+                start = perf_counter()
+                if start > end:
+                    self._unbind()
+                    return [], seconds
+                for function, a, b, c, d in calls:
+                    status = function(a, b, c, d)
+                    self._stream.wait()
+                    if status:
+                        self._fail(d, status)
+                seconds.append(perf_counter() - start)
         return self._results(None), seconds
 
     def close(self) -> None:
@@ -110,6 +113,12 @@ class Context:
         self._stream.close()
 
     # ------------------------------------------------------------------ a run
+
+    def _execute(self) -> None:
+        for function, a, b, c, d in self._calls:
+            status = function(a, b, c, d)
+            if status:
+                self._fail(d, status)
 
     def _bind(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None) -> None:
         """Point the external memories at this run's tensors."""
@@ -160,7 +169,7 @@ class Context:
             return [self._kernel_call(step)]
         if step.primitive is None:
             read = [a if self.plan.buffers[a.buffer].last > index else None for a in step.results]
-            return [(self._call_reference, step, read, None, None)]
+            return [(PyTorchCalls([(step.node, self._pytorch_call(step, read))]), None, None, None, None)]
         places = _places(step)
         pd = step.primitive.desc
         bound = [(number, self._memory(places[name], md)) for name, number, md in arguments(step.node, pd)]
@@ -196,9 +205,10 @@ class Context:
         if no_code():
             return list(calls)
         joined: list[Call] = []
-        for is_python, some in groupby(calls, key=lambda call: call[0] == self._call_reference):
+        for is_python, some in groupby(calls, key=lambda call: isinstance(call[0], PyTorchCalls)):
             if is_python:
-                joined += some
+                pairs = [pair for call in some if isinstance(call[0], PyTorchCalls) for pair in call[0].pairs]
+                joined.append((PyTorchCalls(pairs), None, None, None, None))
             else:
                 self._lists.append(CallList(list(some)))
                 joined.append(self._lists[-1].call)
@@ -231,11 +241,16 @@ class Context:
             return view(self.plan.constants[buffer.index], access.desc)
         return view_of_tensor(self._external[access.buffer].tensor, access.desc)
 
-    def _call_reference(self, step: Step, results: Sequence[Access | None], *_: None) -> int:
-        operands = {name: self._tensor(access) for name, access in step.operands.items()}
-        places = [None if access is None else self._tensor(access) for access in results]
-        write_results(step.node, places, call_reference(step.node, operands))
-        return 0
+    def _pytorch_call(self, step: Step, read: Sequence[Access | None]) -> Callable[[], object]:
+        """Return the call of a step that PyTorch runs: on the same tensors in each run, or on those of the run."""
+
+        def bound() -> Callable[[], object]:
+            operands = {name: self._tensor(access) for name, access in step.operands.items()}
+            return bind(step.node, operands, [None if access is None else self._tensor(access) for access in read])
+
+        if self._external.keys() & {access.buffer for access in (*step.operands.values(), *step.results)}:
+            return lambda: bound()()
+        return bound()
 
 
 class _Movable(Protocol):

@@ -1,6 +1,7 @@
-"""The reference target: any op, by its plain PyTorch meaning, on strided formats.
+"""The reference target: any op, by PyTorch's own operator or its plain PyTorch meaning, on strided formats.
 
-It is what the others are checked against, and where an op runs that oneDNN does not have.
+It is what the others are checked against, where an op runs that oneDNN does not have, and a way to run all others: what
+oneDNN only has loops for (`ref`) is never faster.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.formats import plain, worth_trying
+from fmtprop.passes.formats import like, plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
 
 #: who executes, in choices and reports
@@ -34,10 +35,15 @@ class ReferenceTarget:
         self._rejected.add(_identity(node))
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
-        """Yield the one way: operands as asked where they are strided and the op is right with that, else row-major."""
+        """Yield the one way: operands as asked where they are strided and the op is right with that, else row-major.
+
+        What is `any` lies as the first operand does, but for ops that are a call as it stands: row-major.
+        """
         free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
         names = [name for name in request if name in _results_of(node)]
         formats = {name: _strided(desc) if free or name in names else plain(desc) for name, desc in request.items()}
+        if free and opdef(node.op).category not in (Category.HOST, Category.VIEW):
+            formats |= _following(request, names)
         results = tuple(formats[name] for name in names)
         if any(results[i] != request[name] and request[name].kind != "any" for i, name in enumerate(names)):
             return
@@ -64,6 +70,20 @@ def _identity(node: Node) -> object:
 
 def _strided(desc: MemoryDesc) -> MemoryDesc:
     return desc if desc.is_plain else plain(desc)
+
+
+def _following(request: Request, results: Sequence[str]) -> dict[str, MemoryDesc]:
+    """Return formats for what is `any`, results and operands of their size: the axes in the first operand's order."""
+    lead = next((desc for name, desc in request.items() if desc.is_plain and name not in results), None)
+    if lead is None or not lead.is_dense:
+        return {}
+    dims = request[results[0]].dims
+    found = {
+        name: like(desc, lead)
+        for name, desc in request.items()
+        if desc.kind == "any" and (name in results or desc.dims == dims)
+    }
+    return {name: desc for name, desc in found.items() if desc is not None}
 
 
 def _results_of(node: Node) -> set[str]:

@@ -190,12 +190,12 @@ def test_ref_is_never_planned_where_another_format_has_more():
     assert node.choice.operands["src"].tag != BLOCKED
 
 
-def test_ref_is_taken_where_nothing_else_exists():
+def test_pytorch_runs_what_the_target_has_only_loops_for():
     everything = frozenset(("pooling", tag) for tag in ("abcd", LAST, BLOCKED, "aBcd16b"))
     formatted = assign(chain(), TableTarget({"convolution": BLOCKED}, ref=everything))
     node = next(node for node in formatted.nodes() if node.op == "pooling")
-    assert (node.choice.impl, node.choice.operands["src"].tag) == ("ref", BLOCKED)
-    assert "only a reference implementation" in node.choice.reason
+    assert (node.choice.target, node.choice.operands["src"].tag) == ("reference", "abcd")
+    assert node.choice.reason == "table has only a reference implementation: runs on the reference target"
 
 
 def test_what_the_target_lacks_runs_on_the_reference_target():

@@ -132,8 +132,8 @@ def test_a_pin_of_what_a_fused_pair_hides_keeps_the_pair_apart():
     ("pin", "message"),
     [
         (
-            {"pool_1.src": "nhwc", "pool_1.dst": "nchw"},
-            r"pin 'pool_1\.src' asks for f32:acdb and pin 'pool_1\.dst' asks for f32:abcd, but no implementation of "
+            {"pool_1.src": "nhwc", "pool_1.dst": "nChw8c"},
+            r"pin 'pool_1\.src' asks for f32:acdb and pin 'pool_1\.dst' asks for f32:aBcd8b, but no implementation of "
             r"node pool_1 \(pooling\) offers that together; to be had: .*src f32:acdb, dst f32:acdb",
         ),
         (

@@ -102,7 +102,7 @@ def test_weights_that_fit_in_cache_are_read_faster() -> None:
 def test_views_cost_nothing_and_the_reference_target_its_call() -> None:
     node, candidate = conv(8, 8, "brgconv:avx2", "acdb")
     assert COSTS.node(node, Candidate("view", "view", candidate.operands, candidate.results)) == 0.0
-    assert COSTS.node(node, Candidate("reference", "torch", candidate.operands, candidate.results)) > 1e-5
+    assert COSTS.node(node, Candidate("reference", "torch", candidate.operands, candidate.results)) > 4e-6
 
 
 def test_a_costly_function_costs_more_than_a_cheap_one() -> None:

@@ -98,6 +98,8 @@ class OptimalFormats:
         Seconds for the solver; after that the best found, with an honest gap.
     in_place : bool
         Whether plans can place the sources of a concat within its result.
+    competing : bool
+        Whether the fallback is a way to run what the target can, too.
 
     Notes
     -----
@@ -114,6 +116,7 @@ class OptimalFormats:
     pins: Pins = field(default_factory=dict)
     time_limit: float = 10.0
     in_place: bool = True
+    competing: bool = True
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
@@ -152,6 +155,7 @@ class OptimalFormats:
             known,
             self.pins,
             in_place=self.in_place,
+            competing=self.competing,
         )
         pinned = {pin.rpartition(".")[0] for pin in self.pins}
         for name, candidates in composed.items():

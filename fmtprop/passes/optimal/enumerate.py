@@ -44,6 +44,7 @@ def enumerate_ways(
     pins: Pins,
     *,
     in_place: bool = True,
+    competing: bool = True,
 ) -> Enumeration:
     """Ask the target for the ways to run each node.
 
@@ -61,13 +62,15 @@ def enumerate_ways(
         Formats that operands and results must have, by ``"node.operand"``.
     in_place : bool
         Whether plans can place the sources of a concat within its result.
+    competing : bool
+        Whether the fallback is a way to run what the first can, too.
 
     Raises
     ------
     UnsupportedOpError
         A node can't be run at all, or not with its pins.
     """
-    return _Enumerator(graph, target, fallback, boundary, known, pins, in_place).run()
+    return _Enumerator(graph, target, fallback, boundary, known, pins, in_place, competing).run()
 
 
 class _Enumerator:
@@ -80,8 +83,10 @@ class _Enumerator:
         known: Mapping[str, Sequence[Candidate]],
         pins: Pins,
         in_place: bool,
+        competing: bool,
     ) -> None:
-        self.graph, self.target, self.fallback, self.in_place = graph, target, fallback, in_place
+        self.graph, self.target, self.fallback = graph, target, fallback
+        self.in_place, self.competing = in_place, competing
         self.boundary, self.known, self.pins = boundary, known, pins
         self.wishes = wishes(graph, target)
         self.found = Enumeration(graph)
@@ -137,7 +142,7 @@ class _Enumerator:
     # ------------------------------------------------------------------ one node
 
     def _distinct(self, node: Node, inputs: Mapping[str, Value], known: Sequence[Candidate] = ()) -> list[Candidate]:
-        """Return the node's ways once each, without reference implementations where there are others."""
+        """Return the node's ways once each, without the library's reference loops where there are others."""
         seen: dict[object, Candidate] = {}
         # the known ones last: whether they are references is not known
         for candidate in (*self._ways(node, inputs), *known):
@@ -177,11 +182,11 @@ class _Enumerator:
             yield from self._fall_back(node, {"src": source})
 
     def _asked(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
-        any_way = False
+        optimized = False
         for request in self._pinned(node, self._requests(node, inputs)):
             families: Counter[tuple[str, str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
-                any_way = True
+                optimized = optimized or not candidate.is_ref
                 # an equivalent primitive's implementations are counted by themselves: they come after all others
                 # so do those of which a kernel does the last post-op
                 family = candidate.impl.partition(":")[0]
@@ -191,8 +196,19 @@ class _Enumerator:
                     yield candidate
         if isinstance(node.attrs, Concat) and self.in_place:
             yield from self._in_place(node, node.attrs, inputs)
-        if not any_way:
+        # products by PyTorch are the same kernels, which pack their weights in each run
+        if not optimized or (self.competing and opdef(node.op).category is not Category.COMPUTE):
+            yield from self._by_fallback(node, inputs)
+
+    def _by_fallback(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
+        """Yield how the fallback runs what the target may run too: in each strided format that its sources may have."""
+        free = self._free(node, inputs)
+        sources = [name for name, value in inputs.items() if value in self.found.formats and _is_source(node, name)]
+        offers = [chosen for chosen in self._source_formats(node, inputs, sources) if _are_strided(chosen)]
+        if not offers:
             yield from self._fall_back(node, inputs)
+        for request in self._pinned(node, [{**free, **chosen} for chosen in offers]):
+            yield from self.fallback.candidates(node, request)
 
     def _fall_back(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         """Yield how the fallback runs a node: its operands row-major, or as they come where they are strided."""
@@ -366,6 +382,10 @@ class _Enumerator:
 def _is_source(node: Node, name: str) -> bool:
     """Whether an operand carries activations and is part of the op itself."""
     return not name.startswith("post_op_") and not opdef(node.op).operand(name).parameter
+
+
+def _are_strided(formats: Mapping[str, MemoryDesc]) -> bool:
+    return all(desc.is_plain for desc in formats.values())
 
 
 def _by_name(item: tuple[str, MemoryDesc]) -> str:

@@ -1,0 +1,98 @@
+"""PyTorch's own operators, bound to a plan's tensors, compute what references mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fmtprop.errors import PlanError
+from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.op import OPSET, Category, Sample
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.sum import Sum
+from fmtprop.runtime.calls import PyTorchCalls, bind, call_reference
+
+SAMPLES = [
+    (op, sample)
+    for op, declaration in OPSET.items()
+    if declaration.operator is not None and declaration.category is not Category.VIEW
+    for sample in declaration.samples()
+]
+
+
+def _tensors(sample: Sample) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    span = sample.high - sample.low
+    return {
+        name: (torch.rand(type_.dims) * span + sample.low).to(torch_dtype(type_.dtype))
+        for name, type_ in sample.types.items()
+    }
+
+
+def _node(op: str, sample: Sample, post_ops: tuple[PostOp, ...] = ()) -> Node:
+    results = OPSET[op].infer(sample.attrs, sample.types)
+    return Node("it", op, sample.attrs, results, post_ops=post_ops)
+
+
+def _run(node: Node, tensors: dict[str, torch.Tensor], last: bool = False) -> list[torch.Tensor]:
+    places = [torch.full(type_.dims, 7, dtype=torch_dtype(type_.dtype)) for type_ in node.results]
+    if last:
+        tensors = {name: _channels_last(tensor) for name, tensor in tensors.items()}
+        places = [_channels_last(place) for place in places]
+    call = bind(node, tensors, places)
+    call()
+    call()  # as often as a plan runs
+    return places
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["row_major", "channels_last"])
+@pytest.mark.parametrize(("op", "sample"), SAMPLES, ids=[f"{op}-{sample.name}" for op, sample in SAMPLES])
+def test_an_operator_computes_what_the_reference_means(op: str, sample: Sample, last: bool) -> None:
+    node, tensors = _node(op, sample), _tensors(sample)
+    for got, wanted in zip(_run(node, tensors, last), call_reference(node, tensors), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(("op", "sample"), SAMPLES, ids=[f"{op}-{sample.name}" for op, sample in SAMPLES])
+def test_post_ops_follow_in_place(op: str, sample: Sample) -> None:
+    plain = _node(op, sample)
+    if len(plain.results) != 1 or not plain.results[0].dtype.is_floating:
+        pytest.skip("an op without post-ops")
+    tail = (
+        PostOp("sum", Sum((0.5,)), "post_op_0"),
+        PostOp("binary", Binary("mul"), "post_op_1"),
+        PostOp("eltwise", Eltwise("tanh")),
+        PostOp("eltwise", Eltwise("linear", 2.0, 1.0)),  # no single operator of PyTorch
+    )
+    for post_ops in (tail, tail[:3]):
+        node, tensors = _node(op, sample, post_ops), _tensors(sample)
+        tensors |= {name: torch.rand(plain.results[0].dims) for name in ("post_op_0", "post_op_1")}
+        (got,), (wanted, *_) = _run(node, tensors), call_reference(node, tensors)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("alg", ["relu", "tanh", "elu", "linear", "swish", "gelu_erf", "clip"])
+def test_an_element_wise_operator_writes_over_its_source(alg: str) -> None:
+    attrs = Eltwise(alg, *{"relu": (0.2,), "elu": (1.5,), "linear": (2.0,), "clip": (-0.5, 0.5)}.get(alg, (1.0,)))
+    place = torch.randn(3, 5)
+    (wanted,) = OPSET["eltwise"].reference(attrs, {"src": place.clone()})
+    operator = OPSET["eltwise"].operator
+    call = operator(attrs, {"src": place}, [place]) if operator is not None else None
+    assert call is not None
+    call()
+    torch.testing.assert_close(place, wanted)
+
+
+def test_an_error_names_the_node() -> None:
+    def refuse() -> None:
+        raise RuntimeError("no such matrix")
+
+    node = Node("it", "softmax", OPSET["softmax"].attrs(0), ())
+    with pytest.raises(PlanError, match=r"node it \(softmax\) failed on the reference target: no such matrix"):
+        PyTorchCalls([(node, refuse)])()
