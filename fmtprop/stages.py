@@ -7,6 +7,7 @@ Owns which passes run before formats are assigned. How a pass works is its own a
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 
@@ -18,9 +19,11 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
-from fmtprop.passes.base import Observer, Pipeline
+from fmtprop.passes.base import Observer, Pass, Pipeline
+from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
+from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.mkldnn import computes_in
 
@@ -58,7 +61,7 @@ def normalise(
     PassError
         A pass failed, or gave a graph that breaks a rule.
     """
-    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph, observer)
+    normal = Pipeline(_passes(target), Stage.NORMAL).run(graph, observer)
     if dtype == "f32":
         return normal, "f32"
     if not (computes_in(DataType.BF16) if target == "mkldnn" else dnnl.supports("bf16")):
@@ -74,6 +77,12 @@ def normalise(
     if observer is not None:
         observer(LowerPrecision.name, lowered)
     return lowered, "bf16"
+
+
+def _passes(target: str) -> tuple[Pass, ...]:
+    """Return the passes, of which fusion asks oneDNN where that will execute."""
+    asked = OneDnnTarget() if target == "onednn" else None
+    return tuple(replace(one, target=asked) if isinstance(one, FusePostOps) else one for one in NORMALISE)
 
 
 def weights_nbytes(graph: Graph) -> int:

@@ -14,6 +14,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.binary import COMMUTATIVE, Binary
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.editing import bypass, is_constant, only_reader
+from fmtprop.passes.target import Target, is_optimized
 
 #: oneDNN takes at most this many post-ops
 _LIMIT = 32
@@ -36,6 +37,9 @@ class FusePostOps:
         there are kernels of our own, without post-ops, for what it has none (reductions).
     kinds : frozenset of str
         What may be absorbed.
+    target : Target, optional
+        Who will execute. With it, a node is absorbed only where the target runs both as one in optimized code: what it
+        has but loops for is better two nodes, each of which finds its own best way.
 
     Notes
     -----
@@ -62,6 +66,7 @@ class FusePostOps:
         }
     )
     kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum", "prelu"})
+    target: Target | None = None
 
     def run(self, graph: Graph) -> Graph:
         """Return the fused graph."""
@@ -70,10 +75,17 @@ class FusePostOps:
             if node.is_boundary or not opdef(node.op).as_post_op or node.post_ops:
                 continue
             for fusion in _fusions(graph, node):
-                if self._fits(graph, node, fusion):
+                if self._fits(graph, node, fusion) and self._is_optimized(graph, node, fusion):
                     self._absorb(graph, node, fusion)
                     break
         return graph
+
+    def _is_optimized(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
+        if self.target is None:
+            return True
+        fused, added = self._fused(graph, node, fusion)
+        types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
+        return is_optimized(self.target, fused, types)
 
     def _fits(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
         producer = graph.node(fusion.producer.node)
@@ -116,17 +128,22 @@ class FusePostOps:
         shared = set(aliases(graph, operand))
         return not any(value in shared for value in graph.inputs(producer.name).values())
 
-    def _absorb(self, graph: Graph, node: Node, fusion: _Fusion) -> None:
+    def _fused(self, graph: Graph, node: Node, fusion: _Fusion) -> tuple[Node, dict[str, Value]]:
+        """Return the producer with one post-op more, and that one's operand."""
         producer = graph.node(fusion.producer.node)
         kind, attrs = fusion.kind, fusion.attrs
         if self._sum_in_place(graph, node, fusion):
             kind, attrs = "sum", Sum((1.0,))
         name = None if fusion.operand is None else f"post_op_{len(producer.post_ops)}"
+        added = {name: fusion.operand} if name is not None and fusion.operand is not None else {}
+        return producer.with_(post_ops=(*producer.post_ops, PostOp(kind, attrs, name, node.origin))), added
+
+    def _absorb(self, graph: Graph, node: Node, fusion: _Fusion) -> None:
+        fused, added = self._fused(graph, node, fusion)
         bypass(graph, node, [fusion.producer])
-        if name is not None and fusion.operand is not None:
-            graph.set_inputs(producer.name, {**graph.inputs(producer.name), name: fusion.operand})
-        tail = (*producer.post_ops, PostOp(kind, attrs, name, node.origin))
-        graph.replace(graph.node(producer.name).with_(post_ops=tail))
+        if added:
+            graph.set_inputs(fused.name, {**graph.inputs(fused.name), **added})
+        graph.replace(fused)
 
 
 class _Fusion(NamedTuple):

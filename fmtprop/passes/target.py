@@ -6,14 +6,15 @@ a CPU's opinion. :mod:`fmtprop.targets` implements it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
+from fmtprop.passes.formats import like, usual
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,51 @@ def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
     row_major = MemoryDesc(desc.dims, desc.dtype)
     copy = Node("copy", "reorder", opdef("reorder").attrs(), (TensorType(desc.dims, desc.dtype),))
     return any(True for target in targets for _ in target.candidates(copy, {"src": desc, "dst": row_major}))
+
+
+def is_loop(impl: str) -> bool:
+    """Say whether an implementation is called a reference; a fused depthwise pair is, but runs the kernels it names.
+
+    Examples
+    --------
+    >>> is_loop("ref:any"), is_loop("ref_fused_convolution:any:jit_1x1:avx2:jit_dw:avx2"), is_loop("jit:avx2")
+    (True, False, False)
+    """
+    return "ref:" in impl.removeprefix("ref_fused_convolution")
+
+
+def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Say whether a target has more than reference loops for a node, in one of the formats worth trying.
+
+    Parameters
+    ----------
+    target : Target
+        Who is asked.
+    node : Node
+        Of a normal graph.
+    types : mapping of str to TensorType
+        Type of each operand by name, those of post-ops included.
+    """
+    return any(
+        not candidate.is_ref for request in _requests(node, types) for candidate in target.candidates(node, request)
+    )
+
+
+def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
+    """Yield requests with all sources in one format, after one that leaves everything to the target."""
+    declaration = opdef(node.op)
+    free = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
+    own = [name for name in types if not name.startswith("post_op_")]
+    vectors = [name for name in own if declaration.operand(name).parameter and types[name].ndim < 2]
+    free |= {name: MemoryDesc(types[name].dims, types[name].dtype) for name in vectors}
+    sources = [name for name in own if not declaration.operand(name).parameter]
+    widest = max(sources, key=lambda name: types[name].size)
+    free |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(declaration.result_names, node.results, strict=True)}
+    if declaration.category is Category.COMPUTE:
+        yield free
+    for desc in usual(MemoryDesc(types[widest].dims, types[widest].dtype)):
+        chosen = {name: like(free[name], desc) or MemoryDesc(types[name].dims, types[name].dtype) for name in sources}
+        yield {**free, **chosen}
 
 
 class Costs(Protocol):

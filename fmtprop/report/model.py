@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fmtprop.ir.node import Node
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
+from fmtprop.passes.target import is_loop
 from fmtprop.report.files import write_text
 from fmtprop.report.machine import machine
 from fmtprop.runtime.plan import Plan, Step
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from fmtprop.passes.optimal import Certificate
     from fmtprop.runtime.contest import Contest
     from fmtprop.tuning import Tuning
+
+#: share of a run in steps without optimized code beyond which a report warns; ops that it names
+_MUCH, _NAMED = 0.05, 3
 
 #: version of the JSON form
 SCHEMA = 1
@@ -214,8 +218,29 @@ class Report:
 
     @property
     def fallbacks(self) -> tuple[StepRow, ...]:
-        """The steps that oneDNN does not run."""
-        return tuple(row for row in self.steps if row.target == "reference" or row.impl == "aten")
+        """The steps without optimized code: PyTorch's operators run them, or loops that oneDNN calls references."""
+        return tuple(row for row in self.steps if row.target == "reference" or row.impl == "aten" or is_loop(row.impl))
+
+    @property
+    def fallback_share(self) -> float:
+        """Part of the run, 0 to 1, that is spent in such steps."""
+        total = sum(row.seconds for row in self.steps)
+        return sum(row.seconds for row in self.fallbacks) / total if total else 0.0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know who hopes for more speed."""
+        if self.fallback_share <= _MUCH:
+            return ()
+        seconds: Counter[str] = Counter()
+        for row in self.fallbacks:
+            seconds[row.op] += row.seconds  # type: ignore[assignment]
+        slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED))
+        share, count = self.fallback_share, len(self.fallbacks)
+        return (
+            f"{share:.0%} of the run is in {count} steps without optimized code ({slowest}); these "
+            "take as long as in PyTorch, however good the choice of formats",
+        )
 
     @property
     def reorder_seconds(self) -> float:
@@ -230,10 +255,13 @@ class Report:
         FmtpropError
             The file cannot be written.
         """
-        text = json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+        text = json.dumps({"schema": SCHEMA, **asdict(self), **self._derived()}, indent=1)
         if path is not None:
             write_text(text, path)
         return text
+
+    def _derived(self) -> dict[str, Any]:
+        return {"fallback_share": self.fallback_share, "warnings": self.warnings}
 
     def to_text(self) -> str:
         """Return the report as text for a terminal."""

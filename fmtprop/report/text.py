@@ -26,6 +26,7 @@ def report_text(report: Report) -> str:
         parts.insert(1, told + "\n")
     if report.fallbacks:
         parts.append(_fallbacks(report))
+    parts += [f"warning: {printable(warning)}" for warning in report.warnings]
     return render(Group(*parts))
 
 
@@ -96,8 +97,9 @@ def certificate_text(report: Report) -> str:
     lines = []
     if (c := report.certificate) is not None:
         lines.append(
-            f"policy {report.policy}: costs {_time(c.objective)}, lower bound {_time(c.bound)} ({c.proof}); propagate "
-            f"costs {_time(c.propagate)}; {c.alternatives} alternatives solved in {_time(c.seconds)}"
+            f"policy {report.policy}: costs {_time(c.objective)}, lower bound {_time(c.bound)} ({c.proof} among "
+            f"{c.alternatives} alternatives, in {_time(c.seconds)}); {_time(c.fallback)} of it in PyTorch's operators; "
+            f"propagate costs {_time(c.propagate)}"
         )
         lines.append(f"rounding error to be expected of this choice: {c.growth:.1f} times that of direct convolutions")
     if (t := report.tuning) is not None:
@@ -168,7 +170,7 @@ def _slowest(report: Report) -> Table:
 
 
 def _fallbacks(report: Report) -> Table:
-    table = Table(title="steps that oneDNN does not run")
+    table = Table(title="steps without optimized code")
     for column in ("step", "op", "time", "why", "from"):
         table.add_column(column, overflow="fold")
     for row in report.fallbacks:

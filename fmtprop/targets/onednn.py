@@ -16,7 +16,7 @@ from fmtprop.ir.op import Lowering, OpDef, Primitive, opdef
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
-from fmtprop.passes.target import Candidate, Request
+from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.channelwise import channel_candidates
 from fmtprop.targets.known_bad import known_bad
@@ -291,5 +291,5 @@ def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results
 
 
 def _is_ref(pd: dnnl.PrimitiveDesc) -> bool:
-    """Whether oneDNN would run its slow loops: a fused depthwise convolution names those that it wraps."""
-    return pd.is_reference or "ref:" in pd.impl.removeprefix("ref_fused_convolution")
+    """Whether oneDNN would run its slow loops."""
+    return pd.is_reference or is_loop(pd.impl)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fmtprop.ir.verify import Stage, verify
@@ -7,6 +9,7 @@ from fmtprop.ops import Concat, MatMul, Permute, Prelu, Reduction, Sum
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
+from tests.passes.table_target import TableTarget
 
 
 def fused(graph) -> list[str]:
@@ -222,3 +225,20 @@ def test_what_may_be_absorbed_is_an_option():
     graph = build.output(build.binary("mul", value, build.constant(build.random(1, 5, 1, 1), "gate")))
     assert summary(FusePostOps(kinds=frozenset({"eltwise"})).run(graph)) == ["conv+relu", "mul"]
     assert summary(FusePostOps(absorbers=frozenset({"pooling"})).run(graph)) == ["conv", "relu", "mul"]
+
+
+class LoopsWith(TableTarget):
+    """Has nothing but loops for an op with some kinds of post-op."""
+
+    def candidates(self, node, request):
+        slow = any((node.op, post_op.op) in self.ref for post_op in node.post_ops)
+        for candidate in super().candidates(node, request):
+            yield replace(candidate, is_ref=slow)
+
+
+def test_what_the_target_would_run_in_loops_stays_two_nodes():
+    build = Builder()
+    graph = build.output(build.act(build.conv(build.input(1, 3, 4, 4), 5, "conv")))
+    asked = LoopsWith(ref=frozenset({("convolution", "eltwise")}))
+    assert summary(FusePostOps(target=asked).run(graph)) == ["conv", "relu"]
+    assert summary(FusePostOps(target=LoopsWith()).run(graph)) == ["conv+relu"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -59,3 +61,22 @@ def test_a_plan_without_an_arena_says_so():
     assert report.memory["arena"] == 0 < report.memory["peak"]
     assert "memory: constants 144.2 KiB, no arena, tensors alive at once " in report.to_text()
     assert ", arena " in conv("onednn").report(repeats=1).to_text()
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.cumsum(x, 1))
+
+
+def test_a_report_warns_of_what_has_no_optimized_code():
+    net = fp.compile(Sums(), torch.randn(64, 512))
+    report = net.report(repeats=2)
+    assert report.fallback_share > 0.05
+    (warning,) = report.warnings
+    assert "% of the run is in 1 steps without optimized code (aten)" in warning
+    assert f"warning: {warning[:40]}" in report.to_text()
+    assert json.loads(report.to_json())["warnings"] == [warning]
+    assert 0 < net.certificate.fallback <= net.certificate.objective
+    assert "of it in PyTorch's operators" in str(net.certificate)
+    plain = fp.compile(torch.nn.ReLU(), torch.randn(64, 512))
+    assert plain.report(repeats=2).warnings == () and plain.certificate.fallback == 0.0

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Choice, Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
@@ -24,7 +24,7 @@ from fmtprop.passes.optimal.problem import Alternative, Problem, Solution
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
-from fmtprop.passes.target import Candidate, Costs, Target
+from fmtprop.passes.target import Candidate, Costs, Target, is_loop
 
 __all__ = ["Certificate", "OptimalFormats", "price"]
 
@@ -50,6 +50,9 @@ class Certificate:
     growth : float
         How many times the rounding error of direct convolutions is to be expected, at most
         :data:`~fmtprop.passes.optimal.accuracy.MOST_GROWTH`.
+    fallback : float
+        Of the objective, what is spent in steps that the fallback runs (PyTorch's operators), or in loops. A proof
+        is about the candidates that there were: the larger this part, the more another kernel would bring.
     """
 
     objective: float
@@ -60,6 +63,7 @@ class Certificate:
     tensors: int
     seconds: float
     growth: float = 1.0
+    fallback: float = 0.0
 
     @property
     def optimal(self) -> bool:
@@ -74,9 +78,11 @@ class Certificate:
     def __str__(self) -> str:
         saved = 1 - self.objective / self.propagate if self.propagate else 0.0
         saved = round(saved, 3) + 0.0  # rounding alone may tell them apart; the sum has no -0.0
+        fallback = f", {self.fallback / self.objective:.1%} of it in PyTorch's operators" if self.fallback else ""
         return (
-            f"{self.objective * 1e3:.3f} ms by cost, lower bound {self.bound * 1e3:.3f} ms ({self.proof}), propagate "
-            f"{self.propagate * 1e3:.3f} ms ({saved:.1%} saved); {self.alternatives} alternatives, {self.seconds:.2f} s"
+            f"{self.objective * 1e3:.3f} ms by cost{fallback}, lower bound {self.bound * 1e3:.3f} ms ({self.proof}), "
+            f"propagate {self.propagate * 1e3:.3f} ms ({saved:.1%} saved); {self.alternatives} alternatives, "
+            f"{self.seconds:.2f} s"
         )
 
 
@@ -171,10 +177,22 @@ class OptimalFormats:
                 continue
             formatted = _with_reorder_costs(realise(graph, problem, solution, greedy, baseline), graph, self.costs)
             bound = min(bound, solution.bound)  # what is left out later could be had too
-            yield formatted, _certify(problem, solution, bound, propagate)
+            yield (
+                formatted,
+                replace(_certify(problem, solution, bound, propagate), fallback=self._fallen_back(formatted)),
+            )
             if not any(_is_composed(problem.alternatives[index]) for index in solution.chosen):
                 return
             problem = _without(problem, {i for i, a in enumerate(problem.alternatives) if _is_composed(a)})
+
+    def _fallen_back(self, formatted: Graph) -> float:
+        """Return what the steps cost that have no optimized code."""
+        computed = formatted.dependents()
+        slow = [node for node in formatted.nodes() if node.name in computed and self._is_slow(node.choice)]
+        return sum(_price(node, self.costs) for node in slow)
+
+    def _is_slow(self, choice: Choice | None) -> bool:
+        return choice is not None and (choice.target == self.fallback.name or is_loop(choice.impl))
 
     def _prepare(self, found: Enumeration) -> None:
         pairs = dict.fromkeys(
