@@ -19,7 +19,8 @@ SHELL := bash
 TEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
 # Run once more as on a CPU without AVX-512 and bf16: what asks for a data type, chooses formats, or has kernels of ours.
-AVX2_TESTS := tests/ir/test_deferred.py tests/targets tests/jit tests/graphs/test_builtin.py tests/models/test_fuzz.py
+AVX2_TESTS := tests/ir/test_deferred.py tests/jit tests/models/test_fuzz.py \
+  $(filter-out %_inspection.py,$(wildcard tests/targets/test_*.py))
 
 .PHONY: help
 help: ## Show this help
