@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -46,6 +47,7 @@ def compile(
     tune_budget: float | None = None,
     confirm: bool = True,
     winograd: bool = True,
+    special_values: str = "fast",
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
 ) -> CompiledModel:
@@ -92,6 +94,10 @@ def compile(
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         where that costs less (:mod:`fmtprop.passes.winograd`). The rounding error of the whole is then expected to be
         at most 1.8 times that of direct convolutions (``certificate.growth`` tells); packed weights are larger.
+    special_values : {"fast", "exact"}
+        ``"exact"`` gives NaN and infinities wherever PyTorch does: what may treat them otherwise (oneDNN's ReLU,
+        maxima, softmax, …) runs by PyTorch or by kernels of our own, and no convolution by filtering; slower.
+        ``"fast"``, the default, differs where docs/numerics.md says so. Only for target ``"onednn"``.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
@@ -141,6 +147,7 @@ def compile(
         tune_budget=tune_budget,
         confirm=confirm,
         winograd=winograd,
+        special_values=special_values,
         progress=progress,
     )
     with on_cpu():
@@ -192,7 +199,8 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
     _check_boundary(graph, options.boundary)
     check_memory(graph)
     clock = _Clock()
-    normal, precision = normalise(defer(graph), options.dtype, target=options.target)
+    normalised = partial(normalise, dtype=options.dtype, target=options.target, special_values=options.special_values)
+    normal, precision = normalised(defer(graph))
     renewed: Callable[[], Graph] | None = None
     if again is not None and options.verify != "full":
         # of weights that were folded, only what became of them is left
@@ -201,7 +209,7 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
         reload = again  # the name that is known to be callable
 
         def renewed() -> Graph:
-            return normalise(reload(), options.dtype, target=options.target)[0]
+            return normalised(reload())[0]
 
     clock.lap("normalise")
     planned = make_plan(normal, options, clock.lap, renewed)

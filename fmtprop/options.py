@@ -19,6 +19,7 @@ DEFAULT_POLICY = OPTIMAL
 _KNOWN: Mapping[str, tuple[str, ...]] = {
     "dtype": ("f32", "bf16"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
+    "special_values": ("fast", "exact"),
     "target": ("onednn", "mkldnn"),
     "tune": ("auto", "model", "measure", "remeasure"),
     "verify": ("off", "on", "full"),
@@ -31,7 +32,7 @@ class Options:
 
     Parameters
     ----------
-    dtype, policy, target, tune, verify : str
+    dtype, policy, target, tune, verify, special_values : str
         See :func:`fmtprop.compile`.
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
@@ -52,6 +53,7 @@ class Options:
     tune_budget: float | None = None
     confirm: bool = True
     winograd: bool = True
+    special_values: str = "fast"
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class Options:
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
             raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
+        if self.special_values == "exact" and self.target != "onednn":
+            raise UnsupportedOpError("special_values='exact' needs target='onednn'")
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
 

@@ -21,8 +21,10 @@ from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
+from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.mkldnn import computes_in
@@ -34,7 +36,12 @@ _LARGE = 12 << 20
 
 
 def normalise(
-    graph: Graph, dtype: str = "f32", observer: Observer | None = None, *, target: str = "onednn"
+    graph: Graph,
+    dtype: str = "f32",
+    observer: Observer | None = None,
+    *,
+    target: str = "onednn",
+    special_values: str = "fast",
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
@@ -48,6 +55,8 @@ def normalise(
         Called after each pass with its name and its graph.
     target : {"onednn", "mkldnn"}
         Who will execute.
+    special_values : {"fast", "exact"}
+        See :func:`fmtprop.compile`.
 
     Returns
     -------
@@ -61,7 +70,7 @@ def normalise(
     PassError
         A pass failed, or gave a graph that breaks a rule.
     """
-    normal = Pipeline(_passes(target), Stage.NORMAL).run(graph, observer)
+    normal = Pipeline(_passes(target, special_values), Stage.NORMAL).run(graph, observer)
     if dtype == "f32":
         return normal, "f32"
     if not (computes_in(DataType.BF16) if target == "mkldnn" else dnnl.supports("bf16")):
@@ -79,10 +88,14 @@ def normalise(
     return lowered, "bf16"
 
 
-def _passes(target: str) -> tuple[Pass, ...]:
+def _passes(target: str, special_values: str) -> tuple[Pass, ...]:
     """Return the passes, of which fusion asks oneDNN where that will execute."""
     asked = OneDnnTarget() if target == "onednn" else None
-    return tuple(replace(one, target=asked) if isinstance(one, FusePostOps) else one for one in NORMALISE)
+    passes = [replace(one, target=asked) if isinstance(one, FusePostOps) else one for one in NORMALISE]
+    if special_values == "exact":  # a function and its spellings differ in what they make of infinities
+        passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
+        passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
+    return tuple(passes)
 
 
 def weights_nbytes(graph: Graph) -> int:

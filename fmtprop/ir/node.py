@@ -168,6 +168,8 @@ class Node:
         How the node runs; ``None`` until formats are assigned.
     origin : str
         Where the node came from in the user's model, such as ``"layer1.0.conv1"``.
+    exact : bool
+        Whether NaN and infinities in its results must be PyTorch's: what loses some is no way to run it.
     """
 
     #: op names that are the graph's boundary and data rather than computation
@@ -181,6 +183,7 @@ class Node:
     descs: tuple[MemoryDesc, ...] = ()
     choice: Choice | None = None
     origin: str = ""
+    exact: bool = False
 
     @property
     def is_boundary(self) -> bool:

@@ -112,6 +112,10 @@ View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
 
 
+def _nothing(attrs: Any) -> frozenset[str]:
+    return frozenset()
+
+
 def _always(attrs: Any) -> bool:
     return True
 
@@ -156,6 +160,10 @@ class OpDef:
     any_strides : callable
         ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
         not always; operands come row-major then.
+    loses : callable
+        ``attrs -> names``: for which special values some implementation of the primitive, or of it as a post-op,
+        gives something else than PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
+        infinities alone is a finite number (docs/numerics.md). What oneDNN calls a reference does not count.
     post_ops : frozenset of str
         Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``,
         ``convolution`` (depthwise).
@@ -193,6 +201,7 @@ class OpDef:
     result_names: tuple[str, ...] = ("dst",)
     result_args: tuple[str, ...] = ("DST",)
     any_strides: Callable[[Any], bool] = _always
+    loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()
     eltwise_algs: frozenset[str] | None = None
     as_post_op: bool = False
@@ -258,6 +267,12 @@ def opdef(name: str) -> OpDef:
     except KeyError:
         hint = "" if OPSET else "; import fmtprop.ops first"
         raise GraphError(f"unknown op {name!r}{hint}; known: {', '.join(sorted(OPSET))}") from None
+
+
+def loses_special_values(node: Node) -> bool:
+    """Tell whether oneDNN may treat NaN or infinities in another way than PyTorch, in a node or its post-ops."""
+    parts = [(node.op, node.attrs), *((post_op.op, post_op.attrs) for post_op in node.post_ops)]
+    return any(opdef(op).loses(attrs) for op, attrs in parts)
 
 
 def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:

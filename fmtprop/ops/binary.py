@@ -98,6 +98,11 @@ def operator(
     return partial(FUNCTIONS[attrs.alg], tensors["src_0"], tensors["src_1"], out=results[0])
 
 
+def loses(attrs: Binary) -> frozenset[str]:
+    """Name what maxima lose: of NaN and a number they give the number."""
+    return frozenset({"nan"}) if attrs.alg in ("max", "min") else frozenset()
+
+
 def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the binary primitive descriptor."""
     from fmtprop import dnnl
@@ -226,6 +231,7 @@ BINARY = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    loses=loses,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     as_post_op=True,
     inplace=frozenset({"src_0"}),

@@ -115,6 +115,24 @@ def operator(
     return None if function is None else partial(function, tensors["src"], *arguments, out=results[0])
 
 
+#: algorithm -> what oneDNN 3.2's kernels give another result than PyTorch for
+_LOSES = {
+    "relu": frozenset({"nan"}),
+    "clip": frozenset({"nan"}),
+    "exp": frozenset({"nan"}),
+    "hardsigmoid": frozenset({"nan"}),
+    "gelu_erf": frozenset({"inf"}),
+    "pow": frozenset({"inf"}),
+}
+
+
+def loses(attrs: Eltwise) -> frozenset[str]:
+    """Name the special values that the function loses: some instructions return the operand that is not NaN."""
+    if attrs.alg == "relu" and attrs.alpha:  # a leaky one multiplies
+        return frozenset()
+    return _LOSES.get(attrs.alg, frozenset())
+
+
 def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the eltwise primitive descriptor."""
     from fmtprop import dnnl
@@ -224,6 +242,7 @@ ELTWISE = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    loses=loses,
     # no post_ops: oneDNN takes some, but then only its slow reference code is left
     as_post_op=True,
     inplace=frozenset({"src"}),

@@ -90,6 +90,11 @@ def reference(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
     return (src * (attrs.k + attrs.alpha * mean) ** -attrs.beta,)
 
 
+def loses(attrs: Lrn) -> frozenset[str]:
+    """Name the special values that differ: channels' sums are kept up to date, so that they reach other channels."""
+    return frozenset({"nan", "inf"}) if attrs.alg == "across_channels" else frozenset()
+
+
 def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the primitive descriptor of the local response normalization."""
     from fmtprop import dnnl
@@ -119,5 +124,6 @@ LRN = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    loses=loses,
     samples=samples,
 )

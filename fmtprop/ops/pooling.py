@@ -155,6 +155,11 @@ def operator(
     return partial(average, src, *window, ceil_mode=False, count_include_pad=including, out=results[0])
 
 
+def loses(attrs: Pooling) -> frozenset[str]:
+    """Name what maxima lose: a NaN is skipped, and where all elements are -inf the lowest finite number is given."""
+    return frozenset({"nan", "extremum"}) if attrs.alg == "max" else frozenset()
+
+
 def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the pooling's primitive descriptor.
 
@@ -312,6 +317,7 @@ POOLING = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    loses=loses,
     post_ops=frozenset({"eltwise", "binary"}),
     short="pool",
     samples=samples,

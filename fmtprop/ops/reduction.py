@@ -120,6 +120,13 @@ def operator(
     return partial(function, tensors["src"], attrs.axes, keepdim=True, out=results[0])
 
 
+def loses(attrs: Reduction) -> frozenset[str]:
+    """Name what maxima lose: a NaN is skipped, and where all elements are infinite a finite number is given."""
+    if attrs.alg in ("max", "min"):
+        return frozenset({"nan", "extremum"})
+    return frozenset({"nan"}) if attrs.alg.endswith("_max") else frozenset()
+
+
 def primitive(attrs: Reduction, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the reduction primitive descriptor.
 
@@ -208,6 +215,7 @@ REDUCTION = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    loses=loses,
     # oneDNN takes binary ones too, but then only its slow reference code is left.
     post_ops=frozenset({"eltwise", "sum"}),
     samples=samples,

@@ -101,6 +101,11 @@ def reference(attrs: Resampling, tensors: Mapping[str, torch.Tensor]) -> tuple[t
     return (src,)
 
 
+def loses(attrs: Resampling) -> frozenset[str]:
+    """Name the special values that differ: whether a neighbour of weight 0 counts."""
+    return frozenset({"nan", "inf"}) if attrs.alg == "linear" else frozenset()
+
+
 def primitive(attrs: Resampling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the resampling's primitive descriptor; factors follow from the dimensions."""
     from fmtprop import dnnl
@@ -192,6 +197,7 @@ RESAMPLING = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    loses=loses,
     # sum and binary go wrong on blocked formats in oneDNN 3.2
     post_ops=frozenset({"eltwise"}),
     samples=samples,

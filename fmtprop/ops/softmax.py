@@ -77,6 +77,11 @@ def operator(
     return partial(function, tensors["src"], attrs.axis, out=results[0])
 
 
+def loses(attrs: Softmax) -> frozenset[str]:
+    """Name the special values that differ: a row that has NaN or inf is not NaN as a whole."""
+    return frozenset({"nan", "inf"})
+
+
 def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the softmax primitive descriptor."""
     from fmtprop import dnnl
@@ -122,6 +127,7 @@ SOFTMAX = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    loses=loses,
     # oneDNN takes binary ones too, but then only its slow reference code is left.
     post_ops=frozenset({"eltwise"}),
     inplace=frozenset({"src"}),

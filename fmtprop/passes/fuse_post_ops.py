@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from fmtprop.ir.aliasing import aliases, overwrite_hazard, storage
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value
-from fmtprop.ir.op import opdef
+from fmtprop.ir.op import loses_special_values, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.binary import COMMUTATIVE, Binary
@@ -73,6 +73,8 @@ class FusePostOps:
         graph = graph.copy()
         for node in graph.nodes():
             if node.is_boundary or not opdef(node.op).as_post_op or node.post_ops:
+                continue
+            if node.exact and loses_special_values(node):
                 continue
             for fusion in _fusions(graph, node):
                 if self._fits(graph, node, fusion) and self._is_optimized(graph, node, fusion):

@@ -9,6 +9,7 @@ from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.remove_identities import RemoveIdentities
@@ -29,6 +30,8 @@ NORMALISE: tuple[Pass, ...] = (
     FoldPadding(),
     FoldBatchNorm(),
     AbsorbFlatten(),
+    # before fusion: what loses special values is no post-op where they count
+    MarkExact(),
     # last: a fused op matches no pattern any more
     FusePostOps(),
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.node import Node, PostOp
-from fmtprop.ir.op import Lowering, OpDef, Primitive, opdef
+from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
@@ -63,7 +63,7 @@ class OneDnnTarget:
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield every implementation that oneDNN offers for a request, its own order of preference first."""
-        key = (node.op, node.attrs, _tail(node), tuple(request), tuple(request.values()))
+        key = (node.op, node.attrs, _tail(node), node.exact, tuple(request), tuple(request.values()))
         if key not in self._answers:
             self._answers[key] = _Answers(self._ask(node, request))
         return self._answers[key]
@@ -109,6 +109,8 @@ class OneDnnTarget:
         declaration = opdef(node.op)
         if declaration.primitive is None or not _computable(declaration, request):
             return
+        if node.exact and loses_special_values(node):
+            return
         known = self._found.setdefault((node.op, node.attrs, _tail(node)), {})
         seen: set[int] = set()
         for primitive in (declaration.primitive, *declaration.equivalents):
@@ -119,7 +121,7 @@ class OneDnnTarget:
             for pd in lowering.pd.walk():
                 candidate = self._candidate(node, declaration, request, lowering, pd, known)
                 # slow code of another primitive is no alternative
-                if candidate is None or (candidate.is_ref and not is_own):
+                if candidate is None or (candidate.is_ref and (node.exact or not is_own)):
                     continue
                 # oneDNN names an implementation again where its primitive cache knows an earlier one
                 if id(candidate) not in seen:

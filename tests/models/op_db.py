@@ -1,0 +1,232 @@
+"""PyTorch's operator database through ``fp.compile``: every operator's own samples, as a small model each.
+
+``python -m tests.models.op_db`` runs the samples in child processes and writes what is refused, and why, to
+``refused_ops.txt`` beside this file; a slow test compares. None may be wrong, and none may take its process down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import fmtprop as fp
+from fmtprop.errors import FmtpropError
+
+REFUSED = Path(__file__).with_name("refused_ops.txt")
+
+#: a result may be off by so much of the largest magnitude
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+#: operators per child process, and the seconds that one of them may take
+_PER_CHILD, _SECONDS = 12, 600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one sample: ``right``, ``wrong``, ``refused``, ``skipped`` (PyTorch's own) or ``crashed``."""
+
+    op: str
+    sample: int
+    status: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.sample} {self.status} {self.text}".rstrip()
+
+
+class One(nn.Module):
+    """An operator whose tensors are inputs, and everything else is fixed."""
+
+    def __init__(self, function: Any, arguments: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.leaves, self.spec = pytree.tree_flatten(arguments)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.function(*args, **kwargs)
+
+
+def operators() -> list[Any]:
+    """Return the database's entries that have f32 samples on a CPU."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [info for info in op_db if torch.float32 in info.supported_dtypes("cpu")]
+
+
+def name_of(info: Any) -> str:
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+
+
+def check(info: Any, most: int | None, special: str = "", **options: Any) -> Iterator[Outcome]:
+    """Yield the outcome of an operator's samples, of some where there are more than `most`."""
+    name = name_of(info)
+    samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))
+    for index, sample in enumerate(samples[:most]):
+        model = One(info.op, ((sample.input, *sample.args), sample.kwargs)).eval()
+        yield Outcome(name, index, *outcome_of(model, special, options))
+
+
+def outcome_of(model: One, special: str, options: Any) -> tuple[str, str]:
+    inputs = [poisoned(tensor, special) for tensor in model.tensors()]
+    try:
+        with torch.no_grad():
+            expected = model(*(tensor.clone() for tensor in inputs))
+            again = model(*(tensor.clone() for tensor in inputs))
+    except Exception as error:
+        return "skipped", f"PyTorch itself: {type(error).__name__}"
+    leaves = pytree.tree_leaves(expected)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or not leaves:
+        return "skipped", "its result is no tensor"
+    if difference(again, expected, {}) is not None:
+        return "skipped", "random"
+    try:
+        net = fp.compile(model, tuple(inputs), **options)
+        got = net(*inputs)
+    except FmtpropError as error:
+        return "refused", reason(str(error))
+    wrong = difference(got, expected, TOLERANCE)
+    return ("wrong", wrong) if wrong else ("right", "")
+
+
+def reason(text: str) -> str:
+    """Return the first line of a refusal, without what differs between samples."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    line = re.sub(r"^\S+( in \S+)?: ", "", line)
+    line = re.sub(r"\(.*?\)|'[^']*'|0x\w+", "…", line)
+    return re.sub(r"-?\d+(\.\d+)?", "N", line)[:160]
+
+
+def poisoned(tensor: torch.Tensor, special: str) -> torch.Tensor:
+    """Return the tensor with some elements NaN or infinite."""
+    if not special or not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    tensor = tensor.clone()
+    flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
+    if special == "all":
+        flat.fill_(-torch.inf)
+    else:
+        for place, value in enumerate({"nan": [torch.nan], "inf": [torch.inf, -torch.inf]}[special]):
+            flat[place % flat.numel()] = value
+    return flat.view(tensor.shape)
+
+
+def difference(got: Any, expected: Any, tolerance: dict[torch.dtype, float]) -> str | None:
+    """Return how results differ: number, type, shape, numbers, or where they are not finite."""
+    ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(expected)
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results, not {len(theirs)}"
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{a.dtype} {tuple(a.shape)}, not {b.dtype} {tuple(b.shape)}"
+        if not b.numel():
+            continue
+        if not b.dtype.is_floating_point and not b.dtype.is_complex:
+            if not torch.equal(a, b):
+                return f"{int((a != b).sum())} of {b.numel()} elements differ ({b.dtype})"
+            continue
+        x, y = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a, b))
+        x, y = x.double(), y.double()
+        odd = ~torch.isfinite(y)
+        same = (x == y) | (x.isnan() & y.isnan())
+        if not same[odd].all():
+            return f"{int((~same[odd]).sum())} of {int(odd.sum())} NaN and infinities are others"
+        if odd.all():
+            continue
+        error = ((x - y)[~odd].abs().nan_to_num(torch.inf).max() / y[~odd].abs().max().clamp(min=1e-3)).item()
+        if error > tolerance.get(b.dtype, 0.0 if not tolerance else 2e-4):
+            return f"off by {error:.1e}"
+    return None
+
+
+# ---------------------------------------------------------------- child processes
+
+
+def run(names: Sequence[str], arguments: Sequence[str]) -> Iterator[Outcome]:
+    """Yield the outcomes of operators, run in child processes: one that dies is told of."""
+    for start in range(0, len(names), _PER_CHILD):
+        waiting = list(names[start : start + _PER_CHILD])
+        while waiting:
+            command = [sys.executable, "-m", "tests.models.op_db", "--child", *arguments, *waiting]
+            limit = _SECONDS
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+                output, code = done.stdout, done.returncode
+            except subprocess.TimeoutExpired as error:
+                output, code = (error.stdout or b"").decode(), "timeout"
+            reached = None
+            for line in output.splitlines():
+                if line.startswith("@"):
+                    reached = line[1:]
+                elif line.startswith("#"):
+                    name, sample, status, *text = line[1:].split(" ", 3)
+                    yield Outcome(name, int(sample), status, " ".join(text))
+            if code == 0:
+                break
+            lost = reached or waiting[0]
+            yield Outcome(lost, -1, "crashed", f"exit code {code}")
+            waiting = waiting[waiting.index(lost) + 1 :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--most", type=int, default=None, help="samples of each operator")
+    parser.add_argument("--special", default="", choices=["", "nan", "inf", "all"])
+    parser.add_argument("--exact", action="store_true", help="special_values='exact'")
+    parser.add_argument("--default", action="store_true", help="compile with default settings")
+    parser.add_argument("--write", action="store_true", help=f"write {REFUSED.name}")
+    options = parser.parse_args()
+    if options.child:
+        _child(options)
+        return
+    names = options.names or sorted({name_of(info) for info in operators()})
+    counts: dict[str, int] = {}
+    refused: dict[str, set[str]] = {}
+    flags = [f"--most={options.most}"] if options.most else []
+    flags += [f"--special={options.special}"] if options.special else []
+    flags += [flag for flag, given in (("--exact", options.exact), ("--default", options.default)) if given]
+    for outcome in run(names, flags):
+        counts[outcome.status] = counts.get(outcome.status, 0) + 1
+        if outcome.status == "refused":
+            refused.setdefault(outcome.text, set()).add(outcome.op)
+        if outcome.status in ("wrong", "crashed"):
+            print(outcome, flush=True)
+    print(counts)
+    text = "".join(f"{why}\n    {' '.join(sorted(ops))}\n" for why, ops in sorted(refused.items()))
+    print(text)
+    if options.write:
+        REFUSED.write_text(text, encoding="utf-8")
+
+
+def _child(options: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")
+    known = {name_of(info): info for info in operators()}
+    how: dict[str, Any] = {} if options.default else {"tune": "model", "confirm": False}
+    if options.exact:
+        how["special_values"] = "exact"
+    for name in options.names:
+        print(f"@{name}", flush=True)
+        for outcome in check(known[name], options.most, options.special, **how):
+            print(f"#{outcome}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

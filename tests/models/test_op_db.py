@@ -1,0 +1,17 @@
+"""No operator of PyTorch's database is computed wrongly, and none takes its process down."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("expecttest", reason="PyTorch's operator database needs it: pip install expecttest")
+
+from tests.models import op_db
+
+
+@pytest.mark.slow
+def test_the_operator_database_is_right_or_refused():
+    names = sorted({op_db.name_of(info) for info in op_db.operators()})
+    outcomes = list(op_db.run(names, ["--most=4"]))
+    assert sum(outcome.status == "right" for outcome in outcomes) > 1000
+    assert [str(outcome) for outcome in outcomes if outcome.status in ("wrong", "crashed")] == []

@@ -1,0 +1,166 @@
+"""NaN and infinities: what loses which is declared, and special_values="exact" gives PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import dnnl
+from fmtprop.ir.node import Node
+from fmtprop.ir.op import OPSET, OpDef
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspecified
+from fmtprop.runtime import selfcheck
+from fmtprop.runtime.agreement import relative_error, small_numbers
+from fmtprop.runtime.calls import call_reference
+from fmtprop.targets import OneDnnTarget
+from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL, Function
+from tests.targets.nodes import node_of, request
+
+INF = torch.inf
+
+#: what stands at each seventh place of a source, or at all of them
+SPECIAL = {"nan": (7, torch.nan), "inf": (7, INF), "-inf": (7, -INF), "all inf": (1, INF), "all -inf": (1, -INF)}
+
+
+# ---------------------------------------------------------------- the declarations
+
+
+def samples() -> list[object]:
+    found = []
+    for declaration in OPSET.values():
+        if declaration.primitive is not None and declaration.name != "reorder":
+            found += [pytest.param(declaration, s, id=f"{declaration.name}-{s.name}") for s in declaration.samples()]
+    return found
+
+
+def chosen_ways(declaration: OpDef, sample) -> Iterator[Node]:
+    """Yield a sample's node in each implementation, in several formats."""
+    node, seen = node_of(declaration.name, sample.attrs, sample.types), set()
+    for lie in (unspecified, plain, channels_last, partial(channel_blocked, block=16)):
+        formats = {}
+        for name, type_ in sample.types.items():
+            desc = MemoryDesc(type_.dims, type_.dtype)
+            is_source = name.startswith("src")
+            formats[name] = lie(desc) if is_source else desc if desc.ndim < 2 else MemoryDesc.any(desc.dims, desc.dtype)
+        if declaration.name.endswith("_normalization") and any(d.kind == "any" for d in formats.values()):
+            continue
+        for candidate in OneDnnTarget().candidates(node, request(node, formats)):
+            key = candidate.impl, tuple(candidate.operands.values()), candidate.results
+            if key not in seen and not candidate.is_ref:
+                seen.add(key)
+                yield node.with_(descs=candidate.results, choice=candidate.choice("test"))
+
+
+def poisoned_numbers(special, node, name, desc, dtype=None):
+    """Return the numbers of a check, some of a source's being special."""
+    numbers = small_numbers(node, name, desc, dtype).clone()
+    if name in ("src", "src_0"):
+        step, value = special
+        numbers.view(-1)[::step] = value
+    return numbers
+
+
+def computed(node: Node) -> torch.Tensor:
+    """Return what a node's kernel makes of the numbers of a check."""
+    room = selfcheck._Room()
+    if node.choice.target == "jit":
+        return selfcheck._execute_kernel(node, room)
+    return selfcheck._execute(node, dnnl.Primitive(node.choice.handle), room, {})
+
+
+@pytest.mark.parametrize(("declaration", "sample"), samples())
+def test_what_loses_special_values_is_declared(declaration, sample, monkeypatch):
+    lost: dict[str, set[str]] = {}
+    for node, (kind, special) in product(chosen_ways(declaration, sample), SPECIAL.items()):
+        poisoned = partial(poisoned_numbers, special)
+        monkeypatch.setattr(selfcheck, "small_numbers", poisoned)
+        operands = {name: poisoned(node, name, desc) for name, desc in node.choice.operands.items()}
+        if relative_error(computed(node), call_reference(node, operands)[0]) == INF:
+            lost.setdefault("nan" if kind == "nan" else "inf", set()).add(node.choice.impl)
+    declared = {"inf" if name == "extremum" else name for name in declaration.loses(sample.attrs)}
+    assert lost.keys() <= declared, lost
+
+
+# ---------------------------------------------------------------- exact
+
+
+MAXIMA = {
+    "max_pool": nn.MaxPool2d(2),
+    "padded max_pool": nn.MaxPool2d(3, 2, 1),
+    "amax": Function(lambda x: x.amax((2, 3))),
+    "amin": Function(lambda x: x.amin(1)),
+    "max of rows": Function(lambda x: x.max(-1).values),
+}
+OTHERS = {
+    "softmax": nn.Softmax(-1),
+    "log_softmax": nn.LogSoftmax(1),
+    "bilinear": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "lrn": nn.LocalResponseNorm(3),
+    "conv + relu": nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
+    "conv + clamp + conv": nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU6(), nn.Conv2d(8, 8, 3)),
+    "linear + gelu": nn.Sequential(nn.Linear(8, 8), nn.GELU()),
+    "maximum": Function(lambda x: torch.maximum(x, x.flip(-1))),
+    "clamp_min": Function(lambda x: x.clamp_min(0.5)),
+    "pow": Function(lambda x: x.abs().pow(1.5)),
+    "cube": Function(lambda x: x.pow(3)),
+}
+MODELS = {**FAITHFUL, **{name: module for name, (module, _) in EXCEPTIONS.items()}, **MAXIMA, **OTHERS}
+
+
+def poisoned_inputs() -> Iterator[torch.Tensor]:
+    for step, value in SPECIAL.values():
+        x = torch.randn(1, 8, 4, 8, generator=torch.Generator().manual_seed(0))
+        x.view(-1)[:: 1 if step == 1 else 37] = value
+        yield x
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert relative_error(got, expected) < 1e-4
+
+
+@pytest.mark.parametrize("policy", ["optimal", "propagate"])
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_is_as_pytorch(name, policy):
+    module = MODELS[name].eval()
+    net = None
+    for x in poisoned_inputs():
+        net = net or fp.compile(module, x, policy=policy, tune="model", confirm=False, special_values="exact")
+        with torch.no_grad():
+            assert_same(net(x), module(x))
+
+
+@pytest.mark.parametrize("name", MAXIMA)
+@pytest.mark.parametrize("value", [-INF, INF])
+def test_extrema_of_infinities_are_infinite(name, value):
+    module, x = MAXIMA[name], torch.full((1, 8, 4, 8), value)
+    assert torch.equal(fp.compile(module, x, tune="model", confirm=False)(x), module(x))
+
+
+def test_a_masked_row_has_no_largest_element():
+    def masked(x):
+        return torch.where(x > 0, x, -INF).amax(-1)
+
+    x = -torch.rand(4, 33)
+    net = fp.compile(Function(masked), x)
+    assert torch.equal(net(x), torch.full((4,), -INF))
+
+
+def test_maxima_behind_weights_stay_onednns():
+    module, x = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 8, 14, 14)
+    net = fp.compile(module, x, tune="model", confirm=False)
+    assert {step.target for step in net.plan.steps if step.node.op == "pooling"} == {"onednn"}
+
+
+def test_exact_is_refused_where_it_is_not_known():
+    x = torch.ones(3)
+    with pytest.raises(fp.UnsupportedOpError, match=r"special_values='exact' needs target='onednn'"):
+        fp.compile(nn.ReLU(), x, special_values="exact", target="mkldnn")
+    with pytest.raises(fp.UnsupportedOpError, match=r"'special_values' parameter .* one of 'fast', 'exact'"):
+        fp.compile(nn.ReLU(), x, special_values="slow")
