@@ -192,8 +192,10 @@ class Contestants:
         solver = OptimalFormats(self._target, self._fallback, self._costs, options.boundary, obeyed)
         ways: dict[str, list[Candidate]] = {}
         if composed:
-            beside, filtering = options.tune in MEASURING, options.winograd and options.special_values == "fast"
-            found = self._attempts.of(COMPOSED, lambda: expansions(nested, solver, winograd=filtering, beside=beside))
+            beside = options.tune in MEASURING
+            found = self._attempts.of(
+                COMPOSED, lambda: expansions(nested, solver, winograd=options.winograd, beside=beside)
+            )
             ways = found or {}
         usual = self.get(GREEDY)
         # where `propagate` has no plan, there is nothing to compare with

@@ -16,10 +16,13 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import OPSET, OpDef
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspecified
+from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import relative_error, small_numbers
 from fmtprop.runtime.calls import call_reference
-from fmtprop.targets import OneDnnTarget
+from fmtprop.stages import normalise
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.targets.mkldnn import MkldnnCosts
 from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL, Function
 from tests.targets.nodes import node_of, request
 
@@ -156,6 +159,14 @@ def test_maxima_behind_weights_stay_onednns():
     module, x = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 8, 14, 14)
     net = fp.compile(module, x, tune="model", confirm=False)
     assert {step.target for step in net.plan.steps if step.node.op == "pooling"} == {"onednn"}
+
+
+def test_no_convolution_is_filtered_or_merged_with_others_where_it_is_exact():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(32, 32, 3), nn.Conv2d(32, 64, 3, groups=16)).eval()
+    normal, _ = normalise(fp.from_torch(module, torch.randn(1, 32, 32, 32)), special_values="exact")
+    solver = OptimalFormats(OneDnnTarget(), ReferenceTarget(), MkldnnCosts())
+    assert expansions(normal, solver) == {}
 
 
 def test_exact_is_refused_where_it_is_not_known():

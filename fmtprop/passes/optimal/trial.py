@@ -122,6 +122,8 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
     alike: dict[Hashable, _Alike] = {}
     for rewrite in rewrites:
         for node in rewrite.eligible(graph):
+            if node.exact:  # infinities become NaN, and reach more, in what is computed together
+                continue
             growth = rewrite.growth(graph, node)
             if isinstance(rewrite, Winograd) and not (_is_large(graph, node) and _is_another(graph, node, rewrite)):
                 continue
