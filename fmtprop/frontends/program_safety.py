@@ -272,6 +272,10 @@ def _check_guard(text: Any, where: str) -> None:
                 name in _GUARD_FUNCTIONS or name in _SIZE_CLASSES - {"Symbol", "Float"}
             ):
                 pending.extend(arguments)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="torch"), attr="sym_max" | "sym_min"), args=arguments, keywords=[]
+            ):  # since PyTorch 2.14; no other name of torch's
+                pending.extend(arguments)
             case ast.BinOp(left=left, right=right, op=operation) if not isinstance(operation, (ast.Pow, ast.LShift)):
                 pending += [left, right]
             case ast.UnaryOp(operand=operand):

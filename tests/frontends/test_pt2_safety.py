@@ -671,6 +671,8 @@ GUARDS = {
     "L['x\\'); import os'] == 1": "is not part of a comparison of sizes",
     "L['x'].size(exec('y')) == 1": "is not part of a comparison of sizes",
     "L[f()] == 1": "is not part of a comparison of sizes",
+    "torch.load(1) == 1": "is not part of a comparison of sizes",
+    "torch.sym_max(exec('y'), 1) == 1": "is not part of a comparison of sizes",
     "x == 1": "is not part of a comparison of sizes",
     "2 ** 99 > 1": "is not part of a comparison of sizes",
     "import os": "is not an expression",

@@ -520,7 +520,7 @@ def test_only_modules_are_imported():
         from_torch(lambda x: x, TOKENS)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, TOKENS)])
 def test_torchscript_is_refused(make):
     with pytest.raises(ImportModelError, match=r"Linear is a TorchScript module.*import the nn.Module"):
