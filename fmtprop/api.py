@@ -198,7 +198,7 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
 def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
     check_memory(graph)
-    clock = _Clock()
+    clock = _Clock(options.stage or (lambda stage: None))
     normalised = partial(normalise, dtype=options.dtype, target=options.target, special_values=options.special_values)
     normal, precision = normalised(defer(graph))
     renewed: Callable[[], Graph] | None = None
@@ -307,14 +307,28 @@ def _check_whole(net: CompiledModel, graph: Graph) -> None:
             )
 
 
-class _Clock:
-    """Time by stage."""
+#: the stage that begins when another has ended, as a user is told
+_NEXT = {
+    "": "normalising",
+    "normalise": "choosing formats",
+    "assign": "comparing plans",
+    "confirm": "checking primitives",
+    "check": "packing weights",
+    "plan": "checking the plan",
+}
 
-    def __init__(self) -> None:
+
+class _Clock:
+    """Time by stage; tells somebody of each that begins."""
+
+    def __init__(self, begins: Callable[[str], None]) -> None:
         self.seconds: dict[str, float] = {}
+        self._begins = begins
         self._last = perf_counter()
+        begins(_NEXT[""])
 
     def lap(self, stage: str) -> None:
         now = perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
+        self._begins(_NEXT[stage])

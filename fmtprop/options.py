@@ -41,6 +41,8 @@ class Options:
         See :func:`fmtprop.compile`.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured; takes no part in comparisons.
+    stage : callable, optional
+        Called with the name of each stage of the compilation that begins; takes no part in comparisons.
     """
 
     dtype: str = "f32"
@@ -55,6 +57,7 @@ class Options:
     winograd: bool = True
     special_values: str = "fast"
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
+    stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, values in _KNOWN.items():

@@ -7,6 +7,8 @@ Owns the order of these steps and what is compared. Compiling is :mod:`fmtprop.a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -80,14 +82,19 @@ def compare_policies(
     expected = evaluate(graph, named)
     reports, errors = [], []
     for done, option in enumerate(options):
-        say(f"compiling under {option.policy}", 1 + 2 * done, total)
-        net = compile_graph(graph, option)
+        title, before = f"compiling under {option.policy}", 1 + 2 * done
+        say(title, before, total)
+        net = compile_graph(graph, replace(option, stage=partial(_say_stage, say, title, before, total)))
         say(f"measuring {option.policy}", 2 + 2 * done, total)
         errors.append(_worst_error(net, inputs, expected))
         reports.append(net.report(repeats=repeats))
         net.close()
     say("done", total, total)
     return Comparison.of(reports, errors)
+
+
+def _say_stage(say: Progress, title: str, done: int, total: int, stage: str) -> None:
+    say(f"{title}: {stage}", done, total)
 
 
 def _worst_error(net: CompiledModel, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

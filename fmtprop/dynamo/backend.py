@@ -24,7 +24,7 @@ __all__ = ["backend", "options_of", "regions_by"]
 _LOG = logging.getLogger(__name__)
 
 #: options of fp.compile that a captured graph has no use for: its inputs and outputs have no names of the user's
-_NAMELESS = ("boundary", "pin", "progress")
+_NAMELESS = ("boundary", "pin", "progress", "stage")
 
 #: torch.compile's modes, by the `tune` that they mean here
 _MODES: Mapping[str | None, str | None] = {

@@ -16,7 +16,7 @@ def test_policies_in_order_with_errors_and_progress():
         load("residual"),
         [Options(policy="naive"), Options(policy="plain")],
         repeats=1,
-        progress=lambda what, done, total: told.append((what, done, total)),
+        progress=lambda what, done, total: None if ": " in what else told.append((what, done, total)),
     )
     assert [report.policy for report in comparison.reports] == ["naive", "plain"]
     assert all(0 <= error < 1e-4 for error in comparison.errors) and comparison.failures == ()
@@ -51,3 +51,11 @@ class _Sort(torch.nn.Module):
 def test_nothing_to_compare():
     with pytest.raises(FmtpropError, match="options is empty; give at least one"):
         compare_policies(load("chain"), [])
+
+
+def test_progress_names_the_stages_of_a_compilation():
+    told = []
+    compare_policies(load("chain"), [Options(tune="model")], repeats=1, progress=lambda what, *_: told.append(what))
+    stages = [what.rpartition(": ")[2] for what in told if what.startswith("compiling under optimal: ")]
+    assert stages[:2] == ["normalising", "choosing formats"]
+    assert {"checking primitives", "packing weights", "checking the plan"} & set(stages[2:])
