@@ -1,7 +1,8 @@
 """Batch, layer and group normalization, in inference.
 
-Owns the three primitives and the importers of every ATen form, instance normalization included (it is group
-normalization with one channel per group). Training statistics are not computed here.
+Owns two primitives and the importers of every ATen form, instance normalization included (it is group normalization
+with one channel per group). Group normalization is PyTorch's: oneDNN's, of 3.3 and later, takes longer in every format
+(docs/performance.md). Training statistics are not computed here.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class GroupNorm(Attrs):
 
     References
     ----------
-    oneDNN developer guide, "Group Normalization"; oneDNN 3.3 and later.
+    oneDNN developer guide, "Group Normalization".
     """
 
     groups: int
@@ -217,19 +218,6 @@ def primitive_layer(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: Pri
     flags = _flags("layer_normalization", descs)
     pd = dnnl.layer_normalization_forward(
         "forward_inference", descs["src"], descs["dst"], None, attrs.epsilon, flags, attr=attr
-    )
-    return _lowered(pd, descs)
-
-
-def primitive_group(attrs: GroupNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the group normalization's primitive descriptor; oneDNN before 3.3 has none."""
-    from fmtprop import dnnl
-
-    if not dnnl.lib().has("group_normalization_forward_primitive_desc_create"):
-        raise UnsupportedOpError("group_normalization: this oneDNN has none; install oneDNN 3.3 or later")
-    flags = _flags("group_normalization", descs)
-    pd = dnnl.group_normalization_forward(
-        "forward_inference", descs["src"], descs["dst"], attrs.groups, attrs.epsilon, flags, attr=attr
     )
     return _lowered(pd, descs)
 
@@ -395,7 +383,6 @@ GROUP_NORMALIZATION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_group,
     reference=reference_group,
-    primitive=primitive_group,
     inplace=frozenset({"src"}),
     short="gn",
     samples=samples_group,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.deconvolution import Deconv
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request
 
@@ -50,14 +51,29 @@ def _binary_tail_not_dense(node: Node, formats: Request, impl: str) -> bool:
     return any(desc.kind == "blocked" and not desc.is_dense for desc in _binary_tails(node, formats))
 
 
-def _pooling_with_tail_laid_out_otherwise(node: Node, formats: Request, impl: str) -> bool:
-    # The kernels read such a source at the places of their own dst, which is a buffer in blocks where dst is row-major.
+def _pooling_tails_of_dst_size(node: Node, formats: Request, impl: str) -> list[MemoryDesc]:
+    """Return what pooling's compiled kernels read at the places of their own dst, a buffer in blocks if it is row-major."""
     if node.op != "pooling" or not impl.startswith("jit"):
-        return False
-    dst = formats["dst"].at_start()
-    whole = [desc.at_start().with_dtype(dst.dtype) for desc in _binary_tails(node, formats) if desc.dims == dst.dims]
-    return any(desc != dst or dst == plain(dst) for desc in whole)
+        return []
+    dst = formats["dst"]
+    return [desc.at_start().with_dtype(dst.dtype) for desc in _binary_tails(node, formats) if desc.dims == dst.dims]
 
+
+def _pooling_with_tail_laid_out_otherwise(node: Node, formats: Request, impl: str) -> bool:
+    return any(desc != formats["dst"].at_start() for desc in _pooling_tails_of_dst_size(node, formats, impl))
+
+
+def _row_major_pooling_with_tail(node: Node, formats: Request, impl: str) -> bool:
+    dst = formats["dst"].at_start()
+    return dst == plain(dst) and bool(_pooling_tails_of_dst_size(node, formats, impl))
+
+
+def _strided_deconvolution_on_amx(node: Node, formats: Request, impl: str) -> bool:
+    return isinstance(node.attrs, Deconv) and "amx" in impl and max(node.attrs.strides) > 1
+
+
+#: of defects that the newest version which was tried has, 3.13.2
+_NOT_YET: Version = (4, 0)
 
 KNOWN_BAD: tuple[KnownBad, ...] = (
     KnownBad(
@@ -74,10 +90,21 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     ),
     KnownBad(
         (3, 0),
-        (3, 4),
+        (3, 13),  # 3.6.2 has it, 3.13.2 has not
         _pooling_with_tail_laid_out_otherwise,
-        "pooling's compiled kernels misread a binary post-op's source of dst's size, unless both have the same format "
-        "and it is not row-major",
+        "pooling's compiled kernels misread a binary post-op's source of dst's size in another format than dst's",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,
+        _row_major_pooling_with_tail,
+        "pooling's compiled kernels misread a binary post-op's source of dst's size where dst is row-major",
+    ),
+    KnownBad(
+        (3, 3),  # 3.2.0 is right
+        _NOT_YET,
+        _strided_deconvolution_on_amx,
+        "deconvolution with strides gives wrong results in the kernels for AMX",
     ),
 )
 

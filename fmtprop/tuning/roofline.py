@@ -61,7 +61,7 @@ _COSTLY_OPERATIONS, _CHEAP_OPERATIONS = 24.0, 1.0
 _KERNEL_OPERATIONS = 6.0
 
 #: operations per element of dst of the ops that are no sums of products
-_PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0, "group_normalization": 8.0}
+_PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0}
 
 #: share of the peak that such operations reach: no fused products, and few of them in a row
 _POINTWISE = 0.2

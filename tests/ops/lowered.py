@@ -15,11 +15,13 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FmtpropError, FormatError, UnsupportedOpError
+from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.targets.known_bad import known_bad
 
 #: greatest difference, relative to the greatest magnitude in the answer
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f16": 4e-3}
@@ -214,11 +216,14 @@ def conform(op: OpDef, sample: Sample, dtype: str, kind: str, limit: int | None 
     tensors = random_tensors(types, sample.low, sample.high)
     wanted = exact(op, sample.attrs, tensors)
     outcomes = []
+    node = Node(op.name, op.name, sample.attrs, results=(result,))
     for pd in islice(lowering.pd.implementations(), limit):
         try:
-            lowering.resolve(pd)
+            defect = known_bad(dnnl.lib().version, node, lowering.resolve(pd), pd.impl)
         except FormatError as error:  # the op's dims have no name for this implementation's formats
-            outcomes.append(Outcome("UNIMPLEMENTED", str(error), pd.impl))
+            defect = str(error)
+        if defect is not None:
+            outcomes.append(Outcome("UNIMPLEMENTED", defect, pd.impl))
             continue
         try:
             got, formats = execute(op, lowering, pd, tensors)

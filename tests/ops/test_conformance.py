@@ -15,19 +15,11 @@ from fmtprop.ir.types import TensorType
 from fmtprop.ops import OPS, Pooling
 from tests.ops.lowered import FORMATS, conform, exact, execute, judge, lower, random_tensors, requested, typed
 
-#: ops that this library may lack altogether, by the symbol that it then lacks
-GATED = {"group_normalization": "group_normalization_forward_primitive_desc_create"}
-
 #: problems of one op after which the in-place rule counts as shown
 ENOUGH = 12
 
 PRIMITIVES = [op for op in OPS if op.primitive is not None]
 PROBLEMS = [pytest.param(op, s, id=f"{op.name}-{s.name}") for op in PRIMITIVES for s in op.samples()]
-
-
-def skip_if_gated(op):
-    if op.name in GATED and not dnnl.lib().has(GATED[op.name]):
-        pytest.skip(f"this oneDNN has no {op.name}")
 
 
 @cache
@@ -62,7 +54,6 @@ def test_every_importer_names_an_overload_and_no_two_ops_claim_one():
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(("op", "sample"), PROBLEMS)
 def test_f32(op, sample, kind):
-    skip_if_gated(op)
     (outcome,) = conform(op, sample, "f32", kind, limit=1)
     if outcome.status == "UNIMPLEMENTED" and kind in ("channels_last", "blocked"):
         pytest.skip(outcome.detail.splitlines()[0])
@@ -73,7 +64,6 @@ def test_f32(op, sample, kind):
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(("op", "sample"), PROBLEMS)
 def test_every_further_implementation(op, sample, kind):
-    skip_if_gated(op)
     for outcome in conform(op, sample, "f32", kind)[1:]:
         assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.status} {outcome.detail}"
 
@@ -82,7 +72,6 @@ def test_every_further_implementation(op, sample, kind):
 def test_bf16(op, sample):
     if not runs_bf16():
         pytest.skip("this CPU's oneDNN does not compute in bf16")
-    skip_if_gated(op)
     outcome = conform(op, sample, "bf16", "any", limit=1)[0]
     if outcome.status == "UNIMPLEMENTED":
         pytest.skip(outcome.detail.splitlines()[0])
@@ -204,7 +193,6 @@ INPLACE = [pytest.param(op, name, id=f"{op.name}-{name}") for op in PRIMITIVES f
 
 @pytest.mark.parametrize(("op", "operand"), INPLACE)
 def test_dst_may_take_over_the_operands_that_the_op_names(op, operand):
-    skip_if_gated(op)
     tried = 0
     for sample in op.samples():
         types = typed(op, sample, "f32")
@@ -254,7 +242,6 @@ def with_post_op(kind, dst, answer):
 
 @pytest.mark.parametrize(("op", "kind"), POST_OPS)
 def test_the_primitive_absorbs_the_post_ops_that_the_op_names(op, kind):
-    skip_if_gated(op)
     for sample in op.samples():
         types = typed(op, sample, "f32")
         (result,) = op.infer(sample.attrs, types)

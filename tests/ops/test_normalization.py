@@ -103,16 +103,6 @@ def test_vectors_come_back_plain():
     assert formats["shift"] == MemoryDesc((6,), "f32", tag="a")
 
 
-def test_group_normalization_needs_a_newer_library():
-    descs = {"src": native(X.dims), "dst": native(X.dims, any_=True)}
-    if dnnl.lib().has("group_normalization_forward_primitive_desc_create"):
-        lowering = GROUP_NORMALIZATION.primitive(GroupNorm(2), descs, dnnl.PrimitiveAttr())
-        assert lowering.resolve(lowering.pd)["dst"].dims == X.dims
-        return
-    with pytest.raises(UnsupportedOpError, match=r"group_normalization: this oneDNN has none; install oneDNN 3\.3"):
-        GROUP_NORMALIZATION.primitive(GroupNorm(2), descs, None)
-
-
 # ---------------------------------------------------------------- importers
 
 

@@ -366,7 +366,8 @@ def test_a_dense_net_executes_no_concat():
     assert sum(step.node.op == "concat" for step in plain.steps) == 58
     assert [step.node.name for step in plan.steps if step.node.op == "concat"] == []
     assert copies(plan) == []
-    assert len(plan.reorders) == len([s for s in plan.steps if s.node.op == "reorder"]) <= 2
+    # at most two around the first convolution and one around the last pooling, as the library's kernels want
+    assert len(plan.reorders) == len([s for s in plan.steps if s.node.op == "reorder"]) <= 3
 
 
 @pytest.mark.parametrize("name", ["concat", "shufflenet_v2", "inception_v3"])

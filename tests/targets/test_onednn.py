@@ -14,6 +14,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
+from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reorder import Reorder
@@ -312,7 +313,10 @@ def pooling(tag: str, tail: str, dtype: str = "f32"):
         ((3, 2, 0), "aBcd8b", "abcd", "jit:avx2", True),
         ((3, 2, 0), "abcd", "abcd", "jit:avx512_core", True),
         ((3, 2, 0), "abcd", "abcd", "simple_nchw:any", False),
-        ((3, 4, 0), "abcd", "abcd", "jit:avx512_core", False),
+        ((3, 6, 2), "acdb", "abcd", "jit:avx512_core", True),
+        ((3, 13, 2), "acdb", "abcd", "jit:avx512_core", False),
+        ((3, 13, 2), "abcd", "abcd", "jit:avx512_core", True),
+        ((3, 13, 2), "abcd", "acdb", "jit:avx512_core", True),
     ],
 )
 def test_known_bad_pooling(version, tag, tail, impl, bad):
@@ -321,6 +325,22 @@ def test_known_bad_pooling(version, tag, tail, impl, bad):
     assert (known_bad(version, node, formats, impl) is not None) is bad
     formats["post_op_0"] = MemoryDesc((1, 32, 1, 1), "f32")
     assert known_bad(version, node, formats, impl) is None  # only a source of dst's size is misread
+
+
+@pytest.mark.parametrize(
+    ("version", "stride", "impl", "bad"),
+    [
+        ((3, 6, 2), 2, "jit_deconvolution:avx10_1_512_amx", True),
+        ((3, 13, 2), 3, "brg_deconv:avx10_1_512_amx+brgconv_strided:avx10_1_512_amx", True),
+        ((3, 6, 2), 1, "brg_deconv:avx10_1_512_amx", False),
+        ((3, 6, 2), 2, "brg_deconv:avx512_core_bf16", False),
+        ((3, 2, 0), 2, "jit_deconvolution:avx512_core_amx", False),
+    ],
+)
+def test_known_bad_deconvolution(version, stride, impl, bad):
+    types = {"src": TensorType((1, 16, 5, 5), "bf16"), "weights": TensorType((16, 16, 3, 3), "bf16")}
+    node = node_of("deconvolution", Deconv.make(2, stride), types)
+    assert (known_bad(version, node, {}, impl) is not None) is bad
 
 
 affected = pytest.mark.skipif(
