@@ -52,7 +52,7 @@ def _binary_tail_not_dense(node: Node, formats: Request, impl: str) -> bool:
 
 
 def _pooling_tails_of_dst_size(node: Node, formats: Request, impl: str) -> list[MemoryDesc]:
-    """Return what pooling's compiled kernels read at the places of their own dst, a buffer in blocks if it is row-major."""
+    """Return what compiled pooling reads at the places of its own dst, a buffer in blocks if dst is row-major."""
     if node.op != "pooling" or not impl.startswith("jit"):
         return []
     dst = formats["dst"]
@@ -64,8 +64,8 @@ def _pooling_with_tail_laid_out_otherwise(node: Node, formats: Request, impl: st
 
 
 def _row_major_pooling_with_tail(node: Node, formats: Request, impl: str) -> bool:
-    dst = formats["dst"].at_start()
-    return dst == plain(dst) and bool(_pooling_tails_of_dst_size(node, formats, impl))
+    tails = _pooling_tails_of_dst_size(node, formats, impl)
+    return bool(tails) and formats["dst"].at_start() == plain(formats["dst"])
 
 
 def _strided_deconvolution_on_amx(node: Node, formats: Request, impl: str) -> bool:

@@ -200,15 +200,15 @@ def test_layer_normalization() -> None:
 def test_group_normalization() -> None:
     if not dnnl.lib().has("group_normalization_backward_primitive_desc_create"):
         pytest.skip("needs oneDNN v3.3")
+    if dnnl.lib().version < (3, 7):
+        pytest.skip("oneDNN 3.6.2 computes another gradient; 3.13.2 is right")
     x, g = rand(2, 8, 4, 3), rand(2, 8, 4, 3, seed=1)
     tx = leaf(x)
     F.group_norm(tx, 4).backward(t(g))
     desc = plain(x.shape)
     fwd = dnnl.group_normalization_forward(TRAIN, desc, desc, 4, 1e-5, 0)
     (_, mean, variance), _ = run(fwd, {A.SRC: x}, (A.DST, A.MEAN, A.VARIANCE))
-    *_, bwd = dnnl.group_normalization_backward(  # the last is the reference code: 3.6.2's own gives another gradient
-        "backward_data", desc, desc, desc, 4, 1e-5, 0, fwd
-    ).implementations()
+    bwd = dnnl.group_normalization_backward("backward_data", desc, desc, desc, 4, 1e-5, 0, fwd)
     (dx,), _ = run(bwd, {A.SRC: x, A.DIFF_DST: g, A.MEAN: mean, A.VARIANCE: variance}, (A.DIFF_SRC,))
     check(dx, tx.grad)
 

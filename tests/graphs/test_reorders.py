@@ -40,6 +40,9 @@ REORDERS = {
     "conv3d": 1,
 }
 
+#: oneDNN 3.6.2's first convolution reads channels last: the reorder is before it
+REORDERS_3_6 = {**REORDERS, "chain": 2, "concat": 2, "vgg16": 1, "densenet121": 1}
+
 ISAS = {"AVX2": "avx2", "AVX512_CORE": "avx512_core"}
 
 #: one process for those that a default run asks about, another for the rest
@@ -90,7 +93,8 @@ def test_every_graph_is_counted() -> None:
 @isas
 def test_activation_reorders(isa: str, name: str) -> None:
     found = facts(isa, name)["reorders"]
-    assert len(found) == REORDERS[name], "\n".join(found)
+    expected = REORDERS if dnnl.lib().version < (3, 3) else REORDERS_3_6
+    assert len(found) == expected[name], "\n".join(found)
 
 
 @graphs
