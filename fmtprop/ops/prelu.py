@@ -113,7 +113,6 @@ PRELU = OpDef(
     operator=operator,
     primitive=primitive,
     as_post_op=True,
-    inplace=frozenset({"src"}),
     samples=samples,
     torch={"aten.prelu.default": _prelu, "aten._prelu_kernel.default": _prelu},
 )
