@@ -193,7 +193,7 @@ class Assignment:
             for candidate in self.spec.target.candidates(node, option.request):
                 if not candidate.is_ref:
                     return candidate, option.reason
-                # its loops took 5 to 400 times as long as PyTorch's operators (docs/performance.md)
+                # its loops took 5 to 400 times as long as PyTorch's operators (docs/coverage.md)
                 why = f"{main} has only a reference implementation"
         return self._fall_back(node, given), f"{why}: runs on the {who} target"
 
