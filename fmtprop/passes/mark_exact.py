@@ -14,7 +14,7 @@ import torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.tensors import materialise
+from fmtprop.ir.tensors import Constant, materialise
 
 __all__ = ["MarkExact"]
 
@@ -89,6 +89,8 @@ def _has_infinity(graph: Graph, node: Node) -> bool:
     """Tell whether a constant has an infinity that counts: weights have none, and may be too large to look at."""
     (type_,) = node.results
     read = any(graph.node(reader).op not in _SPOILED for reader, _ in graph.readers(Value(node.name)))
-    if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST):
+    data = graph.constants[node.name]
+    # what is no constant's data is refused by those who pack it
+    if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST and isinstance(data, Constant)):
         return False
-    return bool(torch.isinf(materialise(graph.constants[node.name], type_)).any())
+    return bool(torch.isinf(materialise(data, type_)).any())

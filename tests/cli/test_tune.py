@@ -19,11 +19,13 @@ def test_what_was_measured_is_known_to_later_compilations(capsys):
     assert (code, err) == (0, "")
     tuned = json.loads(out)
     assert tuned["model"] == "chain"
-    assert tuned["tuning"]["measured"] > 0 == tuned["tuning"]["modelled"]
+    # PyTorch's operators are modelled
+    modelled = tuned["tuning"]["modelled"]
+    assert tuned["tuning"]["measured"] > modelled
     assert 0 < tuned["certificate"]["bound"] <= tuned["certificate"]["objective"]
     code, out, _ = fmtprop(capsys, "run", "chain", "-n", 1)
     assert code == 0
-    assert f"costs: 0 measured, {tuned['tuning']['measured']} from the cache, 0 from the model" in out
+    assert f"costs: 0 measured, {tuned['tuning']['measured']} from the cache, {modelled} from the model" in out
 
 
 def test_what_is_known_is_measured_again_if_asked(capsys):

@@ -47,10 +47,10 @@ def test_a_sum_of_many_equal_numbers_keeps_its_digits(function, dims):
     torch.testing.assert_close(fp.compile(model, x, tune="model")(x).double(), expected, rtol=2e-6, atol=0.0)
 
 
-def test_a_window_as_in_the_built_in_networks_is_summed_by_onednn():
+def test_a_window_as_in_the_built_in_networks_is_not_summed_by_pytorch():
     model, x = Function(lambda x: x.mean((2, 3))), torch.rand(1, 8, 112, 112)
     net = fp.compile(model, x, tune="model")
-    assert {step.node.choice.target for step in net.plan.steps} == {"onednn"}
+    assert {step.node.choice.target for step in net.plan.steps} <= {"onednn", "jit"}
     torch.testing.assert_close(net(x), model(x), rtol=1e-5, atol=0.0)
 
 

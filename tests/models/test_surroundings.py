@@ -152,7 +152,7 @@ def test_more_memory_than_there_is():
         def forward(self, x):
             return torch.cumsum(x.expand(self.size, self.size), 0).relu().sum()
 
-    with pytest.raises(PlanError, match=r"a run of Huge needs [\d.]+ GB of memory at once, this machine has"):
+    with pytest.raises(PlanError, match=r"model Huge needs [\d.]+ GB of memory at once, this machine has"):
         fp.compile(Huge(1 << 20), torch.ones(1, 1))
 
 

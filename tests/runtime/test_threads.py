@@ -270,5 +270,5 @@ def test_an_implementation_is_found_where_strides_of_single_elements_differ():
     net = fp.compile(nn.AdaptiveAvgPool2d(1), torch.ones(2, 20, 8, 8), boundary={"input": last})
     other = for_threads(net.plan, 1, None)
     assert [s.node.choice.impl for s in other.steps] == [s.node.choice.impl for s in net.plan.steps]
-    assert {s.target for s in other.steps} == {"onednn"}
+    assert {s.target for s in other.steps} <= {"onednn", "jit"}
     assert not any(s.node.choice.impl.startswith("ref") for s in other.steps)
