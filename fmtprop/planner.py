@@ -21,7 +21,7 @@ from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.attempts import Attempts
 from fmtprop.runtime.contest import Contest, contest
-from fmtprop.runtime.host_check import reads_strides
+from fmtprop.runtime.host_check import is_run_by_pytorch
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_steps
 from fmtprop.stages import activations_nbytes, make_room, weights_nbytes
@@ -187,7 +187,7 @@ class _Planner:
         self.rerouted += 1
         for mismatch in wrong:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
-            who = self.fallback if reads_strides(mismatch.node) else self.target
+            who = self.fallback if is_run_by_pytorch(mismatch.node) else self.target
             who.reject(mismatch.node)
         self.readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
 

@@ -367,6 +367,8 @@ class _Writing(NamedTuple):
 def _writing(function: Any) -> _Writing | None:
     """Return the overload of the same arguments that writes to tensors, where PyTorch's kernels really do so."""
     given = [(argument.name, str(argument.real_type)) for argument in function._schema.arguments]
+    if ("reduction", "int") in given:
+        return None  # some losses resize what they are given, for their terms
     for name in function.overloadpacket.overloads():
         other = getattr(function.overloadpacket, name)
         read = [(a.name, str(a.real_type)) for a in other._schema.arguments if not a.is_out]

@@ -27,7 +27,7 @@ from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.calls import call_reference
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
-from fmtprop.runtime.host_check import check_strides, reads_strides
+from fmtprop.runtime.host_check import check_call, is_run_by_pytorch, needs_check
 from fmtprop.runtime.plan import Step
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.arguments import arguments, start_of
@@ -42,8 +42,8 @@ from fmtprop.tuning.problem import persistent_text
 #: what PyTorch would run by a oneDNN of its own
 _INDEPENDENT = {"convolution": convolve}
 
-#: how to see again that PyTorch misreads a memory format
-_STRIDES = "the operator on the same numbers in these formats and row-major"
+#: how to see again that PyTorch misreads a memory format, or its operator what it is given
+_BY_PYTORCH = "the operator on the same numbers in these formats, and the op's reference on them row-major"
 
 #: bytes of the file of checks; ten thousand of them are a thousandth
 _MAX_NBYTES = 1 << 28
@@ -123,7 +123,7 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     Parameters
     ----------
     steps : iterable of Step
-        A plan's steps; those that PyTorch runs on row-major tensors are their own reference.
+        A plan's steps; what PyTorch runs by a reference on row-major tensors is right as it is.
     memory : PassedChecks
         What passed before; extended.
     packed : iterable of Node
@@ -135,10 +135,10 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
     list of Mismatch
         The primitives that are wrong.
     """
-    steps = [step for step in steps if step.primitive is not None or step.target == JIT or reads_strides(step.node)]
+    steps = [step for step in steps if step.primitive is not None or step.target == JIT or needs_check(step.node)]
     covered = {node.name for step in steps for node in step.packing.values()}
     # what packs for no step by itself: others read it, or make something else of it
-    readable = [node for node in packed if _is_readable(node) or reads_strides(node)]
+    readable = [node for node in packed if _is_readable(node) or needs_check(node)]
     alone = [node for node in readable if node.name not in covered]
     work: dict[str, Callable[[], Mismatch | None]] = {}
     room = _Room()
@@ -152,8 +152,8 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
-    if reads_strides(node):
-        error, how = check_strides(node), _STRIDES
+    if is_run_by_pytorch(node):
+        error, how = check_call(node), _BY_PYTORCH
     else:
         error, how = check_primitive(node, room=room), _choice(node).handle.repro
     return None if error is None else Mismatch(node, error, how)
@@ -161,7 +161,7 @@ def _wrong(node: Node, room: _Room) -> Mismatch | None:
 
 def _wrong_in(step: Step, room: _Room) -> Mismatch | None:
     """Return what is wrong: the step's primitive, or one that packed an operand for it."""
-    if reads_strides(step.node):
+    if is_run_by_pytorch(step.node):
         return _wrong(step.node, room)
     error = check_primitive(step.node, step.primitive, room, step.packing)
     if error is None:
@@ -186,7 +186,7 @@ def _is_readable(node: Node) -> bool:
 def primitive_key(node: Node) -> str:
     """Return a hash of everything that the result of a node's primitive depends on."""
     choice = _choice(node)
-    by = {"torch": torch.__version__} if choice.target == REFERENCE else {}
+    by = {"torch": torch.__version__, "as": "it runs"} if choice.target == REFERENCE else {}
     problem = {
         **by,
         "op": node.op,

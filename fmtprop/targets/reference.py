@@ -17,6 +17,9 @@ from fmtprop.passes.target import Candidate, Request
 #: who executes, in choices and reports
 REFERENCE = "reference"
 
+#: how: by PyTorch's operator that writes to the plan's memory, where the op declares one; by the op's reference alone
+OPERATOR, MEANING = "torch", "torch_reference"
+
 #: bytes per second that a PyTorch copy moves; only the order of costs matters
 _BANDWIDTH = 5e9
 
@@ -29,10 +32,12 @@ class ReferenceTarget:
     def __init__(self) -> None:
         #: what gave a wrong answer with other strides than row-major ones
         self._rejected: set[object] = set()
+        #: what gave one on row-major operands, which is its operator's fault
+        self._without_operator: set[object] = set()
 
     def reject(self, node: Node) -> None:
-        """Never again give a node, or one like it, other operands than row-major ones: it gave a wrong answer."""
-        self._rejected.add(_identity(node))
+        """Never again run a node, or one like it, so: on operands that are not row-major, or else by its operator."""
+        (self._rejected if reads_strides(node) else self._without_operator).add(_identity(node))
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield the one way: operands as asked where they are strided and the op is right with that, else row-major.
@@ -51,7 +56,8 @@ class ReferenceTarget:
         if node.op == "reorder" and operands["src"] != request["src"]:
             return
         cost = sum(desc.nbytes for desc in formats.values()) / _BANDWIDTH
-        yield Candidate(self.name, "torch", operands, results, cost)
+        impl = MEANING if _identity(node) in self._without_operator else OPERATOR
+        yield Candidate(self.name, impl, operands, results, cost)
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the time of a strided copy; None for blocked or opaque formats."""
@@ -62,6 +68,12 @@ class ReferenceTarget:
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the strided formats that PyTorch knows: row-major and channels-last."""
         return worth_trying(dims, dtype, ())
+
+
+def reads_strides(node: Node) -> bool:
+    """Say whether a formatted node has operands that are not row-major."""
+    operands = node.choice.operands if node.choice is not None else {}
+    return any(desc.at_start() != plain(desc) for desc in operands.values())
 
 
 def _identity(node: Node) -> object:

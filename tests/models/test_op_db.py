@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("expecttest", reason="PyTorch's operator database needs it: pip install expecttest")
+pytest.importorskip("expecttest", reason="PyTorch's operator database needs it: pip install 'fmtprop[models]'")
 
 from tests.models import op_db
 

@@ -16,8 +16,9 @@ from fmtprop.ir.op import OPSET, OpDef
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import ATEN
 from fmtprop.ops.host import host_call
-from fmtprop.runtime.host_check import check_strides, reads_strides
+from fmtprop.runtime.host_check import check_call, check_strides
 from fmtprop.targets import ReferenceTarget
+from fmtprop.targets.reference import MEANING, reads_strides
 from tests.models import odd
 from tests.targets.nodes import node_of
 
@@ -80,13 +81,14 @@ def misreading(attrs, tensors):
 
 @pytest.fixture
 def _misread(monkeypatch):
-    wrong = OpDef(**{**vars(ATEN), "any_strides": lambda attrs: True, "reference": misreading})
+    wrong = OpDef(**{**vars(ATEN), "any_strides": lambda attrs: True, "reference": misreading, "operator": None})
     monkeypatch.setitem(OPSET, "aten", wrong)
 
 
 @pytest.mark.usefixtures("_misread")
 def test_the_check_sees_what_a_memory_format_does_to_an_operator():
     assert check_strides(unpooling(CHANNELS_LAST)) is not None
+    assert check_call(unpooling(CHANNELS_LAST)) is not None
     assert not reads_strides(unpooling(MemoryDesc(DIMS, "f32")))
 
 
@@ -100,7 +102,7 @@ def test_an_operator_that_fails_its_check_gets_row_major_tensors(policy):
         warnings.simplefilter("always", RuntimeWarning)
         net = fp.compile(model, x, policy=policy, boundary=boundary, tune="model", confirm=False)
     (told,) = {str(w.message) for w in caught if w.category is RuntimeWarning}
-    assert re.match(r"node aten_1 \(aten\): torch is off by .*these formats and row-major; planning around it", told)
+    assert re.match(r"node aten_1 \(aten\): torch is off by .*these formats.*; planning around it", told)
     assert torch.equal(net(x), model(x))
 
 
@@ -109,6 +111,65 @@ def test_an_operator_that_fails_its_check_is_refused_on_the_mkldnn_target():
     model, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Hardshrink()).eval(), torch.randn(2, 3, 16, 16)
     with pytest.raises(fp.PlanError, match=r"PyTorch's operator is off by .* in these memory formats"):
         fp.compile(model, x, target="mkldnn", policy="propagate")
+
+
+def overwriting(attrs, tensors, places):
+    """Bind an operator that resizes what it is given, as binary_cross_entropy does."""
+
+    def call():
+        places[0].resize_(2 * places[0].numel()).fill_(1.0)
+        places[0].resize_(tensors["src_0"].shape).copy_(torch.lgamma(tensors["src_0"]))
+
+    return call
+
+
+def negating(attrs, tensors, places):
+    return lambda: torch.neg(ATEN.reference(attrs, tensors)[0], out=places[0])
+
+
+@pytest.mark.parametrize("operator", [overwriting, negating])
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_an_operator_that_fails_its_check_on_row_major_tensors_is_left_out(monkeypatch, policy, operator):
+    monkeypatch.setitem(OPSET, "aten", OpDef(**{**vars(ATEN), "operator": operator}))
+    model, x = Gamma(), torch.randn(DIMS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        net = fp.compile(model, x, policy=policy, tune="model", confirm=False)
+    (told,) = {str(w.message) for w in caught if w.category is RuntimeWarning}
+    assert re.match(
+        r"node aten_1 \(aten\): torch is off by .*the op's reference .* row-major; planning around it", told
+    )
+    assert torch.equal(net(x), model(x))
+    (node,) = (node for node in net.graph.nodes() if node.op == "aten")
+    assert node.choice.impl == MEANING
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_are_right(reduction):
+    class Loss(nn.Module):
+        def forward(self, x, y):
+            return nn.functional.binary_cross_entropy(x, y, reduction=reduction)
+
+    x, y = torch.rand(5, 5), torch.rand(5, 5)
+    torch.testing.assert_close(fp.compile(Loss(), (x, y), tune="model", confirm=False)(x, y), Loss()(x, y))
+
+
+def test_what_refuses_all_numbers_of_the_check_is_compiled():
+    class Cholesky(nn.Module):
+        def forward(self, x):
+            return torch.linalg.cholesky(x @ x.mT + torch.eye(4))
+
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(fp.compile(Cholesky(), x, tune="model", confirm=False)(x), Cholesky()(x))
+
+
+def test_indices_of_the_check_are_in_range():
+    class Rows(nn.Module):
+        def forward(self, x, i):
+            return torch.gather(x, 0, i)
+
+    x, i = torch.randn(2, 3), torch.tensor([[1, 0, 1]])
+    assert torch.equal(fp.compile(Rows(), (x, i), tune="model", confirm=False)(x, i), Rows()(x, i))
 
 
 # ---------------------------------------------------------------- which operators take any strides
@@ -131,7 +192,9 @@ def test_what_takes_any_strides_is_right_with_them(declaration: OpDef, sample):
         request = {**operands, **dict(zip(names, descs, strict=True))}
         (candidate,) = ReferenceTarget().candidates(node, request)
         assert dict(candidate.operands) == operands
-        assert check_strides(node.with_(descs=descs, choice=candidate.choice("test"))) is None
+        formatted = node.with_(descs=descs, choice=candidate.choice("test"))
+        assert check_strides(formatted) is None
+        assert check_call(formatted) is None
 
 
 def last_axis_outermost(type_: TensorType) -> MemoryDesc:
