@@ -113,9 +113,22 @@ def infer(attrs: Pooling, types: Mapping[str, TensorType]) -> tuple[TensorType, 
 
 
 def _windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
-    """Return src padded with `fill` and seen as [N, C, positions…, window…]."""
-    windows = F.pad(src, torch_padding(attrs.pad_l, attrs.pad_r), value=fill)
+    """Return src padded with `fill` and seen as [N, C, positions…, window…].
+
+    Where there is but one window it ends with the source: global poolings are written with windows of any size.
+    """
+    sizes = src.shape[2:]
+    counts = window_count(sizes, attrs.kernel, attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r)
+    axes = zip(counts, attrs.dilates, sizes, strict=True)
+    clipped = [count == 1 and dilate == 0 and size > 0 for count, dilate, size in axes]
+    pads = [
+        [0 if clip else pad for clip, pad in zip(clipped, side, strict=True)] for side in (attrs.pad_l, attrs.pad_r)
+    ]
+    windows = F.pad(src, torch_padding(*pads), value=fill) if any(map(any, pads)) else src
     for axis, kernel in enumerate(attrs.kernel):
+        if clipped[axis]:
+            windows = windows.movedim(axis + 2, -1)[..., : kernel - attrs.pad_l[axis]].unsqueeze(axis + 2)
+            continue
         covered = extent(kernel, attrs.dilates[axis])
         windows = windows.unfold(axis + 2, covered, attrs.strides[axis])[..., :: attrs.dilates[axis] + 1]
     return windows

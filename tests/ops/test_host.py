@@ -14,7 +14,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops import HostCall, emit
+from fmtprop.ops import HostCall, emit, host
 from fmtprop.ops.host import _ANY_STRIDES, ATEN, host_call, make_host_call
 from tests.ops.fake_call import FakeCall, random_tensor
 
@@ -195,6 +195,16 @@ def test_samples_infer_what_their_reference_gives():
         results = ATEN.infer(sample.attrs, sample.types)
         tensors = ATEN.reference(sample.attrs, {name: random_tensor(t) for name, t in sample.types.items()})
         assert [r.dims for r in results] == [tuple(t.shape) for t in tensors]
+
+
+def test_the_types_of_a_call_are_inferred_once(monkeypatch):
+    asked = []
+    meta = host._on_meta
+    monkeypatch.setattr(host, "_on_meta", lambda attrs, types: asked.append(types) or meta(attrs, types))
+    call = HostCall("aten.cumsum.default", '{"self": {"tensor": "src_0"}, "dim": 1}')
+    for dims in ((3, 17), (3, 17), (5, 17), (3, 17)):
+        assert ATEN.infer(call, {"src_0": TensorType(dims)}) == (TensorType(dims),)
+    assert [types["src_0"].dims for types in asked] == [(3, 17), (5, 17)]
 
 
 def test_types_are_inferred_without_pytorchs_compiler():

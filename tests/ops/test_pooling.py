@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ import torch.nn.functional as F
 from fmtprop.errors import ShapeError
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import Pooling
-from fmtprop.ops.pooling import POOLING, uniform_windows
+from fmtprop.ops.pooling import ALGORITHMS, POOLING, uniform_windows
 from tests.ops.fake_call import FakeCall, check_import
 
 IMAGES = {1: TensorType((2, 3, 11)), 2: TensorType((2, 3, 10, 9)), 3: TensorType((1, 3, 7, 6, 8))}
@@ -52,6 +54,21 @@ def test_the_two_averages_differ_at_the_border_only():
     for alg, counted in (("avg_include_padding", True), ("avg_exclude_padding", False)):
         (got,) = POOLING.reference(Pooling.make(alg, (3, 3), 2, pad_l=1), {"src": x})
         torch.testing.assert_close(got, F.avg_pool2d(x, 3, 2, 1, count_include_pad=counted))
+
+
+@pytest.mark.parametrize("left", [0, 99_999])
+def test_a_window_far_larger_than_the_source_takes_no_memory(left):
+    x, window = torch.randn(2, 3, 5, 9).double(), 100_000
+    attrs = [Pooling(alg, (window, 2), (1, 3), (0, 0), (left, 0), (window - 5, 0)) for alg in ALGORITHMS]
+    if left:
+        attrs = [replace(one, strides=(2 * window, 3)) for one in attrs]
+        x = x[:, :, :1]
+    seen = x.unfold(3, 2, 3)
+    expected = {"max": seen.amax((2, 4)), "avg_exclude_padding": seen.mean((2, 4))}
+    expected["avg_include_padding"] = seen.sum((2, 4)) / (2 * window)
+    for one in attrs:
+        (got,) = POOLING.reference(one, {"src": x})
+        torch.testing.assert_close(got, expected[one.alg][:, :, None])
 
 
 def test_the_maximum_of_integers():
