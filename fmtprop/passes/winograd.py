@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from math import inf, prod, sqrt
 from typing import ClassVar
@@ -102,7 +102,7 @@ class Tile:
         """Rows of the result in a tile."""
         return len(self.output)
 
-    @property
+    @cached_property
     def growth(self) -> float:
         """How many times a direct convolution's rounding error is to be expected, as root mean squares.
 

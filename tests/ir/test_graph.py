@@ -59,6 +59,13 @@ def test_replace_uses_moves_every_reader_and_nothing_else():
     assert graph.readers(b) == [("c", "src"), ("d", "src"), ("output_1", "src")]
 
 
+def test_some_nodes_come_in_the_order_of_all():
+    graph = chain()
+    names = [node.name for node in graph.nodes()]
+    assert [node.name for node in graph.nodes({names[2], names[0]})] == [names[0], names[2]]
+    assert graph.nodes(()) == []
+
+
 def test_dependents_are_those_of_inputs_or_of_any_nodes():
     graph = Graph()
     x, c = graph.input("x", TYPE), graph.constant("c", TYPE, None)

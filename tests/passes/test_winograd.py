@@ -237,11 +237,11 @@ def three() -> Graph:
 
 def solver(seconds: dict[str, float]) -> OptimalFormats:
     """Return a solver by a table: microseconds by node or op, 30 for a direct convolution, 1 for all other products."""
-    direct = dict.fromkeys((*(f"direct_{number}" for number in range(4)), "first", "same", "wider"), 30.0)
+    direct = dict.fromkeys((*(f"direct_{number}" for number in range(16)), "first", "same", "wider"), 30.0)
     costs = {**direct, "convolution": 1.0, "matmul": 1.0, **seconds}
     tags = ("abcd", "acdb", BLOCKED, "abc")
     table = TableCosts({(name, tag): cost * US for name, cost in costs.items() for tag in tags})
-    kernels = {f"expanded_{number}.kernel_product": "ab" for number in range(4)}
+    kernels = {f"expanded_{number}.kernel_product": "ab" for number in range(16)}
     target = TableTarget({"convolution": "acdb", "matmul": "abc", **kernels})
     return OptimalFormats(target, ReferenceTarget(), table)
 
@@ -282,6 +282,19 @@ def test_it_is_chosen_for_those_that_cost_less(seconds, chosen):
         verify(formatted, Stage.FORMATTED)
         assert certificate.gap == pytest.approx(1 - objectives[0] / certificate.objective), "the second is no optimum"
         assert certificate.objective == pytest.approx(spent(formatted)), "what it says is what its nodes cost"
+
+
+def test_a_trial_of_many_layers_is_made_anew_once_for_each_rewrite(monkeypatch):
+    b = Builder()
+    y = b.input(1, 16, 12, 12)
+    for width in range(16, 24):
+        y = b.conv(y, width, f"conv_{width}", kernel=3, pad_l=1)
+    graph, runs = b.output(y), []
+    run = Winograd.run
+    monkeypatch.setattr(Winograd, "run", lambda self, graph: runs.append(self.most) or run(self, graph))
+    composed = expansions(graph, solver({}))
+    assert len(composed) == 8
+    assert len(runs) == len(set(runs)), "a trial grows with the layers, so that making it for each takes their square"
 
 
 def test_a_pinned_convolution_stays():

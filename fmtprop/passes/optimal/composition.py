@@ -45,7 +45,7 @@ class Composition:
         """The nodes in order, without those that stand for operands."""
         given = {value.node for value in self.operands.values()}
         wanted = {self.result.node} | self.graph.ancestors(self.result.node)
-        return [node for node in self.graph.nodes() if node.name in wanted - given]
+        return self.graph.nodes(wanted - given)
 
     def candidate(self, impl: str) -> Candidate:
         """Return the way to run the one node by these, at the cost of those that no constants alone decide."""

@@ -58,8 +58,9 @@ def expansions(
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
     operands = [_add(trial, boundary, graph, one.nodes[0], number, beside) for number, one in enumerate(alike)]
     rewritten = trial
-    for number, one in enumerate(alike):
-        rewritten = replace(one.rewrite, names=[_expanded(number)]).run(rewritten)
+    for rewrite in dict.fromkeys(one.rewrite for one in alike):  # each makes the whole graph anew
+        names = [_expanded(number) for number, one in enumerate(alike) if one.rewrite == rewrite]
+        rewritten = replace(rewrite, names=names).run(rewritten)
     alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
     twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
     solver = replace(solver, target=_Unblocked(solver.target, twins), boundary=boundary, pins={})
