@@ -243,14 +243,27 @@ class Context:
 
     def _pytorch_call(self, step: Step, read: Sequence[Access | None]) -> Callable[[], object]:
         """Return the call of a step that PyTorch runs: on the same tensors in each run, or on those of the run."""
+        operands = {name: self._lasting(access) for name, access in step.operands.items()}
+        places = [None if access is None else self._lasting(access) for access in read]
+        if not self._external.keys() & {access.buffer for access in (*step.operands.values(), *step.results)}:
+            return bind(step.node, {name: self._tensor(access) for name, access in step.operands.items()}, places)
 
-        def bound() -> Callable[[], object]:
-            operands = {name: self._tensor(access) for name, access in step.operands.items()}
-            return bind(step.node, operands, [None if access is None else self._tensor(access) for access in read])
+        def run() -> object:
+            given = {
+                name: self._tensor(step.operands[name]) if tensor is None else tensor
+                for name, tensor in operands.items()
+            }
+            written = [
+                self._tensor(access) if tensor is None and access is not None else tensor
+                for tensor, access in zip(places, read, strict=True)
+            ]
+            return bind(step.node, given, written)()
 
-        if self._external.keys() & {access.buffer for access in (*step.operands.values(), *step.results)}:
-            return lambda: bound()()
-        return bound()
+        return run
+
+    def _lasting(self, access: Access) -> torch.Tensor | None:
+        """Return the tensor that is the same in each run; None for one of the caller's."""
+        return None if access.buffer in self._external else self._tensor(access)
 
 
 class _Movable(Protocol):
