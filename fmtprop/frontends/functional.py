@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fmtprop.frontends.fx_import import import_calls
-from fmtprop.frontends.torch_call import tensor_type
+from fmtprop.frontends.torch_call import check_real, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
@@ -70,6 +70,7 @@ def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Ten
         if not isinstance(recorded, torch.Tensor):
             values[node.name] = recorded
             continue
+        check_real(recorded, f"input {node.name}")
         type_ = tensor_type(recorded, f"input {node.name}")
         if position in constants:
             value = graph.constant(node.name, type_, constants[position].detach().resolve_neg().contiguous())

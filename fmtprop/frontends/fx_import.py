@@ -19,14 +19,14 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
-from fmtprop.frontends.torch_call import TorchCall, add_constant, tensor_type
+from fmtprop.frontends.torch_call import TorchCall, add_constant, check_real, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Importer
 from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.host import STORAGE_OPS, draws_random_numbers, make_host_call
+from fmtprop.ops.host import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers, make_host_call
 from fmtprop.ops.view_attrs import permuted
 
 __all__ = ["import_calls", "importers"]
@@ -96,6 +96,9 @@ def import_calls(graph: Graph, module: fx.GraphModule, values: Mapping[str, Any]
     walk = _Walk(graph, values)
     for node in module.graph.nodes:
         if node.op == "output":
+            for argument in node.args[0]:
+                if isinstance(argument, fx.Node):
+                    check_real(argument.meta.get("val"), f"output {argument.name}")
             return [walk.plain(argument) for argument in node.args[0]]
         walk.visit(node)
     raise ImportModelError("the exported program has no output")
@@ -168,7 +171,11 @@ class _Walk:
             made = self._evaluate(node, target, args)
         else:
             made = self._convert(node, target, args, types)
-        return made if several else made[0]
+        found = [
+            Parts(value) if value is not None and result.is_complex() else value
+            for value, result in zip(made, results, strict=False)
+        ]
+        return found if several else found[0]
 
     def _as_stored(self, node: fx.Node, target: OpOverload, args: dict[str, Any]) -> dict[str, Any]:
         """Give a call that reads a tensor's storage the tensor as it lies there, axes in the order of memory.
@@ -180,6 +187,10 @@ class _Walk:
         recorded = source.meta["val"]
         strides, start = recorded.stride(), recorded.storage_offset()
         order = sorted(range(recorded.ndim), key=lambda axis: (-strides[axis], axis))
+        if recorded.is_complex():
+            raise ImportModelError(
+                f"{_where(node)}: {target} reads the memory of a complex tensor; use slices and views"
+            )
         in_place = start == 0 or args.get("storage_offset") is None
         if in_place and recorded.is_contiguous():
             return args
@@ -226,6 +237,8 @@ class _Walk:
         _check_device(node, args)
 
         def real(argument: Any) -> Any:
+            if isinstance(argument, Parts):
+                return torch.view_as_complex(real(argument.value).contiguous())
             if isinstance(argument, Value):
                 data, type_ = self.graph.constants.get(argument.node), self.graph.type_of(argument)
                 # only its shape is read
@@ -243,8 +256,13 @@ class _Walk:
         self, node: fx.Node, target: OpOverload, args: Mapping[str, Any], types: tuple[TensorType, ...]
     ) -> tuple[Value | None, ...]:
         _check_device(node, args)
+        parts = args.get("self") if str(target) == "aten.view_as_real.default" else None
+        if isinstance(parts, Parts):
+            return (parts.value,)
+        if str(target) == "aten.view_as_complex.default":
+            return (args["self"],)
         call = TorchCall(self.graph, str(target), _spelled(args), types, _origin(node))
-        found = self._by_importer(call, _used_results(node, len(types)))
+        found = None if _is_complex(node) else self._by_importer(call, _used_results(node, len(types)))
         if found is not None:
             return found
         try:
@@ -299,15 +317,23 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, list):
         return [_spelled(item) for item in value]
     if isinstance(value, torch.dtype):
-        return data_type(value)
+        name = str(value).removeprefix("torch.")
+        return name if name in COMPLEX else data_type(value)
     if isinstance(value, torch.device | torch.layout | torch.memory_format):
         return str(value).removeprefix("torch.")
     return value
 
 
+def _is_complex(node: fx.Node) -> bool:
+    """Whether a call reads or gives a complex tensor."""
+    recorded = [at.meta.get("val") for at in (node, *node.all_input_nodes)]
+    flat = [item for value in recorded for item in (value if isinstance(value, list | tuple) else [value])]
+    return any(isinstance(item, torch.Tensor) and item.is_complex() for item in flat)
+
+
 def _values_in(argument: Any) -> Iterator[Value]:
-    if isinstance(argument, Value):
-        yield argument
+    if isinstance(argument, Value | Parts):
+        yield argument.value if isinstance(argument, Parts) else argument
     elif isinstance(argument, Mapping):
         for item in argument.values():
             yield from _values_in(item)

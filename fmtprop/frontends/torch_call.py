@@ -20,7 +20,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
 
-__all__ = ["TorchCall", "add_constant", "tensor_type"]
+__all__ = ["TorchCall", "add_constant", "check_real", "parts_of", "tensor_type"]
 
 #: numbers that importers may read off a constant
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
@@ -40,6 +40,10 @@ def tensor_type(value: Any, what: str) -> TensorType:
     ------
     ImportModelError
         Not a tensor, a dynamic dimension, or a data type that graphs do not have.
+
+    Notes
+    -----
+    That of a complex tensor is the type of its parts.
     """
     if not isinstance(value, torch.Tensor):
         raise ImportModelError(f"{what}: its value is a {type(value).__name__}, only tensors can be in a graph")
@@ -50,9 +54,29 @@ def tensor_type(value: Any, what: str) -> TensorType:
                 "dynamic_shapes, and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
             )
     try:
-        return tensors.tensor_type(value)
+        return tensors.tensor_type(parts_of(value))
     except GraphError as error:
         raise ImportModelError(f"{what}: {error}") from error
+
+
+def check_real(value: Any, what: str) -> None:
+    """Refuse a complex tensor where the caller's tensors are read or written.
+
+    Raises
+    ------
+    ImportModelError
+        It is one.
+    """
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        raise ImportModelError(
+            f"{what} is {value.dtype}; inputs and outputs are real: pass torch.view_as_real of it, and call "
+            "torch.view_as_complex on the other side"
+        )
+
+
+def parts_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a graph has of a tensor: of a complex one its parts, along one more axis."""
+    return torch.view_as_real(tensor.resolve_conj().resolve_neg()) if tensor.is_complex() else tensor
 
 
 # ---------------------------------------------------------------- one call
@@ -114,6 +138,6 @@ class TorchCall:
 
 
 def add_constant(graph: Graph, tensor: torch.Tensor, origin: str) -> Value:
-    """Add a tensor that a program makes itself, under a running name."""
+    """Add a tensor that a program makes itself, or its parts, under a running name."""
     type_ = tensor_type(tensor, "constant")
-    return graph.constant(graph.fresh_name("constant"), type_, tensor.detach().contiguous(), origin=origin)
+    return graph.constant(graph.fresh_name("constant"), type_, parts_of(tensor.detach()).contiguous(), origin=origin)

@@ -24,13 +24,14 @@ from torch.utils import _pytree as pytree
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.source_text import check_keywords, check_parameter
-from fmtprop.frontends.torch_call import tensor_type
+from fmtprop.frontends.torch_call import check_real, parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.locks import ProcessLock
+from fmtprop.ops.host import Parts
 
 __all__ = ["from_torch"]
 
@@ -332,7 +333,9 @@ class _Importer:
             if isinstance(argument, ConstantArgument):
                 self.values[argument.name] = argument.value
             elif isinstance(argument, TensorArgument):
-                type_ = tensor_type(self.placeholders[argument.name].meta.get("val"), f"input {argument.name}")
+                recorded = self.placeholders[argument.name].meta.get("val")
+                check_real(recorded, f"input {argument.name}")
+                type_ = tensor_type(recorded, f"input {argument.name}")
                 self.values[argument.name] = self.graph.input(argument.name, type_)
             else:
                 raise ImportModelError(
@@ -350,7 +353,7 @@ class _Importer:
                 )
             self.values[spec.arg.name] = self._constant(str(spec.target))
 
-    def _constant(self, target: str) -> Value:
+    def _constant(self, target: str) -> Value | Parts:
         program = self.program
         tensor = program.state_dict.get(target, program.constants.get(target))
         if not isinstance(tensor, torch.Tensor):
@@ -367,8 +370,8 @@ class _Importer:
         if key not in self._seen:
             name = self.graph.fresh_name(target) if target in self.graph else target
             type_ = tensor_type(tensor, f"constant {target}")
-            self._seen[key] = self.graph.constant(name, type_, tensor.detach().resolve_neg().contiguous())
-        return self._seen[key]
+            self._seen[key] = self.graph.constant(name, type_, parts_of(tensor.detach().resolve_neg()).contiguous())
+        return Parts(self._seen[key]) if tensor.is_complex() else self._seen[key]
 
     def _add_outputs(self, results: Sequence[Any]) -> list[Any]:
         """Add an output for every tensor; return the flat results with slots for the tensors."""

@@ -7,6 +7,7 @@ tensors alone, and a call is checked again whenever it is about to be made.
 
 from __future__ import annotations
 
+import cmath
 import json
 import math
 import re
@@ -50,6 +51,8 @@ _ANY_STRIDES = frozenset(
 )
 #: element by element, although PyTorch does not call it so
 _CONVERSION = "aten._to_copy.default"
+#: names of data types that a graph has the parts of
+COMPLEX = {f"complex{bits}": getattr(torch, f"complex{bits}") for bits in (32, 64, 128)}
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 # ---------------------------------------------------------------- attributes
@@ -65,7 +68,9 @@ class HostCall(Attrs):
         Overload name, such as ``"aten.cumsum.default"``.
     arguments : str
         JSON object: arguments by schema name, those at their default left out. A tensor is ``{"tensor": "src_0"}``,
-        a float that JSON lacks ``{"float": "inf"}``; data types, devices, layouts and memory formats are their names.
+        a complex one, which a graph has as its parts, ``{"parts": "src_0"}``; a float that JSON lacks is
+        ``{"float": "inf"}``, a complex number ``{"complex": [0.0, 1.0]}``; data types, devices, layouts and memory
+        formats are their names.
 
     Raises
     ------
@@ -122,6 +127,20 @@ class _Prepared(NamedTuple):
 
 class _Operand(NamedTuple):
     name: str
+    is_complex: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A complex tensor, of which a graph has the parts: a real tensor with one more axis, of size 2.
+
+    Parameters
+    ----------
+    value : Value
+        As ``torch.view_as_real`` gives it.
+    """
+
+    value: Value
 
 
 # ---------------------------------------------------------------- resolving
@@ -227,9 +246,13 @@ def _decode(target: str, value: Any, kind: str) -> Any:
         ((tag, content),) = value.items() if len(value) == 1 else (("", None),)
         if tag == "tensor" and re.fullmatch(r"src_\d+", str(content)):
             return _Operand(str(content))
+        if tag == "parts" and re.fullmatch(r"src_\d+", str(content)):
+            return _Operand(str(content), is_complex=True)
         if tag == "float" and content in ("inf", "-inf", "nan"):
             return float(content)
-        raise GraphError(f"{target}: {value} is neither a tensor nor a float")
+        if tag == "complex" and isinstance(content, list) and [type(part) for part in content] == [float, float]:
+            return complex(*content)
+        raise GraphError(f"{target}: {value} is neither a tensor nor a number")
     if isinstance(value, str):
         for name, decode in _NAMED.items():
             if name in kind:
@@ -238,7 +261,7 @@ def _decode(target: str, value: Any, kind: str) -> Any:
 
 
 def _dtype(target: str, name: str) -> torch.dtype:
-    return torch_dtype(DataType.from_any(name))
+    return COMPLEX.get(name) or torch_dtype(DataType.from_any(name))
 
 
 def _device(target: str, name: str) -> torch.device:
@@ -358,8 +381,29 @@ def operator(
     out = _writing(prepared.function)
     if out is None or prepared.row_major or len(out.names) != len(results):
         return None
+    if _has_complex(attrs, tuple((name, t.dtype, t.shape) for name, t in tensors.items())):
+        return None
     args, kwargs = _filled(attrs.target, prepared, tensors)
     return partial(out.function, *args, **kwargs, **dict(zip(out.names, results, strict=True)))
+
+
+@lru_cache(maxsize=1024)
+def _has_complex(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> bool:
+    """Whether a call reads or gives complex tensors: where that isn't known, it may."""
+    prepared = _prepare(attrs)
+    if any(map(_reads_parts, (*prepared.args, *prepared.kwargs.values()))):
+        return True
+    tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape in operands}
+    try:
+        return any(result.is_complex() for result in _results(attrs, tensors))
+    except (FmtpropError, RuntimeError, TypeError, ValueError, IndexError):
+        return any(name in attrs.target for name in ("complex", "fft", "eig", "polar"))
+
+
+def _reads_parts(value: Any) -> bool:
+    return (
+        any(map(_reads_parts, value)) if isinstance(value, list) else isinstance(value, _Operand) and value.is_complex
+    )
 
 
 class _Writing(NamedTuple):
@@ -388,6 +432,12 @@ def _writing(function: Any) -> _Writing | None:
 
 
 def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Make a call, of complex results the parts."""
+    results = _results(attrs, tensors)
+    return tuple(torch.view_as_real(r.resolve_conj().resolve_neg()) if r.is_complex() else r for r in results)
+
+
+def _results(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     prepared = _prepare(attrs)
     if prepared.row_major:
         tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
@@ -407,10 +457,17 @@ def _filled(target: str, prepared: _Prepared, tensors: Mapping[str, torch.Tensor
         if isinstance(value, _Operand):
             if value.name not in tensors:
                 raise GraphError(f"{target} reads operand {value.name}, which is not connected")
-            return tensors[value.name]
+            return _joined(tensors[value.name]) if value.is_complex else tensors[value.name]
         return [filled(item) for item in value] if isinstance(value, list) else value
 
     return [filled(value) for value in prepared.args], {name: filled(v) for name, v in prepared.kwargs.items()}
+
+
+def _joined(parts: torch.Tensor) -> torch.Tensor:
+    """Return the complex tensor that has these parts."""
+    dense = parts.contiguous()
+    # a pair has to begin where pairs do
+    return torch.view_as_complex(dense.clone() if dense.storage_offset() % 2 else dense)
 
 
 # ---------------------------------------------------------------- writing a call down
@@ -464,7 +521,7 @@ def host_call(target: str, arguments: Mapping[str, Any]) -> tuple[HostCall, dict
     written = {
         name: _encode(f"{target}: argument {name}", value, operands)
         for name, value in arguments.items()
-        if isinstance(value, Value) or name not in defaults or not _same(value, defaults[name])
+        if isinstance(value, (Value, Parts)) or name not in defaults or not _same(value, defaults[name])
     }
     attrs = HostCall(target, json.dumps(written, allow_nan=False))
     return attrs, {name: value for value, name in operands.items()}
@@ -478,6 +535,10 @@ def _encode(what: str, value: Any, operands: dict[Value, str]) -> Any:
     # Value is a tuple and DataType a str: they come first.
     if isinstance(value, Value):
         return {"tensor": operands.setdefault(value, f"src_{len(operands)}")}
+    if isinstance(value, Parts):
+        return {"parts": operands.setdefault(value.value, f"src_{len(operands)}")}
+    if isinstance(value, complex) and cmath.isfinite(value):
+        return {"complex": [value.real, value.imag]}
     if isinstance(value, DataType):
         return value.value
     if isinstance(value, (list, tuple)):
