@@ -35,8 +35,10 @@ _LOG = logging.getLogger(__name__)
 
 #: what a program computes from its own constants is computed at import up to this size
 _FOLDED_BYTES = 2**24
+#: calls whose results hold whatever memory held: zeros are as good, and nobody else's numbers
+_UNWRITTEN = frozenset({"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format"})
 #: calls that read nothing of a tensor but its shape
-_SHAPE_ONLY = frozenset(
+_SHAPE_ONLY = _UNWRITTEN | frozenset(
     f"aten.{name}.default" for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 )
 
@@ -248,6 +250,8 @@ class _Walk:
         with torch.no_grad():
             made = target(**{key: real(argument) for key, argument in args.items()})
         tensors = made if isinstance(made, list | tuple) else [made]
+        if str(target) in _UNWRITTEN:
+            tensors = [torch.zeros_like(tensor) for tensor in tensors]
         values = tuple(add_constant(self.graph, tensor, _origin(node)) for tensor in tensors)
         self.made |= set(values)
         return values
