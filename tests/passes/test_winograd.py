@@ -297,6 +297,19 @@ def test_a_trial_of_many_layers_is_made_anew_once_for_each_rewrite(monkeypatch):
     assert len(runs) == len(set(runs)), "a trial grows with the layers, so that making it for each takes their square"
 
 
+def test_nobody_is_asked_to_write_rows_in_a_trial(monkeypatch):
+    asked, candidates = [], TableTarget.candidates
+
+    def noting(self, node, request):
+        if node.name.startswith("expanded_") and (dst := request.get("dst")) is not None:
+            asked.append((node.op, dst.ndim, str(dst.tag)))
+        return candidates(self, node, request)
+
+    monkeypatch.setattr(TableTarget, "candidates", noting)
+    assert expansions(three(), solver({}), beside=False).keys() == {"first", "same", "wider"}
+    assert {tag for op, ndim, tag in asked if op == "convolution" and ndim == 4} == {"any", "acdb"}
+
+
 def test_a_pinned_convolution_stays():
     graph = three()
     by_table = replace(solver({}), pins={"same.dst": MemoryDesc((1, 16, 12, 12), "f32", tag="acdb")})

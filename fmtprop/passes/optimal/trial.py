@@ -96,9 +96,11 @@ class _Unblocked:
                 yield candidate
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> list[MemoryDesc]:
-        """Return those of the target's formats that somebody is offered."""
+        """Return what is wished for: channels-last where nobody is exempt, as in other formats few views are free."""
         formats = self._target.formats(dims, dtype)
-        return list(formats if self._exempt else filter(_is_unblocked, formats))
+        if self._exempt:
+            return list(formats)
+        return [desc for desc in formats if desc == channels_last(desc)] or list(filter(_is_unblocked, formats))
 
 
 def _is_parameter(node: Node, name: str) -> bool:
