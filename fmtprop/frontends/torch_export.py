@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import traceback
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,7 +135,7 @@ def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any]) -> E
     # torch says nothing that helps about a key that a graph cannot hold
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
-    with _eval_mode(module), torch.no_grad():
+    with _eval_mode(module), torch.no_grad(), held_back():
         try:
             return torch.export.export(module, args, kwargs, strict=False)
         except Exception as first:  # the exporter runs the user's code: it raises anything
@@ -190,6 +191,14 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _export_failure(module: nn.Module, error: Exception) -> str:
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "
+            "from a tensor's values, and a graph runs every op once: compute both sides and choose with torch.where "
+            "(torch.export.draft_export lists every obstacle)"
+        )
     failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n"
     if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
         return (
@@ -201,6 +210,17 @@ def _export_failure(module: nn.Module, error: Exception) -> str:
         "Check that module(*example_inputs, **kwargs) runs and that no branch depends on tensor values "
         "(torch.export.draft_export lists every obstacle)"
     )
+
+
+def _running(module: nn.Module, error: Exception) -> str:
+    """Return the path of the module that was running when an error was raised, with its line of source."""
+    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
+    found = type(module).__name__
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        child = frame.f_locals.get((*frame.f_code.co_varnames, "self")[0])
+        if isinstance(child, nn.Module) and id(child) in names and not frame.f_globals["__name__"].startswith("torch."):
+            found = f"{names[id(child)]} ({frame.f_code.co_filename}:{line})"
+    return found
 
 
 def _first_lines(error: Exception) -> str:

@@ -110,6 +110,7 @@ def reason(text: str) -> str:
     """Return the first line of a refusal, without what differs between samples."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     line = re.sub(r"^\S+( in \S+)?: ", "", line)
+    line = re.sub(r"^output \S+ is", "output … is", line)
     line = re.sub(r"\(.*?\)|'[^']*'|0x\w+", "…", line)
     return re.sub(r"-?\d+(\.\d+)?", "N", line)[:160]
 
@@ -189,6 +190,15 @@ def run(names: Sequence[str], arguments: Sequence[str]) -> Iterator[Outcome]:
             waiting = waiting[waiting.index(lost) + 1 :]
 
 
+def listing(refused: Sequence[Outcome]) -> str:
+    """Return which operators are refused, by reason; first the version of PyTorch, whose words they are."""
+    reasons: dict[str, set[str]] = {}
+    for outcome in refused:
+        reasons.setdefault(outcome.text, set()).add(outcome.op)
+    lines = [f"{why}\n    {' '.join(sorted(ops))}\n" for why, ops in sorted(reasons.items())]
+    return "".join([f"PyTorch {torch.__version__.partition('+')[0]}\n", *lines])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
@@ -204,18 +214,18 @@ def main() -> None:
         return
     names = options.names or sorted({name_of(info) for info in operators()})
     counts: dict[str, int] = {}
-    refused: dict[str, set[str]] = {}
+    refused: list[Outcome] = []
     flags = [f"--most={options.most}"] if options.most else []
     flags += [f"--special={options.special}"] if options.special else []
     flags += [flag for flag, given in (("--exact", options.exact), ("--default", options.default)) if given]
     for outcome in run(names, flags):
         counts[outcome.status] = counts.get(outcome.status, 0) + 1
         if outcome.status == "refused":
-            refused.setdefault(outcome.text, set()).add(outcome.op)
+            refused.append(outcome)
         if outcome.status in ("wrong", "crashed"):
             print(outcome, flush=True)
     print(counts)
-    text = "".join(f"{why}\n    {' '.join(sorted(ops))}\n" for why, ops in sorted(refused.items()))
+    text = listing(refused)
     print(text)
     if options.write:
         REFUSED.write_text(text, encoding="utf-8")
