@@ -25,6 +25,9 @@ _HEADER = 4
 #: characters; oneDNN's own buffer for a line is a fraction
 _LONGEST = 1 << 14
 _OPERAND = re.compile(r"(\w+?)[_:]([a-z]+\d[a-z0-9_]*):[^:]*:blocked:(\w+)")
+
+#: sizes of a tensor, each of at most as many digits as a 64-bit number has
+_SIZES = re.compile(r"[0-9]{1,19}(?:x[0-9]{1,19}){0,11}")
 _NBYTES = {"f64": 8, "s64": 8, "f32": 4, "s32": 4, "tf32": 4, "bf16": 2, "f16": 2}
 
 
@@ -62,10 +65,11 @@ class Execution:
     @property
     def nbytes(self) -> int:
         """Bytes that a reorder reads and writes, without padding; 0 where the line does not tell."""
-        sizes = self.problem.split("x")
-        if not all(size.isdigit() for size in sizes):
+        if _SIZES.fullmatch(self.problem) is None:
             return 0
-        return math.prod(map(int, sizes)) * sum(_NBYTES.get(operand.dtype, 1) for operand in self.operands[:2])
+        return math.prod(map(int, self.problem.split("x"))) * sum(
+            _NBYTES.get(operand.dtype, 1) for operand in self.operands[:2]
+        )
 
 
 def parse_line(line: str) -> Execution | None:

@@ -126,3 +126,11 @@ def test_a_program_is_run(capsys):
     assert (code, err) == (3, "1\n") and json.loads(out)["reorders"]["count"] == 1
     code, _, err = fmtprop(capsys, "verbose", "--", "/no/such/program", "x")
     assert code == 2 and "/no/such/program cannot be run: No such file" in err
+
+
+@pytest.mark.parametrize("sizes", ["²1x3", "1x", "x", "9" * 5000, "-1x3", "1x3x"])
+def test_sizes_that_are_none_have_no_bytes(sizes):
+    operands = "src:f32::blocked:ab::f0 dst:f32::blocked:ba::f0"
+    line = f"onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,{operands},,,{sizes},0.1"
+    execution = parse_line(line)
+    assert execution is not None and execution.nbytes == 0
