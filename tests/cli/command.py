@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -39,5 +40,11 @@ def start(*words: object, environment: Mapping[str, str] | None = None, **option
         [sys.executable, "-m", "fmtprop", *map(str, words)],
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        preexec_fn=listen_to_control_c,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
+
+
+def listen_to_control_c() -> None:
+    """Answer Ctrl-C, which a shell lets those ignore that it runs in the background, and their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -20,6 +20,7 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.streams import StreamPool
+from tests.cli.command import listen_to_control_c
 
 SOON = 30.0  # seconds; what takes longer hangs
 
@@ -387,7 +388,8 @@ except KeyboardInterrupt:
 
 
 def test_control_c_ends_a_program():
-    child = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", INTERRUPTED]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=listen_to_control_c)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "running\n"
