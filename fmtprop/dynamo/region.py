@@ -6,9 +6,9 @@ Owns which inputs are constants, when a plan is stale, and who runs the graph.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Region:
-    """A functional graph, ready to be called by AOTAutograd: with a list of inputs, which it empties.
+    """A functional graph, ready to be called by AOTAutograd, with a list of inputs.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Region:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
         self._symbolic = any(_is_symbolic(node.meta.get("val")) for node in placeholders)
-        self._plans: OrderedDict[object, _Plan] = OrderedDict()
+        self._plans: dict[object, _Plan] = {}
         self._changes = 0
         self._making = ProcessLock()
 
@@ -90,8 +90,9 @@ class Region:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph."""
         plan = self._plans.get(self._key(args)) if self._plans else None
-        if plan is None or not plan.weights.are([args[i] for i in self._constants]):
+        if plan is None or plan.is_stale([args[i] for i in self._constants]):
             plan = self._plan(args)
+        plan.used = next(_TICKS)
         return plan.run(args)
 
     def _key(self, args: Sequence[Any]) -> object:
@@ -105,35 +106,38 @@ class Region:
         with self._making.current:
             key, weights = self._key(args), [args[i] for i in self._constants]
             plan = self._plans.get(key)
-            if plan is not None and plan.weights.are(weights):
+            if plan is not None and not plan.is_stale(weights):
                 return plan  # another thread has made it
             self._changes += plan is not None
             made = self._plans[key] = self._made(args, weights)
             _LOG.info("a graph runs %s: %s", "as a plan" if made.outcome.net else "in PyTorch", made.outcome.reason)
             if len(self._plans) > _MOST_PLANS:
-                self._plans.popitem(last=False)
+                del self._plans[min((k for k in self._plans if k != key), key=lambda k: self._plans[k].used)]
             return made
 
     def _made(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> _Plan:
-        eager = _Plan(Weights(weights), self._run_eager, Outcome(None, self.reason))
         if self._changes > _MOST_CHANGES:
-            return eager.because(f"its weights have changed {self._changes} times")
+            return self._eager(f"its weights have changed {self._changes} times")
         if not all(type(value) in (torch.Tensor, torch.nn.Parameter, int) and _is_here(value) for value in args):
-            return eager.because("an input is not a plain tensor in the CPU's memory")
+            return self._eager("an input is not a plain tensor in the CPU's memory")
+        packed = Weights(weights)
         try:
             functional, net = self._compiled(args)
+
+            def run(given: Sequence[Any]) -> Sequence[Any]:
+                return functional.results(net.run_flat(functional.inputs(given)), given)
+
+            faster, seconds = _compare(lambda: run(args), lambda: self._run_eager(args))
         except FmtpropError as error:
-            return eager.because(str(error))
-
-        def run(given: list[Any]) -> Sequence[Any]:
-            return functional.results(net.run_flat(functional.inputs(given)), given)
-
-        faster, seconds = _compare(lambda: run(list(args)), lambda: self._run_eager(list(args)))
+            return self._eager(str(error))
         if not faster:
             net.close()
-            return eager.because(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us beside {seconds[0] * 1e6:.0f}")
+            return self._eager(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us beside {seconds[0] * 1e6:.0f}")
         reason = f"{seconds[0] * 1e6:.0f} us, PyTorch takes {seconds[1] * 1e6:.0f}"
-        return _Plan(eager.weights, run, Outcome(net, reason))
+        return _Plan(packed, run, Outcome(net, reason))
+
+    def _eager(self, reason: str) -> _Plan:
+        return _Plan(None, self._run_eager, Outcome(None, reason))
 
     def _compiled(self, args: Sequence[Any]) -> tuple[Functional, CompiledModel]:
         program = _specialised(self.module, args) if self._symbolic else self.module
@@ -141,19 +145,27 @@ class Region:
         options = replace(self.options, boundary=functional.boundary)
         return functional, compile_graph(functional.graph, options)
 
-    def _run_eager(self, args: list[Any]) -> Sequence[Any]:
+    def _run_eager(self, args: Sequence[Any]) -> Sequence[Any]:
         results: Sequence[Any] = self.module.forward(*args)
         return results
 
 
-@dataclass(frozen=True)
+#: counts the calls of all regions: who was used last
+_TICKS = count()
+
+
+@dataclass
 class _Plan:
-    weights: Weights
+    """How a graph is run; by PyTorch, whatever the weights are, where none are packed."""
+
+    weights: Weights | None
     run: Callable[[list[Any]], Sequence[Any]]
     outcome: Outcome
+    used: int = 0
 
-    def because(self, reason: str) -> _Plan:
-        return _Plan(self.weights, self.run, Outcome(None, reason))
+    def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Say whether what is packed is not what these tensors hold now."""
+        return self.weights is not None and not self.weights.are(weights)
 
 
 def _specialised(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:

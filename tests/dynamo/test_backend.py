@@ -163,6 +163,30 @@ def test_each_shape_has_a_plan_of_its_own(monkeypatch):
 
 
 @pytest.mark.usefixtures("always")
+def test_the_plan_that_was_used_longest_ago_goes_first(monkeypatch):
+    monkeypatch.setattr(region, "_MOST_PLANS", 2)
+    made: list[int] = []
+    plain = region.compile_graph
+    monkeypatch.setattr(region, "compile_graph", lambda *given: made.append(1) or plain(*given))
+    run, _ = compiled(lambda x: torch.relu(x) @ x.t(), dynamic=True)
+    with torch.no_grad():
+        for rows in (2, 3, 2, 4, 2):
+            run(torch.randn(rows, 8))
+    assert len(made) == 3  # that of two rows was kept
+
+
+@pytest.mark.usefixtures("always")
+def test_weights_without_a_version_are_not_packed():
+    with torch.inference_mode():
+        model = network()
+        run, regions = compiled(model)
+        for _ in range(2):
+            assert_alike(model, run, image())
+            model[0].weight.mul_(2)  # nobody counts it
+    assert all(outcome.net is None for one in regions for outcome in one.outcomes)
+
+
+@pytest.mark.usefixtures("always")
 def test_graph_breaks_make_several_graphs():
     def broken(x):
         y = torch.sin(x) @ x
