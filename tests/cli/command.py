@@ -40,8 +40,7 @@ def start(*words: object, environment: Mapping[str, str] | None = None, **option
         [sys.executable, "-m", "fmtprop", *map(str, words)],
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-        preexec_fn=listen_to_control_c,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": listen_to_control_c, **options},
     )
 
 
