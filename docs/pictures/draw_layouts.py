@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from fmtprop.dialects.directml import BufferTensor, packed_strides
+from fmtprop.dialects.slice1 import Slice1
+from fmtprop.dialects.xla import Layout, Shape
 from fmtprop.layout import MemoryDesc
-from fmtprop.layout.directml import BufferTensor, packed_strides
-from fmtprop.layout.picture_svg import draw_svg
-from fmtprop.layout.slice1 import Slice1
-from fmtprop.layout.xla import Layout, Shape
+from fmtprop.pictures.svg import draw_svg
 
 
 class Example(NamedTuple):

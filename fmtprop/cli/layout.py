@@ -41,8 +41,8 @@ def layout(
     'f32[2,3]{0,1}'
     """
     from fmtprop.errors import FmtpropError
-    from fmtprop.layout.command import describe, draw, read_layout
-    from fmtprop.layout.picture_svg import OURS
+    from fmtprop.pictures.description import describe, draw, read_layout
+    from fmtprop.pictures.svg import OURS
 
     with failing(USAGE):
         subject = read_layout(form, dims, dtype)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fmtprop.dialects.slice1 import FeatureLevel, Slice1
 from fmtprop.errors import ShapeError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
-from fmtprop.layout.slice1 import FeatureLevel, Slice1
 from fmtprop.ops.building import emit
 from fmtprop.ops.view_attrs import Slice
 

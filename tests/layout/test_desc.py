@@ -212,7 +212,7 @@ def test_with_dtype() -> None:
 
 def test_importing_the_room_loads_neither_torch_nor_onednn() -> None:
     code = (
-        "import sys, fmtprop.layout, fmtprop.layout.directml, fmtprop.layout.xla; "
+        "import sys, fmtprop.layout, fmtprop.dialects.directml, fmtprop.dialects.xla; "
         "print('torch' in sys.modules, 'fmtprop.dnnl' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.dialects.slice1 import Slice1
 from fmtprop.errors import ShapeError
 from fmtprop.ir import Graph, TensorType
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
-from fmtprop.layout.slice1 import Slice1
 from fmtprop.ops import Conv, Eltwise, emit, slice1
 
 IMAGE = torch.arange(1.0, 17.0).reshape(1, 1, 4, 4)

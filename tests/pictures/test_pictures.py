@@ -12,9 +12,9 @@ import pytest
 
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import MemoryDesc
-from fmtprop.layout.picture import compose
-from fmtprop.layout.picture_svg import draw_svg
-from fmtprop.layout.picture_text import draw_text
+from fmtprop.pictures.composition import compose
+from fmtprop.pictures.svg import draw_svg
+from fmtprop.pictures.text import draw_text
 
 DOCS = Path(__file__).parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,6 +1,6 @@
 """Pictures of layouts as SVG: the logical grid above the line of memory, coloured by memory order.
 
-Owns the drawing; ``picture`` owns the content. Must not know how a layout is computed.
+Owns the drawing; ``composition`` owns the content. Must not know how a layout is computed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 from fmtprop.layout.desc import MemoryDesc
-from fmtprop.layout.picture import Cell, Picture, compose
+from fmtprop.pictures.composition import Cell, Picture, compose
 
 CELL = 28
 MARGIN = 18

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fmtprop.dialects.xla import IndexUtil, Layout, Shape, make_shape, parse_shape
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import MemoryDesc, pack
-from fmtprop.layout.xla import IndexUtil, Layout, Shape, make_shape, parse_shape
 
 ABCDEF = np.frombuffer(b"abcdef", np.uint8).reshape(2, 3)
 

@@ -1,6 +1,6 @@
 """Pictures of layouts in a terminal: the logical grid and the line of memory as text.
 
-Owns the rendering; ``picture`` owns the content. Must not know how a layout is computed.
+Owns the rendering; ``composition`` owns the content. Must not know how a layout is computed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fmtprop.layout.desc import MemoryDesc
-from fmtprop.layout.picture import Cell, Picture, compose
+from fmtprop.pictures.composition import Cell, Picture, compose
 
 MAX_COLUMNS = 100
 

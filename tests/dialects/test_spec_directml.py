@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fmtprop as fp
+from fmtprop.dialects.directml import BufferTensor, calc_buffer_tensor_size, packed_strides
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import MemoryDesc, pack, unpack
-from fmtprop.layout.directml import BufferTensor, calc_buffer_tensor_size, packed_strides
 
 
 def letters(text: str) -> np.ndarray:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fmtprop.dialects import directml, xla
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.layout import directml, xla
 from fmtprop.layout.desc import MemoryDesc
-from fmtprop.layout.picture_svg import draw_svg
-from fmtprop.layout.picture_text import draw_text
 from fmtprop.layout.tags import LETTERS, parse_tag
+from fmtprop.pictures.svg import draw_svg
+from fmtprop.pictures.text import draw_text
 
 DRAWN = 512
 """Largest number of positions for which the text includes the picture."""

@@ -6,7 +6,7 @@ import pytest
 
 from fmtprop.errors import FmtpropError, FormatError, ShapeError
 from fmtprop.layout import MemoryDesc
-from fmtprop.layout.command import describe, draw, read_layout
+from fmtprop.pictures.description import describe, draw, read_layout
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fmtprop.layout.xla import IndexUtil, Layout, Shape, make_shape, parse_shape
+from fmtprop.dialects.xla import IndexUtil, Layout, Shape, make_shape, parse_shape
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 xla_client = pytest.importorskip("jax._src.lib", reason="jax without its XLA client").xla_client

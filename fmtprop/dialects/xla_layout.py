@@ -1,7 +1,7 @@
 """XLA's layout: minor-to-major order with padding.
 
 Owns :class:`Layout`, its image in linear memory and its conversion to and from :class:`~fmtprop.layout.MemoryDesc`.
-Public through ``fmtprop.layout.xla``. Must not know about the text form of shapes.
+Public through ``fmtprop.dialects.xla``. Must not know about the text form of shapes.
 """
 
 from __future__ import annotations

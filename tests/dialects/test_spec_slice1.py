@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fmtprop.dialects.slice1 import FeatureLevel, Slice1
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import MemoryDesc, pack, unpack
-from fmtprop.layout.slice1 import FeatureLevel, Slice1
 
 IMAGE = np.arange(1, 17, dtype=np.float32).reshape(1, 1, 4, 4)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fmtprop.dialects.slice1 import FeatureLevel, Slice1
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType
 from fmtprop.layout.geometry import check_dims, dense_strides, integer, integers
-from fmtprop.layout.slice1 import FeatureLevel, Slice1
 
 __all__ = ["BufferTensor", "FeatureLevel", "Slice1", "calc_buffer_tensor_size", "packed_strides"]
 

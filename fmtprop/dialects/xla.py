@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy.typing as npt
 
+from fmtprop.dialects.xla_layout import PADDING_NAMES, Layout
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import address, buffers
 from fmtprop.layout.desc import MemoryDesc
 from fmtprop.layout.dtypes import DataType
 from fmtprop.layout.geometry import Geometry, check_dims, integer, integers
-from fmtprop.layout.xla_layout import PADDING_NAMES, Layout
 
 __all__ = ["IndexUtil", "Layout", "Shape", "make_shape", "parse_shape"]
 
