@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fmtprop.layout import MemoryDesc, convert, pack, unpack
-from fmtprop.machine import cpu_model
+from fmtprop.system.machine import cpu_model
 
 DIMS = (64, 256, 56, 56)
 

@@ -22,13 +22,13 @@ from torch import nn
 import fmtprop as fp
 from benchmarks.op_problems import Problem, problems
 from fmtprop import dnnl
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import describe, like
 from fmtprop.passes.target import Candidate
-from fmtprop.stages import normalise
 from fmtprop.targets.onednn import OneDnnTarget
 
 __all__ = ["main"]

@@ -22,7 +22,7 @@ _EXPORTS = {
     "compile": "fmtprop.api",
     "explain": "fmtprop.dynamo",
     "inspect": "fmtprop.targets.mkldnn",
-    "CompiledModel": "fmtprop.compiled",
+    "CompiledModel": "fmtprop.compiling.compiled",
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
     "from_torch": "fmtprop.frontends",
@@ -48,7 +48,7 @@ __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
     from fmtprop.api import compile as compile
-    from fmtprop.compiled import CompiledModel as CompiledModel
+    from fmtprop.compiling.compiled import CompiledModel as CompiledModel
     from fmtprop.dynamo import explain as explain
     from fmtprop.errors import (
         DnnlError as DnnlError,

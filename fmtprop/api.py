@@ -15,20 +15,21 @@ from typing import Any
 
 import torch
 
-from fmtprop import collector, dnnl
-from fmtprop.compiled import CompiledModel, random_inputs
+from fmtprop import dnnl
+from fmtprop.compiling.compiled import CompiledModel, random_inputs
+from fmtprop.compiling.options import DEFAULT_POLICY, Options
+from fmtprop.compiling.planner import make_plan
+from fmtprop.compiling.stages import check_memory, make_room, normalise
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.layout import MemoryDesc
-from fmtprop.options import DEFAULT_POLICY, Options
-from fmtprop.planner import make_plan
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
-from fmtprop.stages import check_memory, make_room, normalise
+from fmtprop.system import collector
 
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs"]
 

@@ -22,7 +22,7 @@ A message names the node, the operand and axis, the value, the rule, and what to
 
 from __future__ import annotations
 
-from fmtprop.printable import printable_lines
+from fmtprop.system.printable import printable_lines
 
 #: characters of a message: a name from a file may have a million times as many
 _MOST = 4000

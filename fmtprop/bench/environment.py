@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fmtprop.machine import cpu_fields, cpu_model
+from fmtprop.system.machine import cpu_fields, cpu_model
 
 __all__ = ["Environment"]
 

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from fmtprop import collector
 from fmtprop.bench.compare import Agreement, compare_outputs, tensors_of
 from fmtprop.bench.environment import Environment
 from fmtprop.errors import FmtpropError
 from fmtprop.runtime.benchmark import quartiles
+from fmtprop.system import collector
 
 __all__ = [
     "Benchmark",

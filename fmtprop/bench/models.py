@@ -14,9 +14,9 @@ from fmtprop.api import Options
 from fmtprop.bench.contenders import Contender, race_in_processes
 from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peers import Peer, peer
+from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
-from fmtprop.stages import check_memory
 
 __all__ = ["choose_peers", "race"]
 

@@ -13,13 +13,13 @@ from functools import partial
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
+from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.report import Comparison
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.process import use_threads
-from fmtprop.stages import check_memory
 
 __all__ = ["compare_policies"]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.console import keep_stdout
-from fmtprop.limits import MAX_RUNS, MAX_THREADS
+from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 
 
 def _named(model: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from fmtprop.errors import FmtpropError
-from fmtprop.files import replacing
-from fmtprop.printable import printable
+from fmtprop.system.files import replacing
+from fmtprop.system.printable import printable
 
 #: exit codes besides 0; 130 (interrupted) and 141 (nobody reads any more) are the shell's own
 FAILED, USAGE, BROKEN_PIPE = 1, 2, 141

@@ -43,10 +43,10 @@ def show(
     the implementation and the reason. For a picture: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
     """
     from fmtprop.api import Options
+    from fmtprop.compiling.snapshots import snapshots
     from fmtprop.frontends import load
     from fmtprop.report.graph_dot import graphs_dot
     from fmtprop.report.graph_text import graph_data, graphs_text
-    from fmtprop.snapshots import snapshots
 
     if form is Form.JSON:
         keep_stdout()

@@ -8,7 +8,7 @@ import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, Target, Threads, Tune, words
 from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
-from fmtprop.limits import MAX_RUNS
+from fmtprop.system.limits import MAX_RUNS
 
 
 def bench(

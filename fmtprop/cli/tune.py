@@ -10,7 +10,7 @@ import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Threads
 from fmtprop.cli.console import USAGE, emit, failing, progress
-from fmtprop.printable import printable
+from fmtprop.system.printable import printable
 
 
 def tune(

@@ -17,7 +17,7 @@ from fmtprop.dnnl.capability import supports
 from fmtprop.dnnl.library import Library, load, rejections
 from fmtprop.dnnl.locate import ENV_LIBRARY, INSTALL_HINT, NEWER, NEWER_HINT, candidates, passed_over
 from fmtprop.errors import LoadError
-from fmtprop.machine import cpu_model
+from fmtprop.system.machine import cpu_model
 
 DATA_TYPES = ("f32", "bf16", "f16", "s8")
 VARIABLES = (

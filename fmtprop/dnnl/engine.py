@@ -8,7 +8,7 @@ from typing import ClassVar
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
-from fmtprop.locks import ProcessLock
+from fmtprop.system.locks import ProcessLock
 
 _CPU = _abi.ENUMS["dnnl_engine_kind_t"]["cpu"]
 _IN_ORDER = _abi.ENUMS["dnnl_stream_flags_t"]["stream_in_order"]

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from fmtprop.dnnl.library import lib, loaded
 from fmtprop.errors import LibraryError, LoadError
-from fmtprop.locks import ProcessLock
+from fmtprop.system.locks import ProcessLock
 
 T = TypeVar("T")
 

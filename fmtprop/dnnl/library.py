@@ -18,7 +18,7 @@ from typing import Any
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.locate import INSTALL_HINT, Candidate, candidates, explicit_path, opencl_cpu_driver
 from fmtprop.errors import DnnlError, LibraryError, LoadError
-from fmtprop.locks import ProcessLock
+from fmtprop.system.locks import ProcessLock
 
 OPENCL_DRIVERS = "OCL_ICD_FILENAMES"
 

@@ -24,7 +24,7 @@ from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.repro import benchdnn_line
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
-from fmtprop.locks import ProcessLock
+from fmtprop.system.locks import ProcessLock
 
 # of sketches that make their native objects; a hint among the arguments may be a sketch too
 _lock = ProcessLock()

@@ -15,7 +15,7 @@ from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status, status_name
 from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.repro import benchdnn_line
-from fmtprop.locks import ProcessLock
+from fmtprop.system.locks import ProcessLock
 
 _REMEDIES = {
     "unimplemented": "no implementation takes these formats and data types: use `any`, a plain format, or f32",

@@ -15,9 +15,9 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
+from fmtprop.compiling.options import Options
 from fmtprop.dynamo.region import Region
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.options import Options
 
 __all__ = ["backend", "options_of", "regions_by"]
 

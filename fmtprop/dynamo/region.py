@@ -18,12 +18,12 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fmtprop.api import compile_graph
-from fmtprop.compiled import CompiledModel
+from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.options import Options
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
-from fmtprop.locks import ProcessLock
-from fmtprop.options import Options
+from fmtprop.system.locks import ProcessLock
 
 __all__ = ["Outcome", "Region"]
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fmtprop.errors import GraphError, ImportModelError
-from fmtprop.files import check_readable, path_of
 from fmtprop.frontends.torch_log import held_back, reason
 from fmtprop.ir import file as graph_file
 from fmtprop.ir.builtin import builtin_names, builtin_path
 from fmtprop.ir.graph import Graph
+from fmtprop.system.files import check_readable, path_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -31,8 +31,8 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.locks import ProcessLock
 from fmtprop.ops.host import Parts
+from fmtprop.system.locks import ProcessLock
 
 __all__ = ["from_torch"]
 

@@ -33,7 +33,6 @@ from typing import Any
 import networkx as nx
 
 from fmtprop.errors import GraphError
-from fmtprop.files import check_replaceable, read, replacing
 from fmtprop.ir.file_data import Reader, Writer
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.json_text import parse_json
@@ -41,6 +40,7 @@ from fmtprop.ir.networkx_form import from_networkx, plain_node
 from fmtprop.ir.node import Value
 from fmtprop.ir.plain import attrs_from_plain
 from fmtprop.ir.verify import Stage, verify
+from fmtprop.system.files import check_replaceable, read, replacing
 
 __all__ = ["FORMAT", "VERSION", "load", "save"]
 

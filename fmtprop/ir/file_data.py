@@ -22,13 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fmtprop.errors import GraphError, ShapeError
-from fmtprop.files import check_readable, replacing
 from fmtprop.ir.deferred import SMALL_NBYTES, Deferred
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
+from fmtprop.system.files import check_readable, replacing
 
 #: constants of up to this many elements stand in the document itself
 INLINE_ELEMENTS = 64

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from fmtprop.errors import GraphError
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.printable import printable, shortened
+from fmtprop.system.printable import printable, shortened
 
 #: characters of a name in a message
 _SHOWN = 200

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fmtprop.errors import FmtpropError
-from fmtprop.files import check_replaceable, path_of, replacing
+from fmtprop.system.files import check_replaceable, path_of, replacing
 
 __all__ = ["FORMS", "Renderable", "check_destination", "write_report", "write_text"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.passes.formats import describe
-from fmtprop.printable import printable
 from fmtprop.report.model import op_with_tail
+from fmtprop.system.printable import printable
 
 __all__ = ["graph_dot", "graphs_dot"]
 

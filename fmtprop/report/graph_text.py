@@ -11,8 +11,8 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.networkx_form import plain_node
 from fmtprop.ir.node import Node
 from fmtprop.passes.formats import describe
-from fmtprop.printable import printable
 from fmtprop.report.model import op_with_tail
+from fmtprop.system.printable import printable
 
 __all__ = ["catalogue_data", "catalogue_text", "graph_data", "graph_text", "graphs_text", "op_counts"]
 

@@ -8,7 +8,7 @@ import re
 import torch
 
 from fmtprop import dnnl
-from fmtprop.machine import cpu_model
+from fmtprop.system.machine import cpu_model
 
 
 def machine(target: str = "onednn") -> dict[str, str]:

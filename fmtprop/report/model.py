@@ -23,8 +23,8 @@ from fmtprop.runtime.plan import Plan, Step
 if TYPE_CHECKING:
     import torch
 
+    from fmtprop.compiling.contest import Contest
     from fmtprop.passes.optimal import Certificate
-    from fmtprop.runtime.contest import Contest
     from fmtprop.tuning import Tuning
 
 #: share of a run in steps without optimized code beyond which a report warns; ops that it names

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from fmtprop.printable import printable
+from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
     from fmtprop.report.comparison import Comparison

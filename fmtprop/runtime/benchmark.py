@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from fmtprop.errors import InputError
-from fmtprop.limits import MAX_RUNS
+from fmtprop.system.limits import MAX_RUNS
 
 
 @dataclass(frozen=True)

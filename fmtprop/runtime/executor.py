@@ -10,12 +10,12 @@ from math import inf
 import torch
 
 from fmtprop import dnnl
-from fmtprop.locks import ProcessLock
 from fmtprop.runtime.boundary import Boundary, Port
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.selfcheck import PassedChecks
 from fmtprop.runtime.threads import current_threads, for_threads, running_with
+from fmtprop.system.locks import ProcessLock
 
 
 class Executor:

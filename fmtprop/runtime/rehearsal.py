@@ -18,11 +18,11 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import Constant
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Target
 from fmtprop.runtime.build import build_plan, computed_nodes, is_native
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
+from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, numbers
 

@@ -19,7 +19,6 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
-from fmtprop.files import append, locked, read
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
@@ -29,6 +28,7 @@ from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
 from fmtprop.runtime.host_check import check_call, is_run_by_pytorch, needs_check
 from fmtprop.runtime.plan import Step
+from fmtprop.system.files import append, locked, read
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.channelwise import JIT

@@ -18,7 +18,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
-from fmtprop.limits import MAX_THREADS
+from fmtprop.system.limits import MAX_THREADS
 
 #: calls of each stream that wait or run; enough that no stream ever waits for the next input
 _DEPTH = 2

@@ -10,7 +10,7 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.machine import memory_nbytes
+from fmtprop.system.machine import memory_nbytes
 
 #: bytes; a cache line, and the widest vector register
 ALIGNMENT = 64

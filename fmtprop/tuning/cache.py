@@ -21,9 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from fmtprop import dnnl
-from fmtprop.files import locked, read, replacing
-from fmtprop.locks import ProcessLock
-from fmtprop.machine import cpu_model
+from fmtprop.system.files import locked, read, replacing
+from fmtprop.system.locks import ProcessLock
+from fmtprop.system.machine import cpu_model
 from fmtprop.tuning.directory import cache_directory
 
 _HEADER = "fmtprop tuning 1"

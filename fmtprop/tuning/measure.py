@@ -39,8 +39,8 @@ from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
 from fmtprop.jit import Kernel, StandaloneKernel, Work
 from fmtprop.layout import MemoryDesc
-from fmtprop.machine import last_level_cache_nbytes
 from fmtprop.passes.target import Candidate
+from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.arguments import arguments
 from fmtprop.targets.memory import ALIGNMENT, numbers
 from fmtprop.tuning.calls import Argument, TimedCall, TimedKernel

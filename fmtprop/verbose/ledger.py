@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fmtprop.printable import printable, shortened
+from fmtprop.system.printable import printable, shortened
 from fmtprop.verbose.parse import Execution, parse_line
 
 __all__ = ["Ledger"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fmtprop import machine
 from fmtprop.bench import Environment
+from fmtprop.system import machine
 
 
 def test_linux_fields_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fmtprop.bench.flops import count_flops
+from fmtprop.compiling.stages import normalise
 from fmtprop.frontends import from_torch, load
-from fmtprop.stages import normalise
 
 BATCHED = torch.randn(2, 5, 7)
 

@@ -86,7 +86,7 @@ def test_error_while_working_is_code_1(capsys, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise PassError("pass fold (the first pass): node conv_1 (convolution): wrong")
 
-    monkeypatch.setattr("fmtprop.snapshots.snapshots", fail)
+    monkeypatch.setattr("fmtprop.compiling.snapshots.snapshots", fail)
     code, out, err = fmtprop(capsys, "show", "chain")
     assert (code, out, err) == (1, "", "error: pass fold (the first pass): node conv_1 (convolution): wrong\n")
 
@@ -95,7 +95,7 @@ def test_a_defect_is_not_hidden(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("fmtprop.snapshots.snapshots", fail)
+    monkeypatch.setattr("fmtprop.compiling.snapshots.snapshots", fail)
     from fmtprop.cli import main
 
     with pytest.raises(ZeroDivisionError):
@@ -106,7 +106,7 @@ def test_interrupted(capsys, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fmtprop.snapshots.snapshots", interrupt)
+    monkeypatch.setattr("fmtprop.compiling.snapshots.snapshots", interrupt)
     code, out, err = fmtprop(capsys, "show", "chain")
     assert (code, out) == (130, "")
     assert "Traceback" not in err

@@ -12,6 +12,7 @@ from typing import Any
 
 import fmtprop as fp
 from fmtprop import dnnl
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
@@ -20,7 +21,6 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import like, plain, usual
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.plan import Home
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
 

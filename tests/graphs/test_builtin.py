@@ -12,7 +12,7 @@ import torch
 
 import fmtprop as fp
 from fmtprop import dnnl
-from fmtprop.options import OPTIMAL
+from fmtprop.compiling.options import OPTIMAL
 from fmtprop.passes.policies import POLICIES
 from fmtprop.runtime.agreement import relative_error
 from graphs import make

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import fmtprop
-from fmtprop import dnnl, planner
+from fmtprop import dnnl
+from fmtprop.compiling import planner
+from fmtprop.compiling.stages import normalise
 from fmtprop.errors import GraphError
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.file import load, save
@@ -19,7 +21,6 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.tensors import defer, materialise, tensor_type
 from fmtprop.ir.types import TensorType
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
-from fmtprop.stages import normalise
 
 #: more than is read at once
 LARGE = (96, 16, 4, 4)

@@ -13,14 +13,14 @@ from unittest import mock
 
 import torch
 
-from fmtprop import contestants, planner
 from fmtprop.api import CompiledModel, Options, compile_graph
+from fmtprop.compiling import contestants, planner
+from fmtprop.compiling.contest import Contest
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
-from fmtprop.runtime.contest import Contest
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir.graph import Graph
-from fmtprop.stages import normalise
 
 ROOT = math.sqrt(2 / math.pi)
 

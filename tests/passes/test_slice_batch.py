@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop import contestants, planner
+from fmtprop.compiling import contestants, planner
+from fmtprop.compiling.contest import Contest
 from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Concat, Eltwise, Permute, emit
@@ -18,7 +19,6 @@ from fmtprop.ops.view_attrs import Reshape, Slice
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.slice_batch import SliceBatch
-from fmtprop.runtime.contest import Contest
 from tests.passes.rewriting import Builder, rewrite
 
 

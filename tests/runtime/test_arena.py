@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fmtprop.compiling.stages import normalise
 from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.arena import ALIGNMENT, Lifetime, align, plan_arena
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.runtime.in_place import blocks_of, put_in_place
 

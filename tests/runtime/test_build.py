@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PlanError
 from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
@@ -32,7 +33,6 @@ from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.constants import ConstantStore, release
 from fmtprop.runtime.plan import Home
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 
 DIMS = (1, 16, 8, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmtprop.compiling.stages import normalise
 from fmtprop.errors import PlanError
 from fmtprop.frontends import load
 from fmtprop.ir.graph import Graph
@@ -24,7 +25,6 @@ from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Access, Home
 from fmtprop.runtime.selfcheck import check_primitive
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.runtime.in_place import blocks_of, put_in_place
 

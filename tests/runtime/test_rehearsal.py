@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.compiling.contest import contest
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.runtime import Plan, build_plan
-from fmtprop.runtime.contest import contest
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import PassedChecks, check_steps
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from tests.other_plans import unlike_any_other
+from tests.compiling.other_plans import unlike_any_other
 
 X = torch.randn(1, 3, 20, 20)
 

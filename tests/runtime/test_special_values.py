@@ -12,6 +12,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import OPSET, OpDef
 from fmtprop.layout import MemoryDesc
@@ -20,7 +21,6 @@ from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import relative_error, small_numbers
 from fmtprop.runtime.calls import call_reference
-from fmtprop.stages import normalise
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.mkldnn import MkldnnCosts
 from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL, Function

@@ -246,7 +246,7 @@ def test_bf16_equals_pytorch():
 
 
 def test_bf16_where_there_is_none_runs_in_f32(monkeypatch):
-    monkeypatch.setattr("fmtprop.stages.computes_in", lambda dtype: False)
+    monkeypatch.setattr("fmtprop.compiling.stages.computes_in", lambda dtype: False)
     with pytest.warns(RuntimeWarning, match="PyTorch's oneDNN has no bf16 on this CPU"):
         net = fp.compile("chain", target="mkldnn", dtype="bf16")
     assert net.precision == "f32"
@@ -377,6 +377,8 @@ def test_unknown_targets_are_refused():
 
 
 def test_a_failed_check_names_the_operator(monkeypatch):
-    monkeypatch.setattr("fmtprop.tensor_planner.check_tensor_steps", lambda steps: iter(["node x: y is off by 1"]))
+    monkeypatch.setattr(
+        "fmtprop.compiling.tensor_planner.check_tensor_steps", lambda steps: iter(["node x: y is off by 1"])
+    )
     with pytest.raises(PlanError, match="model chain: node x: y is off by 1; report it"):
         fp.compile("chain", target="mkldnn")

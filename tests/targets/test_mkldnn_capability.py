@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.compiling.stages import normalise
 from fmtprop.ir.op import OPSET, Category
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -13,7 +14,6 @@ from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.prelu import Prelu
 from fmtprop.runtime.plan import Access, Step
 from fmtprop.runtime.tensor_check import check_tensor_steps
-from fmtprop.stages import normalise
 from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher
 from fmtprop.targets.mkldnn.capability import capability_table
 from fmtprop.targets.mkldnn.formats import opaque

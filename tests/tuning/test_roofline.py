@@ -6,6 +6,7 @@ from math import isfinite
 
 import pytest
 
+from fmtprop.compiling.snapshots import snapshots
 from fmtprop.frontends import load
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.types import TensorType
@@ -13,7 +14,6 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.target import Candidate
-from fmtprop.snapshots import snapshots
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 from fmtprop.tuning.roofline import ModelCosts, efficiency
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop import contestants, planner
+from fmtprop.compiling import contest as contest_module
+from fmtprop.compiling import contestants, planner
 from fmtprop.errors import DnnlError, PassError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.optimal import assign
-from fmtprop.runtime import contest as contest_module
 from fmtprop.runtime import selfcheck
-from tests.other_plans import unlike_any_other
+from tests.compiling.other_plans import unlike_any_other
 from tests.passes.only_filtered import only_filtered
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import resource
 
-from fmtprop.machine import memory_nbytes
+from fmtprop.system.machine import memory_nbytes
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -12,18 +12,18 @@ import torch
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
-from fmtprop.limits import MAX_RUNS
 from fmtprop.runtime import Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.runtime.tensors import executor_of
 from fmtprop.runtime.threads import current_threads
+from fmtprop.system.limits import MAX_RUNS
 
 if TYPE_CHECKING:
-    from fmtprop.options import Options
+    from fmtprop.compiling.contest import Contest
+    from fmtprop.compiling.options import Options
     from fmtprop.passes.optimal import Certificate
     from fmtprop.report import Report
-    from fmtprop.runtime.contest import Contest
     from fmtprop.tuning import Tuning
 
 #: runs before those that count, and those that do, where nothing else is asked for

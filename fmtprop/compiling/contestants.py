@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.errors import PassError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.machine import last_level_cache_nbytes
-from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
@@ -25,7 +25,7 @@ from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Candidate, Target
-from fmtprop.runtime.attempts import Attempts
+from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.tuning import MEASURING, TunedCosts
 from fmtprop.tuning.problem import persistent_text
 

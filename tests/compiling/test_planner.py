@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import fmtprop as fp
-from fmtprop import contestants, planner
+from fmtprop.compiling import contest as contest_module
+from fmtprop.compiling import contestants, planner
+from fmtprop.compiling.contest import Contest, _winner
+from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
-from fmtprop.runtime import contest as contest_module
-from fmtprop.runtime.contest import Contest, _winner
-from fmtprop.stages import normalise
-from tests.other_plans import unlike_any_other
+from tests.compiling.other_plans import unlike_any_other
 
 
 @pytest.fixture

@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from fmtprop.compiled import random_inputs
-from fmtprop.contestants import ALL, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants
+from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.compiled import random_inputs
+from fmtprop.compiling.contest import Contest, contest
+from fmtprop.compiling.contestants import ALL, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants
+from fmtprop.compiling.options import OPTIMAL, Options
+from fmtprop.compiling.stages import activations_nbytes, make_room, weights_nbytes
+from fmtprop.compiling.tensor_planner import plan_tensors
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
-from fmtprop.runtime.attempts import Attempts
-from fmtprop.runtime.contest import Contest, contest
 from fmtprop.runtime.host_check import is_run_by_pytorch
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_steps
-from fmtprop.stages import activations_nbytes, make_room, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.tensor_planner import plan_tensors
 from fmtprop.tuning import MEASURING, TunedCosts, Tuning, TuningCache, costs_for
 from fmtprop.tuning.cache import key_of
 

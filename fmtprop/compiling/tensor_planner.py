@@ -1,4 +1,4 @@
-"""From a normal graph to a plan of PyTorch operators: the mkldnn target's counterpart of :mod:`fmtprop.planner`.
+"""From a normal graph to a plan of PyTorch operators: the mkldnn target's counterpart of `planner`.
 
 Owns the order: formats assigned by a policy, frozen, and each distinct operator checked once. Decides no format itself.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.errors import PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
-from fmtprop.options import OPTIMAL, Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, resolve_pins
 from fmtprop.runtime import Plan

@@ -1,23 +1,24 @@
 """A model on its way from imported to formatted graph, kept to be shown.
 
-Owns the names of the stages. What each of them does is :mod:`fmtprop.stages`' and :mod:`fmtprop.contestants`' affair.
+Owns the names of the stages. What each of them does is the affair of :mod:`~fmtprop.compiling.stages` and
+:mod:`~fmtprop.compiling.contestants`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmtprop.contestants import Contestants
+from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.contestants import Contestants
+from fmtprop.compiling.options import Options
+from fmtprop.compiling.stages import activations_nbytes, normalise, weights_nbytes
+from fmtprop.compiling.tensor_planner import tensor_assigner
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.options import Options
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats
-from fmtprop.runtime.attempts import Attempts
-from fmtprop.stages import activations_nbytes, normalise, weights_nbytes
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.tensor_planner import tensor_assigner
 from fmtprop.tuning import costs_for
 
 __all__ = ["STAGES", "Snapshot", "snapshots"]

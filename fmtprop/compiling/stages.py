@@ -1,7 +1,7 @@
 """A model's way from imported to normal graph, and the memory that its stages leave behind.
 
 Owns which passes run before formats are assigned. How a pass works is its own affair; the plan and its checks are
-:mod:`fmtprop.planner`'s.
+:mod:`fmtprop.compiling.planner`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from fmtprop import dnnl
-from fmtprop.collector import collect_young
 from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
@@ -25,6 +24,7 @@ from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
+from fmtprop.system.collector import collect_young
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.mkldnn import computes_in

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import torch
 
-from fmtprop.runtime.attempts import Attempts
+from fmtprop.compiling.attempts import Attempts
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import huge_bytes

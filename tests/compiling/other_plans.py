@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fmtprop import contestants
+from fmtprop.compiling import contestants
 
 
 def unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

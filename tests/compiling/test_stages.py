@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fmtprop import dnnl
+from fmtprop.compiling.snapshots import snapshots
+from fmtprop.compiling.stages import activations_nbytes, normalise
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import load
 from fmtprop.ir.graph import Graph
@@ -14,8 +16,6 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Binary, Conv
 from fmtprop.ops.building import emit
 from fmtprop.passes.pipeline import NORMALISE
-from fmtprop.snapshots import snapshots
-from fmtprop.stages import activations_nbytes, normalise
 
 
 def test_every_pass_in_order():

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fmtprop as fp
-from fmtprop import collector
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType
+from fmtprop.system import collector
 
 
 @pytest.fixture(autouse=True)

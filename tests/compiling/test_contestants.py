@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fmtprop.contestants import Contestant
+from fmtprop.compiling.contestants import Contestant
 from fmtprop.ir import Attrs, Choice, Graph, Node, PostOp, TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Eltwise, Sum

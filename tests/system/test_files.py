@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fmtprop.files import append, check_readable, check_replaceable, locked, read, replacing
+from fmtprop.system.files import append, check_readable, check_replaceable, locked, read, replacing
 
 OURS = re.compile(b"ours")
 

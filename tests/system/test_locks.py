@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fmtprop.locks import ProcessLock
+from fmtprop.system.locks import ProcessLock
 
 
 def in_child(work) -> int:

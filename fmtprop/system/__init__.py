@@ -1,0 +1,1 @@
+"""What this process and its operating system offer: memory, files, locks, the cycle collector, a terminal."""
