@@ -11,6 +11,7 @@ from fmtprop.ir.op import Category, OpDef, opdef
 from fmtprop.layout import DataType
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
+from fmtprop.passes.editing import unused_name
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Conversion:
         declaration = opdef(node.op)
         wanted = self._precision(node, declaration, inputs)
         converted = {name: self._cast(value, wanted[name]) for name, value in inputs.items()}
-        narrow = any(
+        narrow = not _names_its_type(node) and any(
             self.out.type_of(value).dtype is self.dtype
             for name, value in converted.items()
             if not _is_parameter(declaration, name)
@@ -83,7 +84,6 @@ class _Conversion:
         """Return the data type in which each operand is to be read."""
         original = {name: self.source.type_of(value).dtype for name, value in self.source.inputs(node.name).items()}
         compute = declaration.category is Category.COMPUTE
-        host = declaration.category is Category.HOST or node.op == "reorder"
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
         # oneDNN reads the slopes of a prelu post-op as f32, whatever else is narrow
         slopes = {name for post_op in node.post_ops if post_op.op == "prelu" for name in post_op.operands}
@@ -91,7 +91,7 @@ class _Conversion:
         narrow = compute or any(arrives[name] is self.dtype for name in data)
         wanted = {}
         for name, dtype in original.items():
-            if host or not narrow or dtype is not DataType.F32:
+            if _names_its_type(node) or not narrow or dtype is not DataType.F32:
                 wanted[name] = dtype
             elif name in data or (compute and name == "weights"):
                 wanted[name] = self.dtype
@@ -108,7 +108,8 @@ class _Conversion:
         if self.out.type_of(value).dtype is dtype:
             return value
         if (value, dtype) not in self.casts:
-            self.casts[value, dtype] = emit(self.out, "reorder", {"src": value}, Reorder(dtype.value))
+            name = unused_name("reorder", self.out, self.source)  # the model has conversions of its own
+            self.casts[value, dtype] = emit(self.out, "reorder", {"src": value}, Reorder(dtype.value), name=name)
         return self.casts[value, dtype]
 
     def _store_accumulators(self) -> None:
@@ -137,6 +138,11 @@ class _Conversion:
                 return []
             value = self.out.inputs(node.name)["src"]
         return []
+
+
+def _names_its_type(node: Node) -> bool:
+    """Whether a node's result has the type that the model names: a conversion of its own, or a call as it stands."""
+    return node.op == "reorder" or opdef(node.op).category is Category.HOST
 
 
 def _is_parameter(declaration: OpDef, name: str) -> bool:

@@ -49,6 +49,9 @@ class ReferenceTarget:
         formats = {name: _strided(desc) if free or name in names else plain(desc) for name, desc in request.items()}
         if free and opdef(node.op).category not in (Category.HOST, Category.VIEW):
             formats |= _following(request, names)
+        for post_op in node.post_ops:
+            if post_op.op == "sum" and post_op.operand is not None:
+                formats[post_op.operand] = formats["dst"]  # both are one buffer
         results = tuple(formats[name] for name in names)
         if any(results[i] != request[name] and request[name].kind != "any" for i, name in enumerate(names)):
             return

@@ -156,3 +156,18 @@ def test_what_does_not_compute_is_unchanged():
     graph = lowered(nn.Softmax(1), torch.randn(2, 4))
     assert {node.op for node in graph.nodes()} == {"input", "softmax", "output"}
     assert types(graph, "softmax") == ["f32"]
+
+
+class Rounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x).bfloat16().float()) * 2
+
+
+def test_conversions_of_the_model_s_own_keep_the_types_and_names_that_they_have():
+    graph = check(Rounded(), torch.randn(1, 8, 9, 9))
+    assert graph.node("reorder_1").results[0].dtype is DataType.BF16
+    assert graph.node("reorder_2").results[0].dtype is DataType.F32

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.reorder import Reorder
+from fmtprop.ops.sum import Sum
+from fmtprop.passes.formats import channels_last
 from fmtprop.targets import ReferenceTarget
 from tests.targets.nodes import convolution, node_of, request
 
@@ -72,3 +75,13 @@ def test_reorder_costs():
     assert target.reorder_cost(PLAIN, LAST) > 0
     assert target.reorder_cost(PLAIN, BLOCKED) is None
     assert target.reorder_cost(BLOCKED, PLAIN) is None
+
+
+def test_the_operand_of_a_sum_lies_as_the_result_does():
+    node, formats = convolution()
+    node = node.with_(post_ops=(PostOp("sum", Sum((1.0,)), "post_op_0"),))
+    dst = MemoryDesc(node.results[0].dims, node.results[0].dtype)
+    last = {name: channels_last(MemoryDesc(desc.dims, desc.dtype)) for name, desc in formats.items()}
+    for wanted in (dst, MemoryDesc.any(dst.dims, dst.dtype)):
+        (offer,) = offers(node, {**last, "post_op_0": channels_last(dst), "dst": wanted})
+        assert offer.operands["post_op_0"] == offer.results[0]
