@@ -60,7 +60,7 @@ VISION = {
         "EfficientNetConfig",
         {"width_coefficient": 0.5, "depth_coefficient": 0.5, "image_size": 96, "hidden_dim": 640},
     ),
-    # zeros before a maximum are no padding of oneDNN's, and PyTorch's group normalization is the faster one; the
+    # zeros before a maximum are no padding of oneDNN's, and its group normalization is a loop; the
     # standardisation of its weights is a batch normalization of constants, folded
     "bit": Model(
         "BitForImageClassification",
@@ -128,7 +128,10 @@ def test_vision_models(name: str) -> None:
         outputs_agree(net(x), want)
         outputs_agree(net(-x), module(-x))
     assert want.logits.abs().max() > 0
-    assert fallbacks(net) == model.fallbacks
+    found = fallbacks(net)
+    assert model.fallbacks <= found
+    # an op of ours may run by PyTorch where that costs less; one of ATen's alone runs nowhere else
+    assert not {name for name in found - model.fallbacks if name.startswith("aten.")}
     report_names_fallbacks(net)
 
 
