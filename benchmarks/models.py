@@ -25,7 +25,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir import file
 from fmtprop.ir.graph import Graph
-from fmtprop.tuning.directory import cache_directory
+from fmtprop.store import cache_directory
 from graphs.architectures import ARCHITECTURES
 from graphs.make import FOLDER, describe_weights
 

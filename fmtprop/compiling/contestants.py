@@ -31,7 +31,7 @@ from fmtprop.tuning.problem import persistent_text
 
 __all__ = ["ALL", "BEST", "DIRECT", "GREEDY", "MERGED", "NAMES", "SLICED", "Contestant", "Contestants"]
 
-#: what they are called: on disk, a winner is its place in this list
+#: what they are called, in the store too
 NAMES = (
     "optimal",
     "optimal, no node run as several",

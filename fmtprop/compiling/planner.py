@@ -25,10 +25,10 @@ from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.host_check import is_run_by_pytorch
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
-from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_steps
+from fmtprop.runtime.selfcheck import Mismatch, check_steps
+from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.tuning import MEASURING, TunedCosts, Tuning, TuningCache, costs_for
-from fmtprop.tuning.cache import key_of
+from fmtprop.tuning import MEASURING, TunedCosts, Tuning, costs_for
 
 __all__ = ["Planned", "make_plan"]
 
@@ -114,7 +114,7 @@ class _Chosen:
     certificate: Certificate | None = None
     contest: Contest | None = None
     #: what is remembered of the contest
-    verdict: Mapping[str, float] = field(default_factory=dict)
+    verdict: Mapping[str, str] = field(default_factory=dict)
     #: what ran there, but for its weights
     outline: Plan | None = None
 
@@ -123,8 +123,8 @@ class _Planner:
     def __init__(self, normal: Graph, options: Options, lap: Lap, again: Callable[[], Graph] | None) -> None:
         self.normal, self.options, self.lap, self.again = normal, options, lap, again
         self.target, self.fallback = OneDnnTarget(), ReferenceTarget()
-        self.memory = PassedChecks() if options.verify != "off" else None
-        self.cache = TuningCache()
+        self.store = Store()
+        self.checked = options.verify != "off"
         #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
         self.costs: TunedCosts | None = None
         self.tuning: Tuning | None = None
@@ -160,10 +160,11 @@ class _Planner:
             make_room(self.normal)
             plan = build_plan(graph, self.target, consume=self.again is not None)
             self.lap("plan")
-            wrong = check_steps(plan.steps, self.memory, plan.packed) if self.memory is not None else []
+            wrong = check_steps(plan.steps, self.store, plan.packed) if self.checked else []
             self.lap("check")
         if not wrong:
-            self.cache.add(chosen.verdict)
+            for key, name in chosen.verdict.items():
+                self.store.remember(key, name)
             return Planned(graph, plan, chosen.certificate, chosen.contest, self.tuning)
         if self.rerouted == _ATTEMPTS:
             raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
@@ -172,15 +173,15 @@ class _Planner:
     def _check_unpacked(self, chosen: _Chosen) -> list[Mismatch]:
         """Return what gives a wrong answer, while memory does not hold packed weights yet: a check takes its own."""
         kept = chosen.kept
-        if self.memory is None or not can_rehearse(kept.graph):
+        if not self.checked or not can_rehearse(kept.graph):
             return []
         key = key_of({"plan": kept.key})
-        if key in self.memory:
+        if self.store.has_passed(key):
             return []
         plan = chosen.outline or outline(kept.graph, self.target)
-        wrong = check_steps(plan.steps, self.memory, plan.packed)
+        wrong = check_steps(plan.steps, self.store, plan.packed)
         if not wrong:
-            self.memory.add([key])
+            self.store.add_passed([key])
         return wrong
 
     def _reroute(self, wrong: list[Mismatch]) -> None:
@@ -210,8 +211,8 @@ class _Planner:
         kept, result, plan = raced
         self.lap("confirm")
         verdict = {
-            _place_key(best, self.patient): 1.0 + NAMES.index(kept.name),
-            _pair_key(best, kept): 1.0,
+            _winner_key(best, self.patient): kept.name,
+            _pair_key(best, kept): kept.name,
         }
         return _Chosen(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
 
@@ -240,7 +241,7 @@ class _Planner:
             activations_nbytes=activations_nbytes(self.normal),
             budget=options.tune_budget,
             progress=options.progress,
-            cache=self.cache,
+            store=self.store,
         )
 
     # ------------------------------------------------------------------ which is the fastest
@@ -311,11 +312,11 @@ class _Planner:
         if self.options.tune == "remeasure":
             return None
         for patient in (True,) if self.patient else (True, False):
-            place = self.cache.get(_place_key(rivals.best, patient))
-            if place is not None and 1 <= place <= len(NAMES):
-                kept = rivals.get(NAMES[int(place) - 1])
+            name = self.store.verdict(_winner_key(rivals.best, patient))
+            if name in NAMES:
+                kept = rivals.get(name)
                 # by other costs, another plan may have the same name
-                if kept is not None and self.cache.get(_pair_key(rivals.best, kept)) is not None:
+                if kept is not None and self.store.verdict(_pair_key(rivals.best, kept)) is not None:
                     return kept
         return None
 
@@ -327,7 +328,7 @@ def _is_kept(promise: Certificate | None, result: Contest) -> bool:
     return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
 
 
-def _place_key(best: Contestant, patient: bool) -> str:
+def _winner_key(best: Contestant, patient: bool) -> str:
     """Return the key of who beat the choice by cost, or whether it won, on this machine with these threads."""
     return key_of({"contest": best.key, "patient": patient})
 

@@ -13,8 +13,8 @@ from fmtprop import dnnl
 from fmtprop.runtime.boundary import Boundary, Port
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
-from fmtprop.runtime.selfcheck import PassedChecks
 from fmtprop.runtime.threads import current_threads, for_threads, running_with
+from fmtprop.store import Store
 from fmtprop.system.locks import ProcessLock
 
 
@@ -143,7 +143,7 @@ class Executor:
         with self._planning.current:
             runner = self._runners.get(threads)
             if runner is None:
-                plan = for_threads(self.plan, threads, PassedChecks() if self._checked else None)
+                plan = for_threads(self.plan, threads, Store() if self._checked else None)
                 # where there is no such plan, the first one's contexts serve
                 runner = _Runner(plan) if plan is not self.plan else self._runners[self.plan.threads]
                 self._runners[threads] = runner

@@ -8,11 +8,9 @@ remembered on disk by problem, library, CPU and threads.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,15 +26,13 @@ from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
 from fmtprop.runtime.host_check import check_call, is_run_by_pytorch, needs_check
 from fmtprop.runtime.plan import Step
-from fmtprop.system.files import append, locked, read
+from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.channelwise import JIT
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
 from fmtprop.targets.reference import REFERENCE
 from fmtprop.targets.tail import own_code, tail_of
-from fmtprop.tuning.cache import key_of
-from fmtprop.tuning.directory import cache_directory
 from fmtprop.tuning.problem import persistent_text
 
 #: what PyTorch would run by a oneDNN of its own
@@ -44,9 +40,6 @@ _INDEPENDENT = {"convolution": convolve}
 
 #: how to see again that PyTorch misreads a memory format, or its operator what it is given
 _BY_PYTORCH = "the operator on the same numbers in these formats, and the op's reference on them row-major"
-
-#: bytes of the file of checks; ten thousand of them are a thousandth
-_MAX_NBYTES = 1 << 28
 
 #: bytes that checks share; what is beyond them has memory of its own
 _ROOM = 48 << 20
@@ -78,53 +71,14 @@ class Mismatch:
         return f"{self.node.label}: {impl} is off by {self.error:.1e} relative; reproduce with: {self.repro}"
 
 
-class PassedChecks:
-    """The keys of the checks that passed, shared by all processes of a user.
-
-    Parameters
-    ----------
-    path : Path, optional
-        The file; by default one for this library and instruction set in the user's cache directory
-        (``FMTPROP_CACHE_DIR`` overrides it).
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        library = dnnl.lib()
-        name = f"verified-{library.hash[:12]}-{library.isa}.txt"
-        self.path = path or cache_directory() / name
-        self._known: set[str] = set()
-        try:
-            self._known.update(read(self.path, _MAX_NBYTES).decode("ascii", errors="replace").split())
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            _warn(f"cannot read {self.path} ({error.strerror}); every primitive is checked again")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._known
-
-    def add(self, keys: Iterable[str]) -> None:
-        """Remember keys here and on disk; a disk that can't be written costs a warning, nothing else."""
-        new = [key for key in keys if key not in self._known]
-        if not new:
-            return
-        self._known.update(new)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path, timeout=10):
-                append(self.path, "".join(f"{key}\n" for key in new).encode("ascii"))
-        except OSError as error:
-            _warn(f"cannot write {self.path} ({error.strerror}); the checks will be repeated")
-
-
-def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[Node] = ()) -> list[Mismatch]:
+def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()) -> list[Mismatch]:
     """Check every distinct primitive, and every kernel, that is not known to be right.
 
     Parameters
     ----------
     steps : iterable of Step
         A plan's steps; what PyTorch runs by a reference on row-major tensors is right as it is.
-    memory : PassedChecks
+    store : Store
         What passed before; extended.
     packed : iterable of Node
         Nodes that ran once, on constants. Those that packed an operand for a step are checked with the step; of the
@@ -146,8 +100,8 @@ def check_steps(steps: Iterable[Step], memory: PassedChecks, packed: Iterable[No
         work.setdefault(_step_key(step), partial(_wrong_in, step, room))
     for node in alone:
         work.setdefault(primitive_key(node), partial(_wrong, node, room))
-    found = {key: check() for key, check in work.items() if key not in memory}
-    memory.add(key for key, mismatch in found.items() if mismatch is None)
+    found = {key: check() for key, check in work.items() if not store.has_passed(key)}
+    store.add_passed(key for key, mismatch in found.items() if mismatch is None)
     return [mismatch for mismatch in found.values() if mismatch is not None]
 
 
@@ -351,7 +305,3 @@ def _unpacked(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     array = unpack(flat.numpy().view(desc.dtype.numpy_dtype), desc)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.view(torch.bfloat16) if desc.dtype is DataType.BF16 else tensor
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -26,7 +26,8 @@ from fmtprop.passes.target import Candidate, Target
 from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
-from fmtprop.runtime.selfcheck import PassedChecks, check_steps
+from fmtprop.runtime.selfcheck import check_steps
+from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 
@@ -66,7 +67,7 @@ def on_cpu() -> AbstractContextManager[object]:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def for_threads(plan: Plan, threads: int, memory: PassedChecks | None) -> Plan:
+def for_threads(plan: Plan, threads: int, store: Store | None) -> Plan:
     """Return the same plan for another number of threads.
 
     Parameters
@@ -75,7 +76,7 @@ def for_threads(plan: Plan, threads: int, memory: PassedChecks | None) -> Plan:
         Shares its constants with the result.
     threads : int
         At least 1.
-    memory : PassedChecks or None
+    store : Store or None
         Which primitives are known to be right; None to check none.
 
     Returns
@@ -101,7 +102,7 @@ def for_threads(plan: Plan, threads: int, memory: PassedChecks | None) -> Plan:
                     stacklevel=2,
                 )
                 return plan
-            wrong = check_steps(other.steps, memory, other.packed[len(plan.packed) :]) if memory is not None else []
+            wrong = check_steps(other.steps, store, other.packed[len(plan.packed) :]) if store is not None else []
             if not wrong:
                 return other
             for mismatch in wrong:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import filelock
 
-__all__ = ["append", "check_readable", "check_replaceable", "locked", "path_of", "read", "replacing"]
+__all__ = ["check_readable", "check_regular", "check_replaceable", "locked", "path_of", "read", "replacing"]
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -32,7 +32,7 @@ _KINDS = (
 _HEAD_NBYTES = 4096
 
 # a fifo that has taken a file's place since it was looked at keeps nobody waiting
-_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def path_of(path: object) -> Path:
@@ -64,7 +64,7 @@ def check_readable(path: Path) -> None:
     OSError
         Nothing is there, it is no regular file, or it may not be read.
     """
-    os.close(_open(path, os.O_RDONLY))
+    os.close(_open(path))
 
 
 def read(path: Path, most_nbytes: int) -> bytes:
@@ -82,7 +82,7 @@ def read(path: Path, most_nbytes: int) -> bytes:
     OSError
         As :func:`check_readable`; or it is larger.
     """
-    with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+    with os.fdopen(_open(path), "rb") as file:
         fits = os.fstat(file.fileno()).st_size <= most_nbytes
         data = file.read(most_nbytes + 1) if fits else b""
     if not fits or len(data) > most_nbytes:  # it may have grown, and some of the system's own have no size
@@ -90,16 +90,15 @@ def read(path: Path, most_nbytes: int) -> bytes:
     return data
 
 
-def append(path: Path, data: bytes) -> None:
-    """Write to the end of a file, which need not exist.
+def check_regular(path: Path) -> None:
+    """Check that a path leads to a regular file, without opening it.
 
     Raises
     ------
     OSError
-        It is no regular file, or the file system refused.
+        Nothing is there, or it is no regular file.
     """
-    with os.fdopen(_open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
-        file.write(data)
+    _check_kind(path, path.stat())
 
 
 @contextmanager
@@ -152,7 +151,7 @@ def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path
     if not file.parent.is_dir():
         raise OSError(errno.ENOENT, f"the directory {path.parent} does not exist; create it first", str(path))
     with suppress(FileNotFoundError):
-        with os.fdopen(_open(file, os.O_RDONLY), "rb") as present:
+        with os.fdopen(_open(file), "rb") as present:
             head = present.read(_HEAD_NBYTES)
         if ours is not None and head and not ours.match(head):
             raise OSError(
@@ -197,16 +196,15 @@ def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Pat
         raise
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path) -> int:
     """Return the descriptor of a regular file. It is looked at first: opening a device may do things."""
     try:
-        _check_kind(path, path.stat())
+        check_regular(path)
     except FileNotFoundError:
-        if not flags & os.O_CREAT:
-            if path.is_symlink():
-                raise OSError(errno.ENOENT, "it is a link to nothing", str(path)) from None
-            raise
-    descriptor = os.open(path, flags | _FLAGS, 0o666)
+        if path.is_symlink():
+            raise OSError(errno.ENOENT, "it is a link to nothing", str(path)) from None
+        raise
+    descriptor = os.open(path, _FLAGS)
     try:
         _check_kind(path, os.fstat(descriptor))
     except OSError:

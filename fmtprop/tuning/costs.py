@@ -19,7 +19,7 @@ from fmtprop.errors import FmtpropError, FormatError, UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate
-from fmtprop.tuning.cache import TuningCache, key_of
+from fmtprop.store import Store, key_of
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
 from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of
@@ -85,7 +85,7 @@ def costs_for(
     activations_nbytes: int | None = None,
     budget: float | None = None,
     progress: Progress | None = None,
-    cache: TuningCache | None = None,
+    store: Store | None = None,
 ) -> TunedCosts:
     """Return the costs that a compilation is to use, for the number of threads that is set now.
 
@@ -103,7 +103,7 @@ def costs_for(
         Seconds for measuring, 0 for nothing but what is known; by default no limit.
     progress : callable, optional
         Told (done, total) while problems are measured.
-    cache : TuningCache, optional
+    store : Store, optional
         What was measured before; by default the user's.
 
     Returns
@@ -118,7 +118,7 @@ def costs_for(
     """
     if tune not in TUNES:
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
-    known = cache if cache is not None else TuningCache()
+    known = store if store is not None else Store()
     small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
     figures = peaks(known, weights_nbytes) if small else peaks(known)
     model = ModelCosts(figures, weights_nbytes, 16 if "avx512" in dnnl.lib().isa else 8)
@@ -151,7 +151,7 @@ class TunedCosts:
     ----------
     model : ModelCosts
         For what is not measured.
-    cache : TuningCache
+    store : Store
         What was measured before; extended.
     tune : str
         See :func:`costs_for`.
@@ -172,13 +172,13 @@ class TunedCosts:
     def __init__(
         self,
         model: ModelCosts,
-        cache: TuningCache,
+        store: Store,
         tune: str,
         weights_nbytes: int,
         budget: float = inf,
         progress: Progress | None = None,
     ) -> None:
-        self.model, self.cache, self.tune = model, cache, tune
+        self.model, self.store, self.tune = model, store, tune
         self.tuning = Tuning()
         self._weights_nbytes, self._budget, self._progress = weights_nbytes, budget, progress
         #: measured seconds, by identity
@@ -212,7 +212,7 @@ class TunedCosts:
         groups = self._groups(work) | self._reorder_groups(reorders)
         if self.tune != "remeasure":
             for group in groups.values():
-                found = {identity: self.cache.get(key) for identity, key in group.keys.items()}
+                found = {identity: self.store.figure(key) for identity, key in group.keys.items()}
                 self._known.update({identity: value for identity, value in found.items() if value is not None})
         self._partial -= groups.keys()
         if self.tune in MEASURING:
@@ -321,14 +321,14 @@ class TunedCosts:
             self._fresh.update(found)
             unsaved.update({missing[index].keys[identity]: seconds for identity, seconds in found.items()})
             if perf_counter() - saved > _SAVE:
-                self.cache.add(unsaved, sync=True)
+                self.store.add_figures(unsaved, sync=True)
                 unsaved.clear()
                 saved = perf_counter()
 
         try:
             bench.seconds(jobs, deadline, done, self._progress)
         finally:
-            self.cache.add(unsaved, sync=True)
+            self.store.add_figures(unsaved, sync=True)
             self._seconds += perf_counter() - start
 
     def _jobs(self, group: _Group) -> list[Job]:

@@ -16,8 +16,8 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.store import Store, key_of
 from fmtprop.targets.memory import huge_bytes
-from fmtprop.tuning.cache import TuningCache, key_of
 from fmtprop.tuning.calls import Argument, TimedCall
 
 #: bytes over which weights are streamed again and again: from a part of the last-level cache to beyond a usual one
@@ -87,12 +87,12 @@ class Peaks:
         return exp((1 - part) * log(self.reading[low]) + part * log(self.reading[high]))
 
 
-def peaks(cache: TuningCache, footprint: int = FOOTPRINTS[-1]) -> Peaks:
+def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     """Return this machine's figures: from the cache, else measured (in about half a second) and kept there.
 
     Parameters
     ----------
-    cache : TuningCache
+    store : Store
         Extended where something was measured.
     footprint : int
         Bytes up to which it matters how fast they are read: measuring takes as much memory.
@@ -105,13 +105,13 @@ def peaks(cache: TuningCache, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     asked = FOOTPRINTS[: bisect_left(FOOTPRINTS, footprint) + 1]
     others = [*(f"flops {dtype}" for dtype in types), "copying", "call"]
     keys = {name: key_of({"peak": name}) for name in (*others, *(f"reading {n}" for n in FOOTPRINTS))}
-    known = {name: value for name, key in keys.items() if (value := cache.get(key)) is not None}
+    known = {name: value for name, key in keys.items() if (value := store.figure(key)) is not None}
     missing = {*others, *(f"reading {n}" for n in asked)} - known.keys()
     if missing:
         measured = {name: value for name, value in _measure(types, asked).items() if name in missing}
         plausible = {name: _plausible(name, value) for name, value in measured.items()}
         if plausible == measured:  # else the next compilation tries again
-            cache.add({keys[name]: value for name, value in measured.items()})
+            store.add_figures({keys[name]: value for name, value in measured.items()})
         known |= plausible
     reading = {n: known[f"reading {n}"] for n in FOOTPRINTS if f"reading {n}" in known}
     return Peaks(

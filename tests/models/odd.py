@@ -71,8 +71,8 @@ def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
         if sliced:
             stack.enter_context(mock.patch.object(contestants, "last_level_cache_nbytes", lambda: 2))
             stack.enter_context(mock.patch.object(planner, "contest", decide))
-            stack.enter_context(mock.patch.object(planner.TuningCache, "get", lambda self, key: None))
-            stack.enter_context(mock.patch.object(planner.TuningCache, "add", lambda self, figures: None))
+            stack.enter_context(mock.patch.object(planner.Store, "verdict", lambda self, key: None))
+            stack.enter_context(mock.patch.object(planner.Store, "remember", lambda self, key, name: None))
         yield
 
 

@@ -19,6 +19,7 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.runtime.agreement import relative_error
+from fmtprop.store import Store
 
 
 class Small(nn.Module):
@@ -392,7 +393,7 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
         return honest(node, *how)
 
     monkeypatch.setattr(selfcheck, "check_primitive", accuse)
-    monkeypatch.setattr(selfcheck.PassedChecks, "__contains__", lambda self, key: False)
+    monkeypatch.setattr(Store, "has_passed", lambda self, key: False)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(
         RuntimeWarning, match=r"is off by 1.0e\+00 relative; reproduce with: benchdnn .*; planning around it"
@@ -416,7 +417,6 @@ def test_checks_are_remembered_across_compiles(tmp_path, monkeypatch):
     fp.compile(module, x)
     assert first > 0
     assert len(counted) == first
-    assert list(tmp_path.glob("verified-*.txt"))
 
 
 def test_a_damaged_or_unwritable_memory_costs_a_warning_only(tmp_path, monkeypatch):
@@ -427,8 +427,7 @@ def test_a_damaged_or_unwritable_memory_costs_a_warning_only(tmp_path, monkeypat
         warnings.simplefilter("always")
         net = fp.compile(nn.Conv2d(8, 8, 3).eval(), torch.ones(1, 8, 9, 9))
     messages = [str(warning.message) for warning in caught]
-    assert any("the checks will be repeated" in m or "is checked again" in m for m in messages)
-    assert any("tuning cache" in m for m in messages)
+    assert len(messages) == 1 and "cannot read the cache" in messages[0]
     assert {warning.category for warning in caught} == {RuntimeWarning}
     assert net(torch.ones(1, 8, 9, 9)).shape == (1, 8, 7, 7)
 

@@ -15,7 +15,8 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
-from fmtprop.runtime.selfcheck import PassedChecks, check_steps
+from fmtprop.runtime.selfcheck import check_steps
+from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.compiling.other_plans import unlike_any_other
 
@@ -54,7 +55,7 @@ def test_an_outline_tells_all_that_would_run_and_holds_no_weights() -> None:
     packed = {a.buffer for step in outlined.steps for name, a in step.operands.items() if name in step.packing}
     storages = [outlined.constants[outlined.buffers[b].index].untyped_storage() for b in packed]
     assert len(packed) == 3 and len({storage.data_ptr() for storage in storages}) == 1
-    assert not check_steps(outlined.steps, PassedChecks(), outlined.packed)
+    assert not check_steps(outlined.steps, Store(), outlined.packed)
 
 
 def test_the_weights_of_all_contestants_share_memory() -> None:

@@ -16,15 +16,15 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import TOLERANCE
 from fmtprop.runtime.plan import Access, Step
-from fmtprop.runtime.selfcheck import Mismatch, PassedChecks, check_primitive, check_steps, primitive_key
+from fmtprop.runtime.selfcheck import Mismatch, check_primitive, check_steps, primitive_key
+from fmtprop.store import Store, database
 from fmtprop.targets import OneDnnTarget
-from fmtprop.tuning.directory import cache_directory
 from tests.targets.nodes import chosen, convolution, request
 
 
 @pytest.fixture
-def memory(tmp_path) -> PassedChecks:
-    return PassedChecks(tmp_path / "verified.txt")
+def store(tmp_path) -> Store:
+    return Store(tmp_path / "store.sqlite")
 
 
 def step_of(node: Node) -> Step:
@@ -85,9 +85,9 @@ def test_a_primitive_that_forgot_the_tail_or_the_bias_is_found(right):
         check_primitive(right.node, dnnl.Primitive(bare.choice.handle))
 
 
-def test_a_mismatch_names_node_implementation_error_and_reproducer(right, memory, monkeypatch):
+def test_a_mismatch_names_node_implementation_error_and_reproducer(right, store, monkeypatch):
     spoil(monkeypatch, (32, 16, 3, 3))
-    (mismatch,) = check_steps([right], memory)
+    (mismatch,) = check_steps([right], store)
     text = str(mismatch)
     impl = re.escape(right.node.choice.impl)
     assert re.fullmatch(
@@ -99,31 +99,31 @@ def test_a_mismatch_names_node_implementation_error_and_reproducer(right, memory
 # ---------------------------------------------------------------- what is remembered
 
 
-def test_what_passed_is_not_checked_again_and_what_failed_is(right, memory, monkeypatch):
+def test_what_passed_is_not_checked_again_and_what_failed_is(right, store, monkeypatch):
     spoil(monkeypatch, (32, 16, 3, 3))
-    assert check_steps([right], memory)
-    assert primitive_key(right.node) not in memory
-    assert check_steps([right], memory)
+    assert check_steps([right], store)
+    assert not store.has_passed(primitive_key(right.node))
+    assert check_steps([right], store)
     monkeypatch.undo()
-    assert check_steps([right], memory) == []
-    assert primitive_key(right.node) in memory
-    assert primitive_key(right.node) in PassedChecks(memory.path)
+    assert check_steps([right], store) == []
+    assert store.has_passed(primitive_key(right.node))
+    assert Store(store.path).has_passed(primitive_key(right.node))
     monkeypatch.setattr(selfcheck, "check_primitive", lambda *_: pytest.fail("checked again"))
-    assert check_steps([right], PassedChecks(memory.path)) == []
+    assert check_steps([right], Store(store.path)) == []
 
 
-def test_equal_steps_are_checked_once(right, memory, monkeypatch):
+def test_equal_steps_are_checked_once(right, store, monkeypatch):
     twin = dataclasses.replace(right, node=right.node.with_(name="conv_2", origin="elsewhere"))
     assert primitive_key(twin.node) == primitive_key(right.node)
     counted = []
     monkeypatch.setattr(selfcheck, "check_primitive", lambda node, *_: counted.append(node.name))
-    check_steps([right, twin], memory)
+    check_steps([right, twin], store)
     assert counted == ["conv_1"]
 
 
-def test_steps_of_the_reference_target_are_passed_over(right, memory):
-    assert check_steps([dataclasses.replace(right, primitive=None)], memory) == []
-    assert primitive_key(right.node) not in memory
+def test_steps_of_the_reference_target_are_passed_over(right, store):
+    assert check_steps([dataclasses.replace(right, primitive=None)], store) == []
+    assert not store.has_passed(primitive_key(right.node))
 
 
 def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
@@ -150,25 +150,6 @@ def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
     assert len(keys) == count + 9
 
 
-def test_the_file_is_of_this_library_and_instruction_set(tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    path = PassedChecks().path
-    assert path.parent == tmp_path == cache_directory()
-    assert dnnl.lib().isa in path.name
-    assert dnnl.lib().hash[:12] in path.name
-
-
-def test_without_an_override_the_cache_is_the_users(monkeypatch):
-    monkeypatch.delenv("FMTPROP_CACHE_DIR", raising=False)
-    assert cache_directory().name == "fmtprop"
-
-
-def test_garbage_in_the_file_is_ignored(tmp_path, right):
-    path = tmp_path / "verified.txt"
-    path.write_bytes(b"\xff\xfe not a key\n\n" + primitive_key(right.node).encode() + b"\n")
-    assert primitive_key(right.node) in PassedChecks(path)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_only_the_library_can_lay_out_is_laid_out_by_it(dtype):
     desc = MemoryDesc((5, 17, 3, 3), dtype, tag="ABcd8b8a")
@@ -188,11 +169,11 @@ def packing() -> Node:
     return node
 
 
-def test_what_packs_weights_is_checked(packing, memory, monkeypatch):
-    assert check_steps([], memory, [packing]) == []
-    assert primitive_key(packing) in memory
+def test_what_packs_weights_is_checked(packing, store, monkeypatch):
+    assert check_steps([], store, [packing]) == []
+    assert store.has_passed(primitive_key(packing))
     spoil(monkeypatch, packing.results[0].dims)
-    (mismatch,) = check_steps([], PassedChecks(memory.path.with_name("empty.txt")), [packing])
+    (mismatch,) = check_steps([], Store(store.path.with_name("empty.sqlite")), [packing])
     assert mismatch.node is packing
     assert "--reorder" in str(mismatch)
 
@@ -219,10 +200,10 @@ def test_a_step_is_checked_with_what_packed_its_weights(tmp_path, monkeypatch):
     assert torch.allclose(net(x), module(x), atol=1e-5)
 
 
-def test_what_only_the_library_can_read_is_passed_over(packing, memory):
+def test_what_only_the_library_can_read_is_passed_over(packing, store):
     opaque = MemoryDesc.opaque(packing.results[0].dims, "f32", 1 << 16, "the library's")
-    assert check_steps([], memory, [packing.with_(descs=(opaque,))]) == []
-    assert primitive_key(packing.with_(descs=(opaque,))) not in memory
+    assert check_steps([], store, [packing.with_(descs=(opaque,))]) == []
+    assert not store.has_passed(primitive_key(packing.with_(descs=(opaque,))))
 
 
 # ---------------------------------------------------------------- in a model
@@ -246,7 +227,7 @@ def test_verify_off_checks_nothing(tmp_path, monkeypatch):
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     net = fp.compile(module, x, verify="off")
     assert torch.allclose(net(x), module(x), atol=1e-5)
-    assert not list(tmp_path.glob("verified-*"))
+    assert "check" not in {kind for kind, _ in database.read(Store().path, timeout=1.0)[0]}
 
 
 def test_a_mismatch_without_a_choice_still_prints():

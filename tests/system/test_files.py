@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fmtprop.system.files import append, check_readable, check_replaceable, locked, read, replacing
+from fmtprop.system.files import check_readable, check_regular, check_replaceable, locked, read, replacing
 
 OURS = re.compile(b"ours")
 
@@ -37,10 +37,10 @@ def odd_places(folder: Path) -> dict[str, Path]:
         lambda path: read(path, 10),
         check_readable,
         check_replaceable,
-        lambda path: append(path, b"more"),
+        check_regular,
         lambda path: replacing(path).__enter__(),
     ],
-    ids=["read", "check_readable", "check_replaceable", "append", "replacing"],
+    ids=["read", "check_readable", "check_replaceable", "check_regular", "replacing"],
 )
 def test_what_is_no_file_is_called_what_it_is(tmp_path, use):
     for words, path in odd_places(tmp_path).items():
@@ -87,12 +87,6 @@ def test_reads_are_bounded(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "none")
     with pytest.raises(OSError, match="it is a link to nothing"):
         read(tmp_path / "link", 9)
-
-
-def test_append_makes_the_file(tmp_path):
-    append(tmp_path / "file", b"a")
-    append(tmp_path / "file", b"b")
-    assert (tmp_path / "file").read_bytes() == b"ab"
 
 
 def test_only_files_of_ours_are_replaced(tmp_path):

@@ -15,6 +15,7 @@ from fmtprop.ops import Binary, Eltwise, Pooling
 from fmtprop.passes.formats import channels_last
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.threads import for_threads
+from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.channelwise import JIT
 from fmtprop.tuning.problem import describe
@@ -150,7 +151,7 @@ def test_a_network_runs_them_and_tells_so(gate):
 def test_a_plan_for_other_threads_runs_them_too(gate, threads):
     module, x = gate
     net = compiled(module, x)
-    other = for_threads(net.plan, threads, selfcheck.PassedChecks())
+    other = for_threads(net.plan, threads, Store())
     assert [s.node.choice.impl for s in kernels(other)] == [s.node.choice.impl for s in kernels(net.plan)]
     before = torch.get_num_threads()
     try:

@@ -10,7 +10,7 @@ import torch
 
 from fmtprop.api import Options, compile_graph
 from fmtprop.frontends import as_module, load
-from fmtprop.tuning.cache import default_path
+from fmtprop.store import Store
 
 
 @pytest.mark.parametrize("damage", ["none", "flipped", "truncated", "garbage", "directory"])
@@ -18,11 +18,11 @@ def test_the_next_compilation_is_right(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     options = Options(policy="optimal", tune="measure", tune_budget=2.0)
     compile_graph(load("chain"), options)
-    path = default_path()
+    path = Store().path
     content = path.read_bytes()
     path.unlink()
     if damage == "flipped":
-        path.write_bytes(content[:300] + bytes([content[300] ^ 4]) + content[301:])
+        path.write_bytes(content.replace(b"figure", b"figurf", 1))
     elif damage == "truncated":
         path.write_bytes(content[: len(content) // 2 + 1])
     elif damage == "garbage":
@@ -32,7 +32,7 @@ def test_the_next_compilation_is_right(tmp_path: Path, monkeypatch: pytest.Monke
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         net = compile_graph(load("chain"), options)
-    told = [warning for warning in caught if "tuning cache" in str(warning.message)]
+    told = [warning for warning in caught if "the cache" in str(warning.message)]
     assert len(told) == (damage != "none")
     inputs = net.random_inputs()
     with torch.inference_mode():

@@ -13,10 +13,10 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.target import Candidate
+from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
-from fmtprop.tuning import Tuning, TuningCache, costs_for
+from fmtprop.tuning import Tuning, costs_for
 from fmtprop.tuning import costs as costs_module
-from fmtprop.tuning.cache import key_of
 from fmtprop.tuning.costs import disturbance
 from fmtprop.tuning.measure import Bench
 from fmtprop.tuning.problem import describe, describe_reorder
@@ -47,73 +47,73 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     [(1 << 20, 1 << 20, 1 << 20), (99 << 20, 1 << 20, 99 << 20), (1 << 20, 99 << 20, None), (1 << 20, None, None)],
 )
 def test_a_small_network_asks_for_near_memory_only(
-    weights: int, activations: int | None, asked: int | None, cache: TuningCache, monkeypatch: pytest.MonkeyPatch
+    weights: int, activations: int | None, asked: int | None, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, ...]] = []
-    figures = costs_module.peaks(cache)
+    figures = costs_module.peaks(store)
     monkeypatch.setattr(costs_module, "peaks", lambda _, *footprint: seen.append(footprint) or figures)
-    costs_for("model", weights_nbytes=weights, activations_nbytes=activations, cache=cache)
+    costs_for("model", weights_nbytes=weights, activations_nbytes=activations, store=store)
     assert seen == [() if asked is None else (asked,)]
 
 
-def test_an_unknown_tune_is_refused(cache: TuningCache) -> None:
+def test_an_unknown_tune_is_refused(store: Store) -> None:
     with pytest.raises(FmtpropError, match="unknown tune 'guess'; known: auto, model, measure"):
-        costs_for("guess", weights_nbytes=1, cache=cache)
+        costs_for("guess", weights_nbytes=1, store=store)
 
 
-def test_the_model_measures_nothing(cache: TuningCache, work: Work, no_measuring: None) -> None:
-    costs = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+def test_the_model_measures_nothing(store: Store, work: Work, no_measuring: None) -> None:
+    costs = costs_for("model", weights_nbytes=WEIGHTS, store=store)
     costs.prepare(work, [(PLAIN, LAST)])
     assert all(costs.node(*way) == costs.model.node(*way) > 0 for way in work)
     assert costs.tuning == Tuning(modelled=len(work) + 1)
-    assert len(cache) == 0
+    assert len(store) == 0
 
 
 def test_what_was_measured_is_known_to_the_next_compilation(
-    cache: TuningCache, work: Work, monkeypatch: pytest.MonkeyPatch
+    store: Store, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, int]] = []
     first = costs_for(
-        "measure", weights_nbytes=WEIGHTS, cache=cache, progress=lambda done, total: told.append((done, total))
+        "measure", weights_nbytes=WEIGHTS, store=store, progress=lambda done, total: told.append((done, total))
     )
     first.prepare(work, [(PLAIN, LAST)])
     (total,) = {total for _, total in told}
     assert told == sorted(told) and told[0] == (0, total) and told[-1] == (total, total)
     assert total % 3 == 0, "two nodes and a reorder"
-    assert first.tuning.measured == len(cache) > 0 and first.tuning.seconds > 0
+    assert first.tuning.measured == len(store) > 0 and first.tuning.seconds > 0
     assert first.tuning.measured + first.tuning.modelled == len(work) + 1
     figures = [first.node(*way) for way in work]
     assert any(a != first.model.node(*way) for a, way in zip(figures, work, strict=True))
 
     monkeypatch.setattr(Bench, "seconds", None)  # calling it now fails
     for tune in ("auto", "measure"):
-        again = costs_for(tune, weights_nbytes=WEIGHTS, cache=TuningCache(cache.path))
+        again = costs_for(tune, weights_nbytes=WEIGHTS, store=Store(store.path))
         again.prepare(work, [(PLAIN, LAST)])
         assert [again.node(*way) for way in work] == figures
         assert again.reorder(PLAIN, LAST) == first.reorder(PLAIN, LAST)
         assert again.tuning == Tuning(0, first.tuning.measured, first.tuning.modelled, 0.0)
 
 
-def test_remeasuring_replaces_what_the_cache_knows(cache: TuningCache, work: Work) -> None:
-    fill(cache, work, lambda node, candidate: 1.0)
-    known = len(cache)
-    costs = costs_for("remeasure", weights_nbytes=WEIGHTS, cache=cache)
+def test_remeasuring_replaces_what_the_cache_knows(store: Store, work: Work) -> None:
+    fill(store, work, lambda node, candidate: 1.0)
+    known = len(store)
+    costs = costs_for("remeasure", weights_nbytes=WEIGHTS, store=store)
     for _ in range(2):  # once per compilation, however often it asks
         costs.prepare(work, [])
         assert costs.tuning.measured > 0 and costs.tuning.cached == 0
     timed = [way for way in work if costs.node(*way) != 1.0]
     assert len(timed) >= costs.tuning.measured
-    assert len(cache) == known
-    again = costs_for("auto", weights_nbytes=WEIGHTS, cache=TuningCache(cache.path))
+    assert len(store) == known
+    again = costs_for("auto", weights_nbytes=WEIGHTS, store=Store(store.path))
     again.prepare(work, [])
     assert min(again.node(*way) for way in work) < 0.5
 
 
-def test_a_reorder_must_save_more_than_the_doubt_in_the_figures(cache: TuningCache, work: Work) -> None:
+def test_a_reorder_must_save_more_than_the_doubt_in_the_figures(store: Store, work: Work) -> None:
     def asked(seconds: float) -> float:
-        fill(cache, work, lambda node, candidate: seconds)
-        cache.add({key_of(describe_reorder(PLAIN, LAST)): 1e-5})
-        costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+        fill(store, work, lambda node, candidate: seconds)
+        store.add_figures({key_of(describe_reorder(PLAIN, LAST)): 1e-5})
+        costs = costs_for("auto", weights_nbytes=WEIGHTS, store=store)
         costs.prepare(work, [(PLAIN, LAST)])
         found = costs.reorder(PLAIN, LAST)
         assert found is not None
@@ -121,58 +121,60 @@ def test_a_reorder_must_save_more_than_the_doubt_in_the_figures(cache: TuningCac
 
     nodes = len({node.name for node, _ in work})
     assert asked(2e-2) - asked(1e-2) == pytest.approx(1.5e-3 * nodes * 1e-2)
-    modelled = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+    modelled = costs_for("model", weights_nbytes=WEIGHTS, store=store)
     modelled.prepare(work, [(PLAIN, LAST)])
     best = {node.name: min(modelled.node(*way) for way in work if way[0].name == node.name) for node, _ in work}
     own = modelled.model.reorder(PLAIN, LAST) + disturbance(PLAIN, LAST)
     assert modelled.reorder(PLAIN, LAST) == pytest.approx(own + 1.5e-3 * sum(best.values()))
 
 
-def test_without_time_nothing_is_measured(cache: TuningCache, work: Work, no_measuring: None) -> None:
-    costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, cache=cache)
+def test_without_time_nothing_is_measured(store: Store, work: Work, no_measuring: None) -> None:
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, store=store)
     costs.prepare(work, [])
     assert costs.tuning.measured == 0 and costs.tuning.modelled == len(work)
     assert all(costs.node(*way) == costs.model.node(*way) for way in work)
 
 
-def fill(cache: TuningCache, work: Work, seconds: Callable[[Node, Candidate], float]) -> None:
-    cache.add({key_of(describe(*way, WEIGHTS)): seconds(*way) for way in work})
+def fill(store: Store, work: Work, seconds: Callable[[Node, Candidate], float]) -> None:
+    store.add_figures({key_of(describe(*way, WEIGHTS)): seconds(*way) for way in work})
 
 
-def test_auto_does_not_mix_within_a_node(cache: TuningCache, work: Work, no_measuring: None) -> None:
-    model = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
+def test_auto_does_not_mix_within_a_node(store: Store, work: Work, no_measuring: None) -> None:
+    model = costs_for("model", weights_nbytes=WEIGHTS, store=store)
     first = [way for way in work if way[0].results == work[0][0].results]
     second = [way for way in work if way not in first]
-    fill(cache, first[:1] + second, lambda node, candidate: 3 * model.node(node, candidate))
-    costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+    fill(store, first[:1] + second, lambda node, candidate: 3 * model.node(node, candidate))
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, store=store)
     costs.prepare(work, [])
     for way in work:  # all of the second node are known; the first one's are modelled, on the same scale
         assert costs.node(*way) == pytest.approx(3 * model.node(*way))
-    cache.add({key_of(describe(*first[0], WEIGHTS)): 1.0})  # known, but not comparable with its modelled siblings
-    costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+    store.add_figures(
+        {key_of(describe(*first[0], WEIGHTS)): 1.0}
+    )  # known, but not comparable with its modelled siblings
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, store=store)
     costs.prepare(work, [])
     assert costs.node(*first[0]) != 1.0
 
 
-def test_what_was_not_measured_is_on_the_scale_of_what_was(cache: TuningCache, work: Work, no_measuring: None) -> None:
-    model = costs_for("model", weights_nbytes=WEIGHTS, cache=cache)
-    fill(cache, work[1:], lambda node, candidate: 5 * model.node(node, candidate))
-    costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, cache=cache)
+def test_what_was_not_measured_is_on_the_scale_of_what_was(store: Store, work: Work, no_measuring: None) -> None:
+    model = costs_for("model", weights_nbytes=WEIGHTS, store=store)
+    fill(store, work[1:], lambda node, candidate: 5 * model.node(node, candidate))
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, budget=0.0, store=store)
     costs.prepare(work, [])
     assert costs.node(*work[0]) == pytest.approx(5 * model.node(*work[0]))
 
 
-def test_networks_of_another_size_share_nothing(cache: TuningCache, work: Work) -> None:
+def test_networks_of_another_size_share_nothing(store: Store, work: Work) -> None:
     node, candidate = work[0]
     small, large = (key_of(describe(node, candidate, size)) for size in (1 << 20, 100 << 20))
     assert small != large
     assert key_of(describe(node, candidate, 70 << 20)) == large, "both of the largest class"
 
 
-def test_reorders(cache: TuningCache) -> None:
+def test_reorders(store: Store) -> None:
     repeated = MemoryDesc(PLAIN.dims, "f32", strides=(0, 0, 0, 0))
-    cache.add({key_of(describe_reorder(PLAIN, LAST)): 0.25})
-    costs = costs_for("auto", weights_nbytes=WEIGHTS, cache=cache)
+    store.add_figures({key_of(describe_reorder(PLAIN, LAST)): 0.25})
+    costs = costs_for("auto", weights_nbytes=WEIGHTS, store=store)
     costs.prepare([], [(PLAIN, LAST), (LAST, PLAIN), (PLAIN, repeated)])
     assert costs.reorder(PLAIN, PLAIN) == 0.0
     assert costs.reorder(PLAIN, LAST) == 0.25 + disturbance(PLAIN, LAST)
@@ -183,26 +185,24 @@ def test_reorders(cache: TuningCache) -> None:
     assert back == pytest.approx(modelled * 0.25 / forth, abs=1e-4), "on the scale of its sibling"
 
 
-def test_views_are_free_and_the_reference_target_is_modelled(
-    cache: TuningCache, work: Work, no_measuring: None
-) -> None:
+def test_views_are_free_and_the_reference_target_is_modelled(store: Store, work: Work, no_measuring: None) -> None:
     node, candidate = work[0]
     view = Candidate("view", "in_place", candidate.operands, candidate.results)
     reference = Candidate("reference", "torch", candidate.operands, candidate.results)
-    costs = costs_for("measure", weights_nbytes=WEIGHTS, cache=cache)
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, store=store)
     costs.prepare([(node, view), (node, reference)], [])
     assert costs.node(node, view) == 0.0
     assert costs.node(node, reference) == costs.model.node(node, reference) > 0
 
 
-def test_a_slow_reference_loop_is_not_timed_where_something_else_exists(cache: TuningCache) -> None:
+def test_a_slow_reference_loop_is_not_timed_where_something_else_exists(store: Store) -> None:
     desc = MemoryDesc((1, 16, 14, 14), "f32")
     node = Node("act", "eltwise", Eltwise("relu"), (TensorType(desc.dims, desc.dtype),))
     candidates = list(OneDnnTarget().candidates(node, {"src": desc, "dst": desc}))
     slow = [candidate for candidate in candidates if candidate.is_ref]
     if not slow or len(slow) == len(candidates):
         pytest.skip("this oneDNN offers no reference loop for relu")
-    costs = costs_for("measure", weights_nbytes=WEIGHTS, cache=cache)
+    costs = costs_for("measure", weights_nbytes=WEIGHTS, store=store)
     costs.prepare([(node, candidate) for candidate in candidates], [])
     assert costs.tuning.measured <= len(candidates) - len(slow)
     best = min(costs.node(node, candidate) for candidate in candidates)

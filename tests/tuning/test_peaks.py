@@ -9,8 +9,8 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.layout import DataType
+from fmtprop.store import Store
 from fmtprop.tuning import peaks as module
-from fmtprop.tuning.cache import TuningCache
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks, peaks
 
 
@@ -37,8 +37,8 @@ def test_they_are_measured_once(tmp_path: Path, measured_peaks: Peaks, monkeypat
         return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
 
     monkeypatch.setattr(module, "_measure", measure)
-    path = tmp_path / "tuning.txt"
-    assert peaks(TuningCache(path)) == measured_peaks == peaks(TuningCache(path))
+    path = tmp_path / "store.sqlite"
+    assert peaks(Store(path)) == measured_peaks == peaks(Store(path))
     assert len(calls) == 1
 
 
@@ -54,16 +54,16 @@ def test_only_as_much_memory_is_read_as_matters(
         return found | {"copying": measured_peaks.copying, "call": measured_peaks.call}
 
     monkeypatch.setattr(module, "_measure", measure)
-    path, (near, middle, far) = tmp_path / "tuning.txt", FOOTPRINTS
-    small = peaks(TuningCache(path), near + 1)
+    path, (near, middle, far) = tmp_path / "store.sqlite", FOOTPRINTS
+    small = peaks(Store(path), near + 1)
     assert calls == [(near, middle)] and small.reading.keys() == {near, middle}
     assert small.memory == small.rate(far) == measured_peaks.reading[middle]
-    assert peaks(TuningCache(path), 1) == small and len(calls) == 1
-    large = peaks(TuningCache(path))
+    assert peaks(Store(path), 1) == small and len(calls) == 1
+    large = peaks(Store(path))
     assert calls[1:] == [FOOTPRINTS]
     assert large.flops == small.flops, "what was known stays as it was"
     assert large.reading == small.reading | {far: min(2 * measured_peaks.reading[far], small.reading[middle])}
-    assert peaks(TuningCache(path), 1) == large and len(calls) == 2
+    assert peaks(Store(path), 1) == large and len(calls) == 2
 
 
 def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +72,10 @@ def test_what_no_machine_has_is_not_remembered(tmp_path: Path, monkeypatch: pyte
         return busy | {"copying": 1e6, "call": 0.1}
 
     monkeypatch.setattr(module, "_measure", measure)
-    cache = TuningCache(tmp_path / "tuning.txt")
-    found = peaks(cache)
+    store = Store(tmp_path / "store.sqlite")
+    found = peaks(store)
     assert found.flops[DataType.F32] > 1e9 and found.memory >= 1e9 and found.copying >= 1e9 and found.call < 0.01
-    assert len(cache) == 0
+    assert len(store) == 0
 
 
 def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
@@ -89,5 +89,5 @@ def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
     blocker.touch()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert peaks(TuningCache(blocker / "tuning.txt")) == measured_peaks
+        assert peaks(Store(blocker / "store.sqlite")) == measured_peaks
     assert len(caught) == 1

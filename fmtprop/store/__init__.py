@@ -1,0 +1,9 @@
+"""What was found out on this machine, shared by all processes of a user: figures, verdicts, checks that passed."""
+
+from __future__ import annotations
+
+from fmtprop.store.directory import cache_directory
+from fmtprop.store.keys import key_of
+from fmtprop.store.store import Store
+
+__all__ = ["Store", "cache_directory", "key_of"]

@@ -1,0 +1,213 @@
+"""The store's file: a SQLite database of one table, opened for a moment at a time.
+
+SQLite promises that a killed process loses nothing that it committed, that many processes may write at once, and that a
+disk which fails leaves the old records. It does not notice a byte that was changed on disk, so each record has its
+checksum. The next writing replaces a file that is damaged, or none of ours, by the records that can still be read.
+
+Three rules are kept here:
+
+- No connection crosses a fork: each is closed within the call that opened it, and a fork waits for it.
+- The file is opened by SQLite alone: when any other descriptor of it is closed, the process loses its locks.
+- The journal is the rollback journal, which works in a directory that is read-only and on a network's file system; a
+  write-ahead log needs shared memory, and a checkpoint at each closing.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
+
+from fmtprop.system.files import check_regular, locked
+from fmtprop.system.locks import ProcessLock
+
+#: a record's kind and key, and its value
+Records = dict[tuple[str, str], float | str]
+
+_T = TypeVar("_T")
+
+# another version of it is another table: such a file is foreign
+_TABLE = "CREATE TABLE record (kind TEXT, key TEXT, value, checksum INTEGER, UNIQUE (kind, key))"
+
+#: bytes; the most records are a third of this: a larger file is not ours
+_MAX_NBYTES = 1 << 28
+
+#: records that are kept, the newest ones
+_MOST_RECORDS = 250_000
+
+#: seconds between two attempts while another process has the file
+_PAUSE_SECONDS = 0.005
+
+_connected = ProcessLock()
+
+
+def _before_fork() -> None:
+    """Wait until no thread has a connection: a child would inherit SQLite's own locks as they are, for ever."""
+    _connected.current.acquire()
+
+
+def _after_fork() -> None:
+    _connected.current.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)  # a child's ProcessLock is new
+
+
+def read(path: Path, timeout: float) -> tuple[Records, str]:
+    """Return the sound records of a file, and what is wrong with it.
+
+    Parameters
+    ----------
+    path : Path
+        It need not exist.
+    timeout : float
+        Seconds to wait for another process.
+
+    Returns
+    -------
+    dict, str
+        The records by kind and key; the text is empty for a sound file.
+
+    Raises
+    ------
+    OSError
+        It is no regular file, is larger than any of ours, or cannot be read now.
+    """
+    records: Records = {}
+    try:
+        damage = _with(path, "rw", timeout, lambda connection: _load(connection, records))
+    except FileNotFoundError:
+        return {}, ""
+    except sqlite3.DatabaseError as error:
+        damage = f"damaged ({error}); what cannot be read of it is ignored"
+    return records, damage
+
+
+def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: float) -> None:
+    """Add records to a file, which is made or replaced where necessary.
+
+    Parameters
+    ----------
+    path : Path
+        Its directory is made, too.
+    records : dict
+        Values by kind and key; they replace earlier ones.
+    sync : bool
+        Whether to wait for the disk.
+    damaged : bool
+        Whether :func:`read` found something wrong with the file.
+    timeout : float
+        Seconds to wait for another process.
+
+    Raises
+    ------
+    OSError
+        They cannot be written; the file has its old records.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not damaged:
+        with suppress(sqlite3.DatabaseError):
+            _with(path, "rwc", timeout, lambda connection: _insert(connection, records, sync))
+            return
+    with locked(path, timeout):
+        sound, damage = read(path, timeout)  # another process may have replaced it by now
+        if damage:
+            # the journal first: SQLite would roll it back into the next file of this name
+            for file in (_journal(path), path):
+                file.unlink(missing_ok=True)
+        try:
+            _with(path, "rwc", timeout, lambda connection: _insert(connection, {**sound, **records}, sync))
+        except sqlite3.DatabaseError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+
+def _load(connection: sqlite3.Connection, records: Records) -> str:
+    """Fill in the sound records; return what is wrong with the others."""
+    tables = _tables(connection)
+    if not tables:
+        return ""
+    if tables != [_TABLE]:
+        return "not a file of this version of fmtprop; it is ignored"
+    records.clear()
+    damaged = 0
+    for kind, key, value, checksum in connection.execute("SELECT * FROM record ORDER BY rowid"):
+        if checksum == _checksum(kind, key, value) and _is_sound(value):
+            records[kind, key] = value
+        else:
+            damaged += 1
+    return f"damaged in {damaged} records; they are ignored" if damaged else ""
+
+
+def _insert(connection: sqlite3.Connection, records: Records, sync: bool) -> None:
+    connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
+    connection.execute("BEGIN IMMEDIATE")
+    tables = _tables(connection)
+    if not tables:
+        connection.execute(_TABLE)
+    elif tables != [_TABLE]:
+        raise sqlite3.DatabaseError("another table")
+    rows = [(*name, value, _checksum(*name, value)) for name, value in records.items()]
+    connection.executemany("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?)", rows)
+    connection.execute("DELETE FROM record WHERE rowid <= (SELECT max(rowid) FROM record) - ?", (_MOST_RECORDS,))
+    connection.execute("COMMIT")
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    return [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
+
+
+def _is_sound(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, float) and 0 < value < math.inf)
+
+
+def _checksum(kind: str, key: str, value: float | str) -> int:
+    return zlib.crc32(repr((kind, key, value)).encode())
+
+
+def _with(path: Path, mode: str, timeout: float, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    """Return what is done with a connection, again and again while another process has the file.
+
+    Raises
+    ------
+    OSError
+        The file cannot be used now.
+    sqlite3.DatabaseError
+        It is damaged, or none of ours.
+    """
+    deadline = monotonic() + timeout
+    while True:
+        try:
+            with _connected.current, closing(_connect(path, mode)) as connection:
+                return work(connection)
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or monotonic() >= deadline:
+                raise OSError(errno.EIO, str(error), str(path)) from error
+        sleep(_PAUSE_SECONDS)
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    for file in (_journal(path), path):
+        with suppress(FileNotFoundError):
+            check_regular(file)
+    try:
+        if path.stat().st_size > _MAX_NBYTES:
+            raise OSError(errno.EFBIG, f"it is larger than {_MAX_NBYTES} bytes", str(path))
+    except FileNotFoundError:
+        if mode == "rw":
+            raise
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(address, uri=True, timeout=0.0, isolation_level=None)
+    # damaged text is no error, but a record whose checksum is wrong
+    connection.text_factory = lambda data: str(data, "utf-8", "replace")
+    return connection
+
+
+def _journal(path: Path) -> Path:
+    return Path(f"{path}-journal")

@@ -1,0 +1,138 @@
+"""The store: what was found out on this machine, by key.
+
+Three kinds of records: figures (measured seconds, and rates of the machine), verdicts (the name of the plan that was
+the fastest), and checks that passed. Must not know what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from fmtprop import dnnl
+from fmtprop.store import database
+from fmtprop.store.directory import cache_directory
+from fmtprop.system.locks import ProcessLock
+
+Kind = Literal["figure", "verdict", "check"]
+
+
+class Store:
+    """Figures, verdicts and passed checks by key, on disk.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The file; by default one for this library and instruction set in the user's cache directory
+        (``FMTPROP_CACHE_DIR`` overrides it).
+    timeout : float, optional
+        Seconds to wait for another process.
+
+    Warns
+    -----
+    RuntimeWarning
+        At most once: the file cannot be read, is damaged, or cannot be written. Nothing else comes of it.
+
+    Notes
+    -----
+    A record is read once, when the store is opened: what other processes add later is not seen.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     path = pathlib.Path(directory) / "store.sqlite"
+    ...     store = Store(path)
+    ...     store.add_figures({"problem": 1e-3})
+    ...     store.remember("model", "optimal")
+    ...     store.add_passed(["primitive"])
+    ...     again = Store(path)
+    ...     again.figure("problem"), again.figure("another"), again.verdict("model"), again.has_passed("primitive")
+    (0.001, None, 'optimal', True)
+    """
+
+    def __init__(self, path: Path | None = None, timeout: float = 10.0) -> None:
+        self.path = path if path is not None else default_path()
+        self._timeout = timeout
+        self._warned = False
+        self._lock = ProcessLock()
+        #: what could not be written yet
+        self._unsaved: database.Records = {}
+        self._records: database.Records = {}
+        self._damage = ""
+        try:
+            self._records, self._damage = database.read(self.path, timeout)
+        except OSError as error:
+            self._warn(f"cannot read the cache {self.path} ({error.strerror}); it is ignored")
+        if self._damage:
+            self._warn(f"the cache {self.path} is {self._damage}")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def figure(self, key: str) -> float | None:
+        """Return the figure of a key, or None."""
+        found = self._records.get(("figure", key))
+        return found if isinstance(found, float) else None
+
+    def verdict(self, key: str) -> str | None:
+        """Return the name that was remembered for a key, or None."""
+        found = self._records.get(("verdict", key))
+        return found if isinstance(found, str) else None
+
+    def has_passed(self, key: str) -> bool:
+        """Say whether the check of this key is known to have passed."""
+        return ("check", key) in self._records
+
+    def add_figures(self, figures: Mapping[str, float], *, sync: bool = False) -> None:
+        """Remember figures here and on disk.
+
+        Parameters
+        ----------
+        figures : mapping of str to float
+            Positive finite numbers; others are dropped.
+        sync : bool
+            Whether to wait until the disk has them, as long as a tenth of a compilation: for figures that took longer
+            than that to measure. Without it, they and everything before may be lost to a failure of the machine, not to
+            one of the process.
+        """
+        self._add("figure", {key: float(value) for key, value in figures.items() if 0 < value < math.inf}, sync)
+
+    def remember(self, key: str, name: str) -> None:
+        """Remember a verdict here and on disk."""
+        self._add("verdict", {key: name})
+
+    def add_passed(self, keys: Iterable[str]) -> None:
+        """Remember checks that passed, here and on disk."""
+        self._add("check", {key: "" for key in keys if not self.has_passed(key)})
+
+    def _add(self, kind: Kind, values: Mapping[str, float | str], sync: bool = False) -> None:
+        if not values:
+            return
+        with self._lock.current:
+            new: database.Records = {(kind, key): value for key, value in values.items()}
+            self._records.update(new)
+            self._unsaved.update(new)
+            try:
+                damaged = self._damage != ""
+                database.write(self.path, self._unsaved, sync=sync, damaged=damaged, timeout=self._timeout)
+                self._damage = ""
+                self._unsaved.clear()
+            except OSError as error:
+                self._warn(
+                    f"cannot write the cache {self.path} ({error.strerror}); what was found out is kept in memory"
+                )
+
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def default_path() -> Path:
+    """Return the file for the loaded library and its instruction set."""
+    library = dnnl.lib()
+    return cache_directory() / f"store-{library.hash[:12]}-{library.isa}.sqlite"
