@@ -77,6 +77,14 @@ Verify = Annotated[
         "--verify", help="The plan's own check: on (each distinct primitive once), full (the whole model too) or off."
     ),
 ]
+SpecialValues = Annotated[
+    str,
+    typer.Option(
+        "--special-values",
+        help="What NaN and infinities become: fast (as oneDNN's instructions have it) or exact (PyTorch's everywhere; "
+        "such steps take longer).",
+    ),
+]
 Repeats = Annotated[
     int, typer.Option("--repeats", "-n", min=1, max=MAX_RUNS, help="Runs over which medians are taken.")
 ]

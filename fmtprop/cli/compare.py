@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from fmtprop.cli.arguments import (
     Policies,
     Repeats,
     ReportFile,
+    SpecialValues,
     Target,
     Threads,
     Tune,
@@ -37,6 +39,7 @@ def run(
     verify: Verify = "on",
     tune: Tune = "auto",
     target: Target = "onednn",
+    special_values: SpecialValues = "fast",
     repeats: Repeats = 10,
     report: ReportFile = None,
     as_json: Json = False,
@@ -46,7 +49,8 @@ def run(
     The model runs on seeded random inputs under each policy (default: optimal). The summary has run times, memory,
     and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ from PyTorch's.
     """
-    comparison = _compare(model, words(policy or ["optimal"]), dtype, threads, verify, tune, target, repeats, report)
+    names = words(policy or ["optimal"])
+    comparison = _compare(model, names, dtype, threads, verify, tune, target, special_values, repeats, report)
     emit(comparison.to_json() if as_json else comparison.summary())
     _finish(comparison, report)
 
@@ -63,6 +67,7 @@ def report(
     verify: Verify = "on",
     tune: Tune = "auto",
     target: Target = "onednn",
+    special_values: SpecialValues = "fast",
     repeats: Repeats = 10,
     as_json: Json = False,
 ) -> None:
@@ -73,7 +78,7 @@ def report(
     its choice costs, what no choice can cost less than, and what propagate's choices cost by the same costs.
     """
     names = words(policy or ["plain,naive,propagate,optimal"])
-    comparison = _compare(model, names, dtype, threads, verify, tune, target, repeats, output)
+    comparison = _compare(model, names, dtype, threads, verify, tune, target, special_values, repeats, output)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
     _finish(comparison, output)
@@ -87,6 +92,7 @@ def _compare(
     verify: str,
     tune: str,
     target: str,
+    special_values: str,
     repeats: int,
     destination: Path | None,
 ) -> Comparison:
@@ -102,7 +108,8 @@ def _compare(
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
-            options = [Options(dtype=dtype, policy=name, target=target, verify=verify, tune=tune) for name in policies]
+            first = Options(dtype=dtype, target=target, verify=verify, tune=tune, special_values=special_values)
+            options = [replace(first, policy=name) for name in policies]
             graph = load(model)
         return compare_policies(graph, options, threads=threads, repeats=repeats, progress=say)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, Target, Threads, Tune, words
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, SpecialValues, Target, Threads, Tune, words
 from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
 from fmtprop.system.limits import MAX_RUNS
 
@@ -27,6 +27,7 @@ def bench(
     dtype: Dtype = "f32",
     tune: Tune = "auto",
     target: Target = "onednn",
+    special_values: SpecialValues = "fast",
     threads: Threads = None,
     rounds: Annotated[
         int, typer.Option("--rounds", "-n", min=1, max=MAX_RUNS, help="Turns of every runtime, interleaved.")
@@ -48,7 +49,7 @@ def bench(
         with failing(USAGE):
             if report is not None:
                 check_destination(report)
-            options = Options(dtype=dtype, policy=policy, target=target, tune=tune)
+            options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special_values)
             peers = choose_peers(words(versus or ["torch"]))
             graph = load(model)
         result = race(graph, peers, options, threads=threads, rounds=rounds, progress=say)

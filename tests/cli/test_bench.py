@@ -7,7 +7,8 @@ from importlib import import_module
 
 import pytest
 
-from fmtprop.bench import peers
+from fmtprop.bench import models, peers
+from fmtprop.errors import FmtpropError
 from tests.cli.command import fmtprop
 
 
@@ -28,6 +29,14 @@ def test_bench_json(capsys):
     data = json.loads(out)
     assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch", "torch channels_last"]
     assert set(data["environment"]) >= {"cpu", "isa", "threads", "versions"}
+
+
+def test_special_values_reach_the_race(capsys, monkeypatch):
+    def stopped(graph, peers, options, **how):
+        raise FmtpropError(f"special values: {options.special_values}")
+
+    monkeypatch.setattr(models, "race", stopped)
+    assert "special values: exact" in fmtprop(capsys, "bench", "chain", "--special-values", "exact").err
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])

@@ -33,6 +33,16 @@ def test_policies_by_comma_or_repeated(capsys, words):
     assert [row["policy"] for row in json.loads(out)["policies"]] == GREEDY
 
 
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_special_values(capsys, command):
+    for values, op in {"fast": "convolution+relu", "exact": "convolution"}.items():
+        words = ["-n", 1, "-p", "propagate", "--json", "--special-values", values]
+        code, out, _ = fmtprop(capsys, command, "chain", *words)
+        (policy,) = json.loads(out)["policies"]
+        assert code == 0
+        assert op in {row["op"] for row in policy["steps"]}, "a ReLU loses NaN within oneDNN"
+
+
 def test_json_is_all_that_stdout_has_and_the_file_has_the_report(capsys, tmp_path):
     path = tmp_path / "chain.json"
     code, out, err = fmtprop(capsys, "run", "chain", "-n", 1, "-p", "plain,propagate", "--json", "--report", path)
