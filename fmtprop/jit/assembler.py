@@ -49,10 +49,6 @@ class Isa:
         form = "YMMM256_YMM" if store else _FORMS_256.get(operation, "YMM_YMM_YMMM256")
         return int(getattr(Code, f"VEX_{operation}_{form}"))
 
-    def nbytes_in_memory(self, *, bf16: bool) -> int:
-        """Return the size of as many numbers as a vector has, of f32 or of bf16."""
-        return self.nbytes // 2 if bf16 else self.nbytes
-
     def register(self, number: int) -> int:
         """Return iced-x86's number of a vector register."""
         return int(getattr(Register, f"{'ZMM' if self.nbytes == 64 else 'YMM'}{number}"))
@@ -98,6 +94,13 @@ class Assembler:
     ----------
     isa : Isa
         Of the vectors.
+    bf16 : bool
+        Whether numbers in memory are bf16 and not f32; with AVX-512 and bf16 only.
+
+    Attributes
+    ----------
+    number_nbytes, vector_nbytes : int
+        Size of one number in memory, and of as many as a vector has.
 
     Notes
     -----
@@ -105,8 +108,10 @@ class Assembler:
     and memory once those are gone: they are loaded by :meth:`load_numbers`, before the loop that uses them.
     """
 
-    def __init__(self, isa: Isa) -> None:
-        self.isa = isa
+    def __init__(self, isa: Isa, *, bf16: bool = False) -> None:
+        self.isa, self.bf16 = isa, bf16
+        self.number_nbytes = 2 if bf16 else 4
+        self.vector_nbytes = isa.nbytes // 4 * self.number_nbytes
         self._instructions: list[Instruction] = []
         self._branches: list[tuple[Instruction, str]] = []
         self._labels: dict[str, int] = {}
@@ -175,35 +180,35 @@ class Assembler:
         else:
             self._add(getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate))
 
-    def load(self, x: int, place: MemoryOperand, *, bf16: bool = False) -> None:
+    def load(self, x: int, place: MemoryOperand) -> None:
         """Load a vector of f32 numbers, or of as many bf16 numbers as f32."""
-        if not bf16:
+        if not self.bf16:
             self.v("VMOVUPS", x, place)
             return
         self.v("VPMOVZXWD", x, place)
         self.v("VPSLLD", x, x, immediate=16)
 
-    def store(self, place: MemoryOperand, x: int, *, bf16: bool = False) -> None:
+    def store(self, place: MemoryOperand, x: int) -> None:
         """Store a vector of f32 numbers as such, or rounded to bf16: then the vector is lost."""
-        if not bf16:
+        if not self.bf16:
             self.v("VMOVUPS <", place, x)
             return
         half = Register.YMM0 + (x - Register.ZMM0)
         self.v("VCVTNEPS2BF16", half, x)
         self.emit("VEX_VMOVUPS_YMMM256_YMM", place, half)
 
-    def load_one(self, x: int, place: MemoryOperand, *, bf16: bool = False) -> None:
+    def load_one(self, x: int, place: MemoryOperand) -> None:
         """Load one f32 or bf16 number to everywhere in a vector."""
-        if not bf16:
+        if not self.bf16:
             self.v("VBROADCASTSS", x, place)
             return
         self.v("VPBROADCASTW", x, place)
         self.v("VPSLLD", x, x, immediate=16)
 
-    def store_one(self, place: MemoryOperand, x: int, *, bf16: bool = False) -> None:
+    def store_one(self, place: MemoryOperand, x: int) -> None:
         """Store the first number of a vector, one of the first sixteen, as f32 or rounded to bf16."""
         first: Any = Register.XMM0 + (x - self.isa.register(0))
-        if not bf16:
+        if not self.bf16:
             self.emit("VEX_VMOVSS_M32_XMM", place, first)
             return
         self.v("VCVTNEPS2BF16", Register.YMM0 + (x - Register.ZMM0), x)

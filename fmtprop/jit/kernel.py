@@ -1,4 +1,4 @@
-"""Kernels: one function of one data type on this machine, run on rows of numbers by the threads that oneDNN uses too.
+"""Kernels: machine code with its work, run by the threads that oneDNN uses too; and those of one function of a number.
 
 oneDNN applies such functions within its primitives, a vector at a time between the products. For SiLU that took three
 times as long as a loop that does nothing else, the memory included (Zen 4, 1.2 million f32 numbers).
@@ -7,13 +7,15 @@ times as long as a loop that does nothing else, the memory included (Zen 4, 1.2 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmtprop.dnnl import lib
+from fmtprop.jit.calls import Call
 from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
 
@@ -21,16 +23,18 @@ if TYPE_CHECKING:
     from fmtprop.jit.assembler import Isa
 
 __all__ = [
-    "ALONE_NBYTES",
     "CHUNK_NBYTES",
-    "RUNTIME",
     "Arguments",
+    "BoundKernel",
+    "FunctionArguments",
     "Kernel",
     "Work",
+    "address_of",
     "isa",
     "kernel_for",
     "runtime_function",
     "takes",
+    "threads_for",
     "unavailable",
 ]
 
@@ -44,26 +48,27 @@ ALONE_NBYTES = 16 << 10
 #: bring the assembler with them, which networks without any need not load
 _ALPHAS = {"swish": 1.0, "gelu_erf": None}
 
-RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
+#: functions of the OpenMP runtime that every kernel needs
+_RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of one number, ready to run.
+    """Machine code, ready to run.
 
     Parameters
     ----------
     name : str
-        The function, such as ``"swish"``.
+        What it computes, such as ``"swish"``.
     code : bytes
         What is executed.
-    table : bytes
+    table : bytes, optional
         The numbers that it reads.
     """
 
     name: str
     code: bytes
-    table: bytes
+    table: bytes = b""
 
     @property
     def fingerprint(self) -> str:
@@ -88,19 +93,50 @@ class Kernel:
 
 
 class Arguments(ctypes.Structure):
-    """What the code finds its work by."""
+    """What a kernel's code finds its work by; each program adds fields of its own."""
 
-    _fields_ = (
-        ("data", c_void_p),
-        ("chunks", c_uint64),
-        ("threads", c_void_p),
-        ("thread", c_void_p),
-        ("table", c_void_p),
-    )
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("threads", c_void_p), ("thread", c_void_p))
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.threads, self.thread = address_of("omp_get_num_threads"), address_of("omp_get_thread_num")
 
 
-class Work:
-    """A kernel and the row of numbers that it changes.
+class FunctionArguments(Arguments):
+    """What a function's code finds its work by."""
+
+    _fields_ = (("data", c_void_p), ("chunks", c_uint64), ("table", c_void_p))
+
+
+class BoundKernel:
+    """A kernel with its work, for one thread of Python at a time.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What to run.
+    arguments : Arguments
+        What it finds its work by.
+    threads : int
+        How many run it; 0 for as many as oneDNN would use.
+    """
+
+    def __init__(self, kernel: Kernel, arguments: Arguments, threads: int) -> None:
+        self._kernel, self._arguments = kernel, arguments
+        #: what to call, and with what
+        self.call: Call = (
+            *(runtime_function("GOMP_parallel"), c_void_p(kernel.address), c_void_p(ctypes.addressof(arguments))),
+            *(c_uint(threads), c_uint(0)),
+        )
+
+    def run(self) -> None:
+        """Compute."""
+        function, *arguments = self.call
+        function(*arguments)
+
+
+class Work(BoundKernel):
+    """A function and the row of numbers that it changes.
 
     Parameters
     ----------
@@ -113,26 +149,23 @@ class Work:
     """
 
     def __init__(self, kernel: Kernel, nbytes: int, pointer: int | None = None) -> None:
-        run, *asked = (runtime_function(name) for name in RUNTIME)
-        threads, thread = (ctypes.cast(function, c_void_p).value for function in asked)
-        self.kernel = kernel
         table = ctypes.addressof(kernel.rows)
-        self._arguments = Arguments(pointer, nbytes // CHUNK_NBYTES, threads, thread, table)
-        threads_wanted = c_uint(nbytes <= ALONE_NBYTES)  # 0: as many as oneDNN would use
-        #: what to call, and with what
-        self.call: tuple[Any, c_void_p, c_void_p, c_uint, c_uint] = (
-            *(run, c_void_p(kernel.address), c_void_p(ctypes.addressof(self._arguments))),
-            *(threads_wanted, c_uint(0)),
-        )
+        arguments = FunctionArguments(data=pointer, chunks=nbytes // CHUNK_NBYTES, table=table)
+        super().__init__(kernel, arguments, threads_for(nbytes, 0))
 
     def set_data_handle(self, pointer: int) -> None:
         """Point it at other numbers."""
         self._arguments.data = pointer
 
-    def run(self) -> None:
-        """Change the numbers."""
-        function, *arguments = self.call
-        function(*arguments)
+
+def threads_for(nbytes: int, threads: int) -> int:
+    """Return by how many threads so many bytes are best worked on."""
+    return 1 if nbytes <= ALONE_NBYTES else threads
+
+
+def address_of(name: str) -> int | None:
+    """Return where a function of the OpenMP runtime lies."""
+    return ctypes.cast(runtime_function(name), c_void_p).value
 
 
 @cache
@@ -158,8 +191,8 @@ def unavailable() -> str:
     library = lib()
     if "avx512" not in library.isa and "avx2" not in library.isa:
         return f"oneDNN uses {library.isa} here; kernels are written for AVX2 and AVX-512"
-    if library.runtime != "OMP" or any(runtime_function(name) is None for name in RUNTIME):
-        return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {RUNTIME[0]}"
+    if library.runtime != "OMP" or any(runtime_function(name) is None for name in _RUNTIME):
+        return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {_RUNTIME[0]}"
     return no_code()
 
 
@@ -195,6 +228,6 @@ def takes(dtype: DataType) -> bool:
 @cache
 def _kernel(alg: str, dtype: DataType) -> Kernel:
     from fmtprop.jit.functions import FUNCTIONS
-    from fmtprop.jit.program import program
+    from fmtprop.jit.programs import function
 
-    return Kernel(alg, *program(isa(), FUNCTIONS[alg], bf16=dtype is DataType.BF16))
+    return Kernel(alg, *function(isa(), FUNCTIONS[alg], bf16=dtype is DataType.BF16))

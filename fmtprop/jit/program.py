@@ -1,66 +1,172 @@
-"""The program around a function: each thread finds its share of the row, and changes it 64 bytes at a time."""
+"""The skeleton of programs that several threads run: each finds its share of the work, and repeats steps over it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
 
-from iced_x86 import Register
+from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.assembler import Assembler, Isa, at
-from fmtprop.jit.frame import Frame
-from fmtprop.jit.kernel import CHUNK_NBYTES, Arguments
 
-__all__ = ["program"]
+__all__ = ["THREAD", "THREADS", "Program"]
+
+#: registers that hold the number of threads, and which one of them this is
+THREADS, THREAD = Register.RBP, Register.R12
+
+_ARGUMENTS = Register.RBX
+_SAVED = (_ARGUMENTS, THREADS, THREAD)
 
 
-def program(isa: Isa, function: Callable[[Assembler, int], int], *, bf16: bool) -> tuple[bytes, bytes]:
-    """Return the machine code of a kernel, and the table of numbers that it reads.
+class Program(Assembler):
+    """A program that ``GOMP_parallel`` calls in every thread.
 
     Parameters
     ----------
     isa : Isa
         For which machine.
-    function : callable
-        Adds the instructions for one vector of numbers.
+    arguments : type of Arguments
+        The structure that the program finds its work by.
     bf16 : bool
-        Whether the numbers are bf16 and not f32; with AVX-512 and bf16 only.
+        Whether tensors hold bf16 numbers and not f32; with AVX-512 and bf16 only.
+
+    Notes
+    -----
+    It keeps RBX, RBP and R12; RAX and RDX are changed where shares are found. All vector registers are free (System V
+    AMD64 ABI).
     """
-    _, numbers = _assembled(isa, function, bf16, ())
-    code, _ = _assembled(isa, function, bf16, tuple(numbers.numbers))
-    return code, numbers.table
 
+    def __init__(self, isa: Isa, arguments: type[ctypes.Structure], *, bf16: bool) -> None:
+        super().__init__(isa, bf16=bf16)
+        self._arguments, self._names = arguments, count()
+        for register in _SAVED:
+            self.emit("PUSH_R64", register)  # and with the return address, the stack is aligned for the calls
+        self.move(_ARGUMENTS, Register.RDI)
+        for name, register in (("threads", Register.EBP), ("thread", Register.R12D)):
+            self.emit("CALL_RM64", self.argument(name))
+            self.emit("MOV_R32_RM32", register, Register.EAX)
 
-def _assembled(
-    isa: Isa, function: Callable[[Assembler, int], int], bf16: bool, numbers: tuple[bytes, ...]
-) -> tuple[bytes, Assembler]:
-    """Assemble everything; which numbers the function needs is known when it has been assembled once."""
-    a = Assembler(isa)
-    frame = Frame(a, Arguments)
-    frame.enter()
-    _share(a, frame, Register.RSI)
-    a.emit("INC_RM64", Register.R12)
-    _share(a, frame, Register.RCX)
-    a.emit("MOV_R64_RM64", Register.RDX, frame.argument("table"))
-    a.emit("CMP_R64_RM64", Register.RSI, Register.RCX)
-    a.branch("JAE_REL32_64", "done")
-    a.load_numbers(numbers)
-    a.label("loop")
-    size = isa.nbytes_in_memory(bf16=bf16)
-    for offset in range(0, CHUNK_NBYTES, size):
-        a.release()
-        x, place = a.vector(), at(Register.RSI, offset)
-        a.load(x, place, bf16=bf16)
-        a.store(place, function(a, x), bf16=bf16)
-    a.immediate("ADD_RM64_IMM8", Register.RSI, CHUNK_NBYTES)
-    a.emit("CMP_R64_RM64", Register.RSI, Register.RCX)
-    a.branch("JB_REL32_64", "loop")
-    a.label("done")
-    frame.leave()
-    return a.code(), a
+    def finished(self) -> bytes:
+        """Return to the caller, also from :meth:`share`; return the machine code."""
+        self.label("done")
+        self.emit("VEX_VZEROUPPER")
+        for register in reversed(_SAVED):
+            self.emit("POP_R64", register)
+        self.emit("RETNQ")
+        return self.code()
 
+    # ------------------------------------------------------------------ integers
 
-def _share(a: Assembler, frame: Frame, register: int) -> None:
-    """Set a register to where the share of thread R12 begins."""
-    frame.portion(register, frame.argument("chunks"))
-    a.immediate("SHL_RM64_IMM8", register, CHUNK_NBYTES.bit_length() - 1)
-    a.emit("ADD_R64_RM64", register, frame.argument("data"))
+    def argument(self, name: str) -> MemoryOperand:
+        """Return the argument of a name."""
+        return at(_ARGUMENTS, getattr(self._arguments, name).offset)
+
+    def move(self, register: int, value: int | MemoryOperand) -> None:
+        """Set a register to what another one or a place in memory holds."""
+        self.emit("MOV_R64_RM64", register, value)
+
+    def add(self, register: int, value: int | MemoryOperand) -> None:
+        """Add what another register or a place in memory holds."""
+        self.emit("ADD_R64_RM64", register, value)
+
+    def advance(self, nbytes: int, *pointers: int) -> None:
+        """Add a number of bytes to pointers."""
+        for pointer in pointers:
+            self.immediate("ADD_RM64_IMM32", pointer, nbytes)
+
+    def point(self, pointer: int, name: str, index: int, stride: str | int) -> None:
+        """Point to the item of an index: so many strides behind the argument of a name.
+
+        Parameters
+        ----------
+        pointer, index : int
+            Registers.
+        name : str
+            The argument that points to the first item.
+        stride : str or int
+            Bytes from item to item: an argument, or a power of two.
+        """
+        self.move(pointer, index)
+        if isinstance(stride, str):
+            self.emit("IMUL_R64_RM64", pointer, self.argument(stride))
+        else:
+            self.immediate("SHL_RM64_IMM8", pointer, stride.bit_length() - 1)
+        self.add(pointer, self.argument(name))
+
+    def divide(self, value: int, divisor: int | MemoryOperand) -> None:
+        """Set RAX to the quotient and RDX to the remainder."""
+        self.move(Register.RAX, value)
+        self.emit("XOR_R32_RM32", Register.EDX, Register.EDX)
+        self.emit("DIV_RM64", divisor)
+
+    # ------------------------------------------------------------------ shares and loops
+
+    def portions(self, first: int, end: int, name: str) -> None:
+        """Set registers to the first item of this thread, and to the one behind its last.
+
+        Parameters
+        ----------
+        first, end : int
+            Registers.
+        name : str
+            The argument that says how many items there are.
+        """
+        self._portion(first, name)
+        self.emit("INC_RM64", THREAD)
+        self._portion(end, name)
+        self.emit("DEC_RM64", THREAD)
+
+    def share(self, first: int, end: int, name: str) -> None:
+        """Set registers as :meth:`portions` does, and finish where there are no items for this thread."""
+        self.portions(first, end, name)
+        self.emit("CMP_R64_RM64", first, end)
+        self.branch("JAE_REL32_64", "done")
+
+    def _portion(self, register: int, name: str) -> None:
+        self.move(register, THREAD)
+        self.emit("IMUL_R64_RM64", register, self.argument(name))
+        self.divide(register, THREADS)
+        self.move(register, Register.RAX)
+
+    @contextmanager
+    def until(self, index: int, end: int, step: int = 1) -> Iterator[None]:
+        """Repeat what is added within, at least once, while an index is below an end."""
+        name = self._new_label()
+        self.label(name)
+        yield
+        self.immediate("ADD_RM64_IMM8", index, step)
+        self.emit("CMP_R64_RM64", index, end)
+        self.branch("JB_REL32_64", name)
+
+    @contextmanager
+    def repeat(self, times: int | MemoryOperand, left: int) -> Iterator[None]:
+        """Repeat what is added within so many times, which may be none; a register counts."""
+        name = self._new_label()
+        self.move(left, times)
+        self.emit("TEST_RM64_R64", left, left)
+        self.branch("JE_REL32_64", f"after {name}")
+        self.label(name)
+        yield
+        self.emit("DEC_RM64", left)
+        self.branch("JNE_REL32_64", name)
+        self.label(f"after {name}")
+
+    def _new_label(self) -> str:
+        return f"loop {next(self._names)}"
+
+    # ------------------------------------------------------------------ vectors
+
+    def zero(self, x: int) -> None:
+        """Set a vector to zeros."""
+        first: Any = Register.XMM0 + (x - self.isa.register(0))  # what is above becomes zero, too
+        self.emit("VEX_VXORPS_XMM_XMM_XMMM128", first, first, first)
+
+    def operand(self, free: int, place: MemoryOperand) -> int | MemoryOperand:
+        """Return a vector in memory as an instruction's last operand: bf16 is loaded to a free register first."""
+        if not self.bf16:
+            return place
+        self.load(free, place)
+        return free

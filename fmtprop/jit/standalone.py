@@ -1,31 +1,23 @@
-"""What kernels have in common that run instead of a primitive: how they are called, and how they find their tensors."""
+"""Kernels that compute a whole node instead of a primitive: how plans name them, and how they find their tensors."""
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from ctypes import c_uint, c_void_p
 from functools import cached_property
 
-from fmtprop.jit.calls import Call
-from fmtprop.jit.kernel import ALONE_NBYTES, Kernel, isa, runtime_function
+from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, isa
 
 __all__ = ["Pointer", "StandaloneKernel", "StandaloneWork"]
 
 
 class StandaloneKernel(ABC):
-    """A kernel that computes a whole node."""
+    """A kernel that computes a whole node; a dataclass of its sizes."""
 
     @property
     @abstractmethod
     def stem(self) -> str:
         """What it does, in a word or two."""
-
-    @property
-    @abstractmethod
-    def problem(self) -> str:
-        """The sizes and types of its problem, for messages."""
 
     @abstractmethod
     def assembled(self) -> Kernel:
@@ -49,7 +41,7 @@ class StandaloneKernel(ABC):
     @property
     def repro(self) -> str:
         """What it is called where oneDNN has a command line that reproduces."""
-        return f"fmtprop.jit kernel {self.impl} on {self.problem}"
+        return f"fmtprop.jit kernel {self.impl} of {self}"
 
     @property
     def scratchpad_nbytes(self) -> int:
@@ -72,7 +64,7 @@ class Pointer:
 
     Parameters
     ----------
-    arguments : ctypes.Structure
+    arguments : Arguments
         The work's.
     field : str
         Which of them.
@@ -80,7 +72,7 @@ class Pointer:
 
     __slots__ = ("_arguments", "_field")
 
-    def __init__(self, arguments: ctypes.Structure, field: str) -> None:
+    def __init__(self, arguments: Arguments, field: str) -> None:
         self._arguments, self._field = arguments, field
 
     def set_data_handle(self, pointer: int) -> None:
@@ -88,51 +80,21 @@ class Pointer:
         setattr(self._arguments, self._field, pointer)
 
 
-class StandaloneWork:
+class StandaloneWork(BoundKernel):
     """A kernel with its tensors, for one thread of Python at a time.
 
     Parameters
     ----------
-    kernel : Kernel
-        What to run.
-    arguments : ctypes.Structure
-        What it finds its work by.
-    fields : mapping of str to str
-        Operand or result -> the argument that points to it.
-    threads : int
-        How many run it.
+    kernel, arguments, threads
+        As of :class:`fmtprop.jit.kernel.BoundKernel`. The arguments that point to operands and the result have their
+        names.
     keep : object, optional
         What the arguments point to otherwise.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        arguments: ctypes.Structure,
-        fields: Mapping[str, str],
-        threads: int,
-        keep: object = None,
-    ) -> None:
-        self._arguments, self._keep = arguments, keep
+    def __init__(self, kernel: Kernel, arguments: Arguments, threads: int, keep: object = None) -> None:
+        super().__init__(kernel, arguments, threads)
+        self._keep = keep
+        names = {name for name, *_ in arguments._fields_} & {"src", "src_0", "src_1", "dst"}
         #: where it finds its operands and the result, by their names in oneDNN
-        self.pointers: Mapping[str, Pointer] = {name: Pointer(arguments, field) for name, field in fields.items()}
-        #: what to call, and with what
-        self.call: Call = (
-            *(runtime_function("GOMP_parallel"), c_void_p(kernel.address), c_void_p(ctypes.addressof(arguments))),
-            *(c_uint(threads), c_uint(0)),
-        )
-
-    def run(self) -> None:
-        """Compute."""
-        function, *arguments = self.call
-        function(*arguments)
-
-
-def threads_for(nbytes: int, threads: int) -> int:
-    """Return by how many threads so many bytes are best worked on."""
-    return 1 if nbytes <= ALONE_NBYTES else threads
-
-
-def address_of(name: str) -> int | None:
-    """Return where a function of the OpenMP runtime lies."""
-    return ctypes.cast(runtime_function(name), c_void_p).value
+        self.pointers: Mapping[str, Pointer] = {name: Pointer(arguments, name) for name in names}

@@ -19,7 +19,7 @@ from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
-from fmtprop.targets.channelwise import JIT
+from fmtprop.targets.kernels import JIT
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 

@@ -20,7 +20,7 @@ from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.calls import PyTorchCalls, as_planned, bind
 from fmtprop.runtime.plan import Access, Home, Plan, Step
 from fmtprop.targets.arguments import arguments, start_of
-from fmtprop.targets.channelwise import JIT
+from fmtprop.targets.kernels import JIT
 from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
 from fmtprop.targets.tail import tail_of
 

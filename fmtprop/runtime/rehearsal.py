@@ -23,7 +23,7 @@ from fmtprop.runtime.build import build_plan, computed_nodes, is_native
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
-from fmtprop.targets.channelwise import JIT
+from fmtprop.targets.kernels import JIT
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
 __all__ = ["can_rehearse", "outline", "rehearsals"]

@@ -29,7 +29,7 @@ from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.arguments import arguments, start_of
-from fmtprop.targets.channelwise import JIT
+from fmtprop.targets.kernels import JIT
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
 from fmtprop.targets.reference import REFERENCE
 from fmtprop.targets.tail import own_code, tail_of

@@ -18,9 +18,8 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
-from fmtprop.targets.channelwise import channel_candidates
+from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
-from fmtprop.targets.rows import row_candidates
 
 #: what oneDNN computes in; everything else runs on the reference target
 _FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
@@ -88,7 +87,7 @@ class OneDnnTarget:
         kernel = _kernel_of(node)
         if kernel is not None:
             yield from self._with_kernel(node, request, kernel)
-        for candidate in list(channel_candidates(node, request)) or row_candidates(node, request):
+        for candidate in kernel_candidates(node, request):
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
                 yield candidate
 

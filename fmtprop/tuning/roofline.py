@@ -14,7 +14,7 @@ from fmtprop.ir.op import opdef, types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
-from fmtprop.targets.channelwise import JIT
+from fmtprop.targets.kernels import JIT
 from fmtprop.targets.reference import REFERENCE
 from fmtprop.tuning import problem
 from fmtprop.tuning.peaks import Peaks

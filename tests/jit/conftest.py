@@ -1,4 +1,4 @@
-"""A system that forbids machine code of our own."""
+"""Instruction sets, and a system that forbids machine code of our own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from fmtprop.jit import memory, no_code, unavailable
+from fmtprop import dnnl
+from fmtprop.jit import memory, no_code, rows, unavailable
+from fmtprop.jit.assembler import AVX2, AVX512, Isa
+
+_NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU has no AVX-512")
+
+
+@pytest.fixture(params=[AVX2, pytest.param(AVX512, marks=_NARROW)], ids=lambda isa: isa.name)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isa]:
+    """Kernels of whole nodes are those of this instruction set."""
+    monkeypatch.setattr(rows, "isa", lambda: request.param)
+    rows._assembled.cache_clear()
+    yield request.param
+    rows._assembled.cache_clear()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf, nan
 
 import pytest
@@ -10,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import StandaloneKernel, broadcast_kernel_for, fold_kernel_for, rows, unavailable
+from fmtprop.jit import StandaloneKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for, unavailable
+from fmtprop.jit.kernel import takes
 from fmtprop.jit.rows import BROADCASTS, FOLDS
 from fmtprop.layout import DataType
-from tests.jit.test_channelwise import BF16, ISAS
+
+BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU does not round to bf16")
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -26,17 +27,6 @@ EXACT = {
     "max": lambda x: x.amax(1),
     "min": lambda x: x.amin(1),
 }
-
-
-@pytest.fixture(params=ISAS, ids=lambda isa: isa.name)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Kernels are those of an instruction set."""
-    monkeypatch.setattr(rows, "isa", lambda: request.param)
-    rows._broadcast.cache_clear()
-    rows._fold.cache_clear()
-    yield request.param
-    rows._broadcast.cache_clear()
-    rows._fold.cache_clear()
 
 
 def run(kernel: StandaloneKernel, dims: tuple[int, ...], threads: int, **tensors: torch.Tensor) -> torch.Tensor:
@@ -62,6 +52,13 @@ def folded(alg: str, src: torch.Tensor, threads: int = 2) -> torch.Tensor:
     kernel = fold_kernel_for(alg, images, count, columns, dtype)
     assert kernel is not None
     return run(kernel, (images, columns), threads, src=src)
+
+
+def averaged(src: torch.Tensor, threads: int = 2) -> torch.Tensor:
+    images, places, channels = src.shape
+    kernel = average_kernel_for(images, places, channels, F32 if src.dtype is torch.float32 else DataType.BF16)
+    assert kernel is not None
+    return run(kernel, (images, channels), threads, src=src)
 
 
 @settings(max_examples=150, deadline=None)
@@ -103,6 +100,27 @@ def test_folds_of_any_size(isa):
     check_fold()
 
 
+@settings(max_examples=150, deadline=None)
+@given(images=st.integers(1, 4), places=st.integers(1, 60), blocks=st.integers(1, 40), threads=st.integers(1, 5))
+def check_average(images, places, blocks, threads) -> None:
+    src = torch.randn(images, places, 16 * blocks)
+    error = (averaged(src, threads).double() - src.double().mean(1)).abs()
+    assert (error <= 4e-7 * src.abs().amax(1)).all()
+
+
+def test_averages_of_any_size(isa):
+    check_average()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_large_tensors_are_shared_out(isa, threads):
+    src, factors = torch.randn(1, 784, 240), torch.rand(1, 1, 240)
+    torch.testing.assert_close(averaged(src, threads), src.mean(1), atol=1e-6, rtol=1e-5)
+    kernel = broadcast_kernel_for("mul", ((784, 0), (240, 1)), F32)
+    assert kernel is not None
+    assert torch.equal(run(kernel, (1, 784, 240), threads, src_0=src, src_1=factors), src * factors)
+
+
 @pytest.mark.parametrize("columns", [1, 17, 40])
 @pytest.mark.parametrize("alg", FOLDS)
 def test_special_values_are_pytorchs(isa, alg, columns):
@@ -110,6 +128,20 @@ def test_special_values_are_pytorchs(isa, alg, columns):
     src[0, 3, 0], src[1, 74, -1], src[2, 0, 0], src[3] = nan, nan, inf, -inf
     src[4, 11, 0], src[4, 60, 0], src[5] = inf, -inf, inf
     torch.testing.assert_close(folded(alg, src), EXACT[alg](src), equal_nan=True)
+
+
+def test_infinity_and_nan_go_on_in_their_channel_alone(isa):
+    src = torch.ones(1, 50, 32)
+    src[0, 3, 1], src[0, 7, 2], src[0, 8, 2], src[0, 49, 31] = inf, inf, -inf, nan
+    torch.testing.assert_close(averaged(src), src.mean(1), equal_nan=True)
+
+
+@BF16
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_bf16_is_averaged_in_f32_and_rounded_once(threads):
+    src = torch.randn(2, 300, 96).bfloat16()
+    exact = src.double().mean(1)
+    assert ((averaged(src, threads).double() - exact).abs() <= 2**-8 * exact.abs() + 1e-7).all()
 
 
 @BF16
@@ -169,6 +201,23 @@ def test_folds_without_a_kernel(alg, sizes, dtype):
     assert fold_kernel_for(alg, *sizes, DataType(dtype)) is None
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [((1, 9, 17), "f32"), ((1, 9, 4), "f32"), ((0, 9, 16), "f32"), ((1, 0, 16), "f32"), ((1, 9, 16), "s8")],
+)
+def test_averages_without_a_kernel(sizes, dtype):
+    assert average_kernel_for(*sizes, DataType(dtype)) is None
+
+
+def test_kernels_for_as_many_vectors_at_a_time_share_code():
+    one, other, alike = (average_kernel_for(*sizes, F32) for sizes in ((1, 9, 96), (3, 50, 192), (2, 7, 96)))
+    assert one is not None and other is not None and alike is not None
+    assert one.kernel is alike.kernel
+    assert one.fingerprint != fold_kernel_for("mean", 1, 9, 96, F32).fingerprint
+    assert one.repro != other.repro
+
+
 def test_without_executable_memory_there_are_none(no_executable_memory):
+    assert average_kernel_for(1, 9, 16, F32) is None
     assert broadcast_kernel_for("add", ((5, 1), (40, 0)), F32) is None
     assert fold_kernel_for("sum", 1, 9, 16, F32) is None

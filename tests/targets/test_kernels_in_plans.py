@@ -7,25 +7,22 @@ import torch
 from torch import nn
 
 import fmtprop
-from fmtprop.ir.node import PostOp
 from fmtprop.ir.types import TensorType
-from fmtprop.jit import Kernel, channelwise, unavailable
+from fmtprop.jit import Kernel, rows, unavailable
+from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops import Binary, Eltwise, Pooling
+from fmtprop.ops import Binary, Pooling
 from fmtprop.passes.formats import channels_last
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.threads import for_threads
 from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget
-from fmtprop.targets.channelwise import JIT
+from fmtprop.targets.kernels import JIT
 from fmtprop.tuning.problem import describe
 from tests.targets.nodes import node_of, request
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
-#: half of the channels of a wider tensor
-HALF = MemoryDesc((2, 64, 5, 7), tag="nhwc").submemory((2, 32, 5, 7), (0, 32, 0, 0))
-APART = MemoryDesc((1, 32, 1, 1), strides=(64, 2, 1, 1))
 AVERAGE, MUL = Pooling.make("avg_include_padding", (5, 7)), Binary("mul")
 IMAGE = (2, 32, 5, 7)
 
@@ -34,11 +31,11 @@ def typed(dtype="f32", **dims):
     return {name: TensorType(size, DataType(dtype)) for name, size in dims.items()}
 
 
-def offered(op, attrs, types, formats=None, post_ops=()):
-    """Return the nodes as kernels run them: operands channels-last where no format is given, the result as it likes."""
-    node = node_of(op, attrs, {name: t for name, t in types.items() if not name.startswith("post_op")}, post_ops)
+def offered(op, attrs, types):
+    """Return the nodes as kernels run them: operands channels-last, the result as it likes."""
+    node = node_of(op, attrs, types)
     asked = {name: channels_last(MemoryDesc(type_.dims, type_.dtype)) for name, type_ in types.items()}
-    found = OneDnnTarget().candidates(node, request(node, {**asked, **(formats or {})}))
+    found = OneDnnTarget().candidates(node, request(node, asked))
     return [node.with_(descs=c.results, choice=c.choice("offered")) for c in found if c.target == JIT]
 
 
@@ -55,44 +52,12 @@ APPLICABLE = [
 @pytest.mark.parametrize(("op", "attrs", "types"), APPLICABLE)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_each_is_offered_and_passes_the_plans_own_check(op, attrs, types, dtype):
-    if dtype == "bf16" and not channelwise.takes(DataType.BF16):
+    if dtype == "bf16" and not takes(DataType.BF16):
         pytest.skip("this CPU does not round to bf16")
     (node,) = offered(op, attrs, {name: TensorType(t.dims, DataType(dtype)) for name, t in types.items()})
-    assert node.choice.impl.partition(":")[0] == ("average" if op == "pooling" else "scale")
+    assert node.choice.impl.partition(":")[0] == ("average" if op == "pooling" else "broadcast_mul")
     assert selfcheck.check_primitive(node) is None
     assert "kernel" in node.choice.handle.repro
-
-
-@pytest.mark.parametrize(
-    ("op", "attrs", "types", "formats"),
-    [
-        ("pooling", Pooling.make("max", (5, 7)), typed(src=IMAGE), {}),
-        ("pooling", Pooling.make("avg_include_padding", (5, 6)), typed(src=IMAGE), {}),
-        ("pooling", Pooling.make("avg_include_padding", (5, 7), pad_l=1), typed(src=IMAGE), {}),
-        ("pooling", AVERAGE, typed(src=(2, 33, 5, 7)), {}),
-        ("pooling", Pooling.make("avg_include_padding", (129, 128)), typed(src=(1, 16, 129, 128)), {}),
-        ("pooling", AVERAGE, typed(src=IMAGE), {"src": MemoryDesc(IMAGE)}),
-        ("pooling", AVERAGE, typed(src=IMAGE), {"src": MemoryDesc(IMAGE, tag="nChw16c")}),
-        ("pooling", AVERAGE, typed(src=IMAGE), {"src": HALF}),
-        ("binary", Binary("add"), typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), {}),
-        ("binary", MUL, typed(src_0=IMAGE, src_1=IMAGE), {}),
-        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 1, 5, 7)), {}),
-        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 1, 1, 1)), {}),
-        ("binary", MUL, typed(src_0=(1, 32, 1, 1), src_1=IMAGE), {}),
-        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), {"dst": MemoryDesc(IMAGE)}),
-        ("binary", MUL, typed(src_0=IMAGE, src_1=(1, 32, 1, 1)), {"src_1": APART}),
-    ],
-)  # fmt: skip
-def test_everything_else_is_left_to_others(op, attrs, types, formats):
-    impls = {node.choice.impl.partition(":")[0] for node in offered(op, attrs, types, formats)}
-    assert not impls & {"average", "scale"}
-
-
-def test_a_tail_and_two_data_types_are_left_to_onednn():
-    relu = [PostOp("eltwise", Eltwise("relu"))]
-    assert offered("pooling", AVERAGE, typed(src=IMAGE), post_ops=relu) == []
-    mixed = {**typed(src_0=IMAGE), **typed("bf16", src_1=(1, 32, 1, 1))}
-    assert offered("binary", MUL, mixed) == []
 
 
 def test_figures_are_kept_by_the_code_that_they_are_of():
@@ -173,8 +138,8 @@ def test_runs_side_by_side_do_not_share_sums(gate):
 def test_one_that_is_wrong_is_found_and_replaced(gate, monkeypatch, tmp_path):
     module, x = gate
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(channelwise, "_kernel", lambda alg, *_: Kernel(alg, b"\xc3", b""))  # returns at once
-    with pytest.warns(RuntimeWarning, match="(average|scale):.* is off by"):
+    monkeypatch.setattr(rows, "_assembled", lambda program, *_, **__: Kernel(program, b"\xc3"))  # returns at once
+    with pytest.warns(RuntimeWarning, match="(average|broadcast_mul):.* is off by"):
         net = compiled(module, x)
     assert kernels(net.plan) == []
     torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Nodes that kernels over rows compute: a binary op whose second source broadcasts, reductions, global poolings.
+"""Nodes that kernels of our own compute instead of a primitive: binary ops that broadcast, reductions, global poolings.
 
 Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one.
 """
@@ -6,18 +6,23 @@ Owns how a node's tensors, as they lie in memory, become rows: axes that one cou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
-from fmtprop.jit import FoldKernel, StandaloneKernel, broadcast_kernel_for, fold_kernel_for
+from fmtprop.jit import FoldKernel, StandaloneKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
+from fmtprop.ops.building import check_summands
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
-from fmtprop.passes.formats import like, plain
+from fmtprop.passes.formats import channels_last, like, plain
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.channelwise import JIT
 
-__all__ = ["row_candidates"]
+__all__ = ["JIT", "kernel_candidates"]
+
+#: who executes, in choices and reports
+JIT = "jit"
 
 #: how many numbers of a row a kernel adds up side by side, at least
 _SIDE_BY_SIDE = 32
@@ -29,7 +34,7 @@ _SUMMANDS = 512
 _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum": "norm"}
 
 
-def row_candidates(node: Node, request: Request) -> Iterator[Candidate]:
+def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield the way to run a node by a kernel, if there is one for it and for these formats.
 
     Parameters
@@ -47,8 +52,7 @@ def row_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         if node.attrs.alg in _FOLDS and (not node.attrs.alg.startswith("norm") or _is_euclidean(node.attrs)):
             yield from _reduction(_FOLDS[node.attrs.alg], node.attrs.axes, request)
     elif isinstance(node.attrs, Pooling) and _is_global(node.attrs, request["src"]):
-        alg = "max" if node.attrs.alg == "max" else "mean"
-        yield from _reduction(alg, tuple(range(2, request["src"].ndim)), request)
+        yield from _global_pooling(node.attrs.alg, request)
 
 
 def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
@@ -72,6 +76,28 @@ def _is_euclidean(attrs: Reduction) -> bool:
 def _is_global(attrs: Pooling, src: MemoryDesc) -> bool:
     """Whether one window is all of the source."""
     return attrs.kernel == src.dims[2:] and not any((*attrs.pad_l, *attrs.pad_r, *attrs.dilates))
+
+
+def _global_pooling(alg: str, request: Request) -> Iterator[Candidate]:
+    """Yield the kernel for averages of channels, or else a reduction of the spatial axes."""
+    src, dst = request["src"], request["dst"]
+    kernel = None if alg == "max" else _average(src)
+    result = channels_last(plain(dst))
+    if kernel is not None and _is_served(dst, result):
+        yield _candidate(kernel, {"src": src}, result if dst.kind == "any" else dst)
+        return
+    yield from _reduction("max" if alg == "max" else "mean", tuple(range(2, src.ndim)), request)
+
+
+def _average(src: MemoryDesc) -> StandaloneKernel | None:
+    images, channels, *places = src.dims
+    if src.at_start() != channels_last(plain(src)):
+        return None
+    try:
+        check_summands("pooling", prod(places))
+    except UnsupportedOpError:
+        return None
+    return average_kernel_for(images, prod(places), channels, src.dtype)
 
 
 def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Candidate]:

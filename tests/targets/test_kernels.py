@@ -1,4 +1,4 @@
-"""Nodes that kernels over rows compute: in which formats, and which not."""
+"""Nodes that kernels of our own compute: in which formats, and which not."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Eltwise, Pooling, Reduction
+from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate
-from fmtprop.targets.rows import row_candidates
+from fmtprop.targets.kernels import kernel_candidates
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 IMAGE = (2, 48, 9, 17)
+
+#: half of the channels of a wider tensor
+HALF = MemoryDesc((2, 64, 5, 7), tag="nhwc").submemory((2, 32, 5, 7), (0, 32, 0, 0))
 
 
 def asked(op: str, attrs: Attrs, **descs: MemoryDesc) -> list[Candidate]:
     """Return the candidates for operands of these formats; the result's is free."""
     types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
     (dst,) = opdef(op).infer(attrs, types)
-    return list(row_candidates(Node("node", op, attrs, (dst,)), {**descs, "dst": MemoryDesc.any(dst.dims, dst.dtype)}))
+    return list(
+        kernel_candidates(Node("node", op, attrs, (dst,)), {**descs, "dst": MemoryDesc.any(dst.dims, dst.dtype)})
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,12 +46,17 @@ def test_every_pattern_of_broadcast_of_a_packed_tensor(tag, other):
 @pytest.mark.parametrize(
     ("alg", "src", "other"),
     [
+        (
+            "mul",
+            MemoryDesc((2, 64, 5, 7), tag="nhwc").submemory((2, 32, 5, 7), (0, 32, 0, 0)),
+            MemoryDesc((1, 32, 1, 1)),
+        ),
+        ("mul", MemoryDesc((2, 32, 5, 7), tag="nhwc"), MemoryDesc((1, 32, 1, 1), strides=(64, 2, 1, 1))),
         ("max", MemoryDesc(IMAGE), MemoryDesc((2, 1, 1, 1))),
         ("mul", MemoryDesc(IMAGE), MemoryDesc(IMAGE)),
         ("mul", MemoryDesc((2, 1, 1, 1)), MemoryDesc(IMAGE)),
         ("mul", MemoryDesc(IMAGE, tag="aBcd16b"), MemoryDesc((2, 1, 1, 1))),
         ("mul", MemoryDesc((2, 48, 9, 7)), MemoryDesc((1, 1, 9, 1))),
-        ("mul", MemoryDesc(IMAGE), MemoryDesc((2, 1, 1, 1), "bf16")),
         ("mul", MemoryDesc(IMAGE, "f16"), MemoryDesc((2, 1, 1, 1), "f16")),
     ],
 )
@@ -87,12 +98,41 @@ def test_a_global_pooling_is_a_reduction(alg):
     assert asked("pooling", Pooling.make(alg, IMAGE[2:], pad_l=1), src=MemoryDesc(IMAGE)) == []
 
 
+@pytest.mark.parametrize("dims", [(2, 32, 5, 7), (1, 48, 40), (1, 16, 2, 3, 4)])
+def test_an_average_of_whole_vectors_of_channels_has_a_kernel_of_its_own(dims):
+    src = channels_last(MemoryDesc(dims))
+    (found,) = asked("pooling", Pooling.make("avg_include_padding", dims[2:]), src=src)
+    assert found.impl.startswith("average") and found.results == (
+        channels_last(MemoryDesc((*dims[:2], *(1,) * len(dims[2:])))),
+    )
+
+
+@pytest.mark.parametrize(
+    "src",
+    [
+        MemoryDesc((2, 33, 5, 7), tag="nhwc"),
+        MemoryDesc((2, 32, 5, 7)),
+        MemoryDesc((2, 32, 5, 7), tag="nChw16c"),
+        HALF,
+        MemoryDesc((1, 16, 129, 128), tag="nhwc"),  # too many summands
+    ],
+)
+def test_other_averages_are_left_to_folds_and_onednn(src):
+    found = asked("pooling", Pooling.make("avg_include_padding", src.dims[2:]), src=src)
+    assert all(candidate.impl.startswith("fold") for candidate in found)
+
+
+def test_two_data_types_are_left_to_onednn():
+    src, factors = MemoryDesc(IMAGE, tag="nhwc"), MemoryDesc((1, 48, 1, 1), "bf16")
+    assert asked("binary", Binary("mul"), src_0=src, src_1=factors) == []
+
+
 def test_with_a_post_op_it_is_not():
     src = MemoryDesc(IMAGE)
     dst = MemoryDesc((2, 1, 9, 17))
     tail = (PostOp("eltwise", Eltwise("relu")),)
     node = Node("node", "reduction", Reduction("sum", (1,)), (TensorType(dst.dims),), post_ops=tail)
-    assert list(row_candidates(node, {"src": src, "dst": MemoryDesc.any(dst.dims, dst.dtype)})) == []
+    assert list(kernel_candidates(node, {"src": src, "dst": MemoryDesc.any(dst.dims, dst.dtype)})) == []
 
 
 class Attention(torch.nn.Module):

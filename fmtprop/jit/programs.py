@@ -1,0 +1,332 @@
+"""The programs of all kernels: what each does to the numbers of its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from iced_x86 import Register
+
+from fmtprop.jit.assembler import Assembler, Isa, at
+from fmtprop.jit.kernel import CHUNK_NBYTES, FunctionArguments
+from fmtprop.jit.program import THREAD, THREADS, Program
+from fmtprop.jit.rows import UNROLLED, AverageArguments, BroadcastArguments, FoldArguments
+
+__all__ = ["average", "broadcast", "fold_columns", "fold_rows", "function"]
+
+#: the item that a thread is at, and the one behind its last
+_ITEM, _END = Register.R8, Register.R9
+
+#: what is left of the work within an item, and of a group
+_LEFT, _LEFT_OF_GROUPS, _LEFT_OF_IMAGES = Register.RCX, Register.RDX, Register.RDI
+
+_SRC, _OTHER, _DST, _START = Register.RSI, Register.R11, Register.RDI, Register.R10
+
+_OPERATIONS = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
+
+#: a vector in the red zone below the stack (System V AMD64 ABI), and another: nothing is called while they are in use
+_SCRATCH = (-64, -128)
+
+
+# ---------------------------------------------------------------- a function
+
+
+def function(isa: Isa, apply: Callable[[Assembler, int], int], *, bf16: bool) -> tuple[bytes, bytes]:
+    """Return the program that changes every number by a function, and the table of numbers that it reads.
+
+    Parameters
+    ----------
+    isa : Isa
+        For which machine.
+    apply : callable
+        Adds the instructions for one vector of numbers.
+    bf16 : bool
+        Whether the numbers are bf16 and not f32; with AVX-512 and bf16 only.
+    """
+    known = _function(isa, apply, (), bf16=bf16)  # which numbers it needs is known when it has been assembled once
+    program = _function(isa, apply, tuple(known.numbers), bf16=bf16)
+    return program.finished(), program.table
+
+
+def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[bytes, ...], *, bf16: bool) -> Program:
+    p = Program(isa, FunctionArguments, bf16=bf16)
+    p.share(_ITEM, _END, "chunks")
+    p.point(_SRC, "data", _ITEM, CHUNK_NBYTES)
+    p.point(_LEFT, "data", _END, CHUNK_NBYTES)
+    p.move(Register.RDX, p.argument("table"))
+    p.load_numbers(numbers)
+    with p.until(_SRC, _LEFT, CHUNK_NBYTES):
+        for offset in range(0, CHUNK_NBYTES, p.vector_nbytes):
+            p.release()
+            x = p.vector()
+            p.load(x, at(_SRC, offset))
+            p.store(at(_SRC, offset), apply(p, x))
+    return p
+
+
+# ---------------------------------------------------------------- two operands
+
+
+def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
+    """Return the program that combines rows with rows of another operand, or with one number each; dst may be src.
+
+    Parameters
+    ----------
+    isa, bf16
+        As of :func:`function`.
+    alg : str
+        The operation.
+    shared : bool
+        Whether each row has one number of the other operand.
+    """
+    p = Program(isa, BroadcastArguments, bf16=bf16)
+    x, y, number = isa.register(0), isa.register(1), isa.register(2)
+    moving = (_SRC, _DST) if shared else (_SRC, _DST, _OTHER)
+
+    def vectors(count: int) -> None:
+        for offset in range(0, count * p.vector_nbytes, p.vector_nbytes):
+            p.load(x, at(_SRC, offset))
+            p.v(_OPERATIONS[alg], x, x, number if shared else p.operand(y, at(_OTHER, offset)))
+            p.store(at(_DST, offset), x)
+        p.advance(count * p.vector_nbytes, *moving)
+
+    p.share(_ITEM, _END, "rows")
+    p.point(_SRC, "src_0", _ITEM, "row")
+    p.point(_DST, "dst", _ITEM, "row")
+    p.point(_START, "table", _ITEM, 8)
+    with p.until(_ITEM, _END):
+        p.move(_OTHER, at(_START))
+        p.add(_OTHER, p.argument("src_1"))
+        if shared:
+            p.load_one(number, at(_OTHER))
+        with p.repeat(p.argument("blocks"), _LEFT):
+            vectors(UNROLLED)
+        with p.repeat(p.argument("vectors"), _LEFT):
+            vectors(1)
+        with p.repeat(p.argument("rest"), _LEFT):
+            p.load_one(x, at(_SRC))
+            if not shared:
+                p.load_one(y, at(_OTHER))
+            p.v(_OPERATIONS[alg], x, x, number if shared else y)
+            p.store_one(at(_DST), x)
+            p.advance(p.number_nbytes, *moving)
+        p.advance(8, _START)
+    return p.finished()
+
+
+# ---------------------------------------------------------------- averages of channels
+
+
+def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
+    """Return the program that averages rows of channels, image by image: sums by thread, and then the sums of these.
+
+    Rows are shared out, not channels: a kernel before that goes through memory from front to back, as those for SiLU
+    do, has the same part of it in the cache of the same core.
+
+    Parameters
+    ----------
+    isa, bf16
+        As of :func:`function`.
+    group : int
+        How many vectors of channels are added up at a time; they divide the channels.
+    """
+    p = Program(isa, AverageArguments, bf16=bf16)
+    rows, image, sums, row, channels = _END, _START, _OTHER, Register.RAX, _SRC
+    totals, free = [isa.register(index) for index in range(group)], isa.register(group)
+    p.portions(_ITEM, rows, "places")
+    p.emit("SUB_R64_RM64", rows, _ITEM)
+    p.point(image, "src", _ITEM, "row")
+    p.point(sums, "sums", THREAD, "thread_sums")
+    with p.repeat(p.argument("images"), _LEFT_OF_IMAGES):
+        p.move(channels, image)
+        with p.repeat(p.argument("groups"), _LEFT_OF_GROUPS):
+            for total in totals:
+                p.zero(total)
+            p.move(row, channels)
+            with p.repeat(rows, _LEFT):
+                for index, total in enumerate(totals):
+                    p.v("VADDPS", total, total, p.operand(free, at(row, index * p.vector_nbytes)))
+                p.add(row, p.argument("row"))
+            for index, total in enumerate(totals):
+                p.v("VMOVUPS <", at(sums, index * isa.nbytes), total)
+            p.advance(group * isa.nbytes, sums)
+            p.advance(group * p.vector_nbytes, channels)
+        p.add(image, p.argument("image"))
+    p.emit("VEX_VZEROUPPER")
+    p.emit("CALL_RM64", p.argument("barrier"))
+    _gather(p)
+    return p.finished()
+
+
+def _gather(p: Program) -> None:
+    """Add up the threads' sums, and divide: each thread some of the vectors."""
+    sums, place, total = _OTHER, Register.RAX, p.isa.register(0)
+    p.share(_ITEM, _END, "vectors")
+    p.point(sums, "sums", _ITEM, p.isa.nbytes)
+    p.point(_DST, "dst", _ITEM, p.vector_nbytes)
+    with p.until(_ITEM, _END):
+        p.v("VMOVUPS", total, at(sums))
+        p.move(place, sums)
+        p.move(_START, THREADS)
+        p.emit("DEC_RM64", _START)
+        with p.repeat(_START, _LEFT):
+            p.add(place, p.argument("thread_sums"))
+            p.v("VADDPS", total, total, at(place))
+        p.v("VDIVPS", total, total, p.argument("divisor"))
+        p.store(at(_DST), total)
+        p.advance(p.isa.nbytes, sums)
+        p.advance(p.vector_nbytes, _DST)
+
+
+# ---------------------------------------------------------------- folds
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """How numbers are folded into vectors.
+
+    A maximum has a second vector: the largest magnitude, compared as integers, by which a NaN is never lost.
+    """
+
+    p: Program
+    alg: str
+
+    @property
+    def extreme(self) -> str:
+        """The instruction of a maximum or a minimum."""
+        return {"max": "VMAXPS", "min": "VMINPS"}.get(self.alg, "")
+
+    def states(self, count: int) -> list[tuple[int, ...]]:
+        """Return the vectors of so many accumulators."""
+        register, each = self.p.isa.register, 2 if self.extreme else 1
+        return [tuple(map(register, range(2 * index, 2 * index + each))) for index in range(count)]
+
+    @property
+    def x(self) -> int:
+        """The vector that is free for numbers."""
+        return self.p.isa.register(12)
+
+    def begin(self, states: list[tuple[int, ...]]) -> None:
+        """Set accumulators to what a fold of nothing is."""
+        for state in states:
+            self.p.v("VMOVUPS", state[0], self.p.argument("start"))
+            for register in state[1:]:
+                self.p.zero(register)
+
+    def vectors(self, states: list[tuple[int, ...]]) -> None:
+        """Fold a vector into each accumulator."""
+        for index, state in enumerate(states):
+            self.p.load(self.x, at(_SRC, index * self.p.vector_nbytes))
+            self.step(state)
+
+    def step(self, state: tuple[int, ...]) -> None:
+        """Fold `x` in; it is lost."""
+        p, x = self.p, self.x
+        if self.extreme:
+            p.v(self.extreme, state[0], state[0], x)
+            p.v("VANDPS", x, x, p.argument("magnitude"))
+            p.v("VPMAXSD", state[1], state[1], x)
+            return
+        if self.alg == "norm":
+            p.v("VMULPS", x, x, x)
+        p.v("VADDPS", state[0], state[0], x)
+
+    def join(self, state: tuple[int, ...], other: tuple[int, ...]) -> None:
+        """Fold an accumulator into another."""
+        for operation, mine, theirs in zip((self.extreme or "VADDPS", "VPMAXSD"), state, other, strict=False):
+            self.p.v(operation, mine, mine, theirs)
+
+    def across(self, states: list[tuple[int, ...]]) -> None:
+        """Fold the numbers of the first accumulator to one, which then fills it: four chains run side by side."""
+        p, new = self.p, (self.x, self.p.isa.register(13))
+        for register, place in zip(states[0], _SCRATCH, strict=False):
+            p.v("VMOVUPS <", at(Register.RSP, place), register)
+        for lane in range(p.isa.nbytes // 4):
+            chain = states[lane % UNROLLED]
+            loaded = chain if lane < UNROLLED else new[: len(chain)]
+            for register, place in zip(loaded, _SCRATCH, strict=False):
+                p.v("VBROADCASTSS", register, at(Register.RSP, place + 4 * lane))
+            if lane >= UNROLLED:
+                self.join(chain, new)
+        for chain in states[1:]:
+            self.join(states[0], chain)
+
+    def finish(self, state: tuple[int, ...]) -> None:
+        """Make the result of an accumulator."""
+        p, result = self.p, state[0]
+        if self.alg == "mean":
+            p.v("VDIVPS", result, result, p.argument("divisor"))
+        elif self.alg == "norm":
+            p.v("VSQRTPS", result, result)
+        elif self.extreme:
+            # both give their last operand where one is NaN: that, or else the first one again
+            p.v(self.extreme, self.x, result, state[1])
+            p.v({"VMAXPS": "VMINPS", "VMINPS": "VMAXPS"}[self.extreme], result, result, self.x)
+
+
+def fold_columns(isa: Isa, alg: str, group: int, *, bf16: bool) -> bytes:
+    """Return the program that folds rows column by column; the last group of columns may overlap the one before.
+
+    Parameters
+    ----------
+    isa, bf16
+        As of :func:`function`.
+    alg : str
+        The fold.
+    group : int
+        How many vectors of columns are folded at a time.
+    """
+    p = Program(isa, FoldArguments, bf16=bf16)
+    fold = _Fold(p, alg)
+    states = fold.states(group)
+    p.share(_ITEM, _END, "tasks")
+    with p.until(_ITEM, _END):
+        p.divide(_ITEM, p.argument("groups"))
+        p.emit("IMUL_R64_RM64", Register.RDX, p.argument("group"))
+        p.emit("CMP_R64_RM64", Register.RDX, p.argument("last"))
+        p.emit("CMOVA_R64_RM64", Register.RDX, p.argument("last"))
+        p.point(_SRC, "src", Register.RAX, "image")
+        p.point(_DST, "dst", Register.RAX, "row")
+        for pointer in (_SRC, _DST):
+            p.add(pointer, Register.RDX)
+        fold.begin(states)
+        with p.repeat(p.argument("count"), _LEFT):
+            fold.vectors(states)
+            p.add(_SRC, p.argument("row"))
+        for index, state in enumerate(states):
+            fold.finish(state)
+            p.store(at(_DST, index * p.vector_nbytes), state[0])
+    return p.finished()
+
+
+def fold_rows(isa: Isa, alg: str, *, bf16: bool) -> bytes:
+    """Return the program that folds each row to one number.
+
+    Parameters
+    ----------
+    isa, alg, bf16
+        As of :func:`fold_columns`.
+    """
+    p = Program(isa, FoldArguments, bf16=bf16)
+    fold = _Fold(p, alg)
+    states = fold.states(UNROLLED)
+    p.share(_ITEM, _END, "tasks")
+    p.point(_SRC, "src", _ITEM, "image")
+    p.point(_DST, "dst", _ITEM, "row")
+    with p.until(_ITEM, _END):
+        fold.begin(states)
+        for name, count in (("blocks", UNROLLED), ("vectors", 1)):
+            with p.repeat(p.argument(name), _LEFT):
+                fold.vectors(states[:count])
+                p.advance(count * p.vector_nbytes, _SRC)
+        for state in states[1:]:
+            fold.join(states[0], state)
+        fold.across(states)
+        with p.repeat(p.argument("rest"), _LEFT):
+            p.load_one(fold.x, at(_SRC))
+            fold.step(states[0])
+            p.advance(p.number_nbytes, _SRC)
+        fold.finish(states[0])
+        p.store_one(at(_DST), states[0][0])
+        p.advance(p.number_nbytes, _DST)
+    return p.finished()
