@@ -117,7 +117,7 @@ def reason(text: str) -> str:
 
 def poisoned(tensor: torch.Tensor, special: str) -> torch.Tensor:
     """Return the tensor with some elements NaN or infinite."""
-    if not special or not tensor.is_floating_point() or not tensor.numel():
+    if not special or tensor.layout is not torch.strided or not tensor.is_floating_point() or not tensor.numel():
         return tensor
     tensor = tensor.clone()
     flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)

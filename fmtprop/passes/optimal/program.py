@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,10 @@ class LinearProgram:
         -------
         Outcome
             The best solution, or what was known when the time ended.
+
+        Notes
+        -----
+        Ctrl-C is answered at once; HiGHS, which hears of nothing, then goes on in its thread until its time ends.
         """
         scale = 1e5 / typical
         shape = (len(self._limits), len(self._costs))
@@ -95,13 +100,18 @@ class LinearProgram:
         options = {"mip_rel_gap": 0.0}
         if time_limit < math.inf:
             options["time_limit"] = time_limit
-        result = milp(
-            np.array(self._costs) * scale,
-            integrality=np.array(self._integral, dtype=int),
-            bounds=Bounds(0.0, 1.0),
-            constraints=LinearConstraint(matrix, lower, upper),
-            options=options,
-        )
+        pool = ThreadPoolExecutor(1, "HiGHS")
+        try:
+            result = pool.submit(
+                milp,
+                np.array(self._costs) * scale,
+                integrality=np.array(self._integral, dtype=int),
+                bounds=Bounds(0.0, 1.0),
+                constraints=LinearConstraint(matrix, lower, upper),
+                options=options,
+            ).result()
+        finally:
+            pool.shutdown(wait=False)
         bound = result.mip_dual_bound
         return Outcome(result.x, -math.inf if bound is None or not math.isfinite(bound) else bound / scale)
 
