@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fmtprop.dnnl.convolution import convolution_forward
 from fmtprop.dnnl.desc import NativeDesc
+from fmtprop.dnnl.kinds import Convolution
+from fmtprop.dnnl.primitive import create
 from fmtprop.errors import DnnlError
 from fmtprop.layout import DataType, MemoryDesc
 
@@ -20,8 +21,8 @@ def _supports(dtype: DataType) -> bool:
     )
     ones, zeros = (1, 1), (0, 0)
     try:
-        with convolution_forward(
-            "forward_inference", "convolution_direct", src, weights, None, dst, ones, zeros, ones, ones
+        with create(
+            Convolution(src=src, weights=weights, dst=dst, strides=ones, dilates=zeros, pad_l=ones, pad_r=ones)
         ) as pd:
             return not pd.is_reference
     except DnnlError:

@@ -1,28 +1,26 @@
 """Primitive descriptors and primitives: query, choose among implementations, execute.
 
-Must not know the parameters of any particular primitive; those are in the modules that :mod:`fmtprop.dnnl.primitives`
-collects.
+Must not know the parameters of any particular primitive: see :mod:`fmtprop.dnnl.kinds` and `fmtprop.dnnl.specs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from ctypes import byref, c_char_p, c_int
 from sys import intern
-from typing import Any
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl._abi import Arg
 from fmtprop.dnnl.attr import PrimitiveAttr
 from fmtprop.dnnl.desc import NativeDesc, adopt_const
-from fmtprop.dnnl.engine import Engine, Stream
+from fmtprop.dnnl.engine import Stream
 from fmtprop.dnnl.enums import QUERY, primitive_kind_name
 from fmtprop.dnnl.handle import Handle
+from fmtprop.dnnl.kinds import Problem
 from fmtprop.dnnl.library import lib, raise_status
 from fmtprop.dnnl.memory import ExecArgs, Memory
-from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.recipe import Recipe, default_attr
-from fmtprop.dnnl.repro import benchdnn_line
+from fmtprop.dnnl.specs import spec_of
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
 from fmtprop.system.locks import ProcessLock
 
@@ -48,7 +46,7 @@ _MD_ALIASES = {"bias": ("weights", 1), "diff_bias": ("diff_weights", 1)}
 class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     """One implementation of an operation, with every memory format decided.
 
-    Made by the constructors in this package, such as `convolution_forward`.
+    Made by `create`.
 
     Parameters
     ----------
@@ -202,7 +200,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     @property
     def repro(self) -> str:
         """A benchdnn command line for this operation, formats as asked for."""
-        return benchdnn_line(self.problem)
+        return self.recipe.repro
 
     def clone(self) -> PrimitiveDesc:
         """Return another owner of the same implementation."""
@@ -287,29 +285,17 @@ def _clone(desc: PrimitiveDesc) -> _abi.dnnl_primitive_desc_t:
     return out
 
 
-def create(
-    function: str,
-    driver: str,
-    operands: dict[str, NativeDesc | None],
-    params: dict[str, Any],
-    arguments: Sequence[Any],
-    attr: PrimitiveAttr | None,
-    *,
-    engine_argument: bool = True,
-) -> PrimitiveDesc:
+def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveDesc | None = None) -> PrimitiveDesc:
     """Create a primitive descriptor.
 
     Parameters
     ----------
-    function : str
-        Name between ``dnnl_`` and ``_primitive_desc_create``.
-    driver, operands, params
-        For messages: see `Problem`.
-    arguments : sequence
-        C arguments between the engine and the attributes; see `Recipe`.
-    attr : PrimitiveAttr or None
-    engine_argument : bool
-        Whether the engine is the first C argument (reorder takes two, elsewhere).
+    problem : Problem
+        Such as a `Convolution`.
+    attr : PrimitiveAttr, optional
+        Default: scratchpad mode user, nothing else.
+    hint : PrimitiveDesc, optional
+        Of a gradient: the ``forward_training`` descriptor of the same kind.
 
     Returns
     -------
@@ -319,29 +305,35 @@ def create(
     ------
     DnnlError
         If oneDNN refuses; the message holds the operands and a benchdnn line.
+    InputError
+        If an operand is missing, or not one of this direction.
+    ShapeError
+        If a number does not fit the operands.
+    UnsupportedOpError
+        If oneDNN has no such propagation kind or algorithm.
     LibraryError
         If this oneDNN version lacks the primitive.
     """
-    if "_backward" in function:
-        _check_hint(function, arguments[-1])
-    attributes = attr if attr is not None else default_attr()
-    problem = Problem(driver, operands, params, attributes.ops, attributes.fpmath)
-    engine = (Engine.cpu(),) if engine_argument else ()
-    recipe = Recipe(function, problem, (*engine, *arguments), attributes)
+    _check_hint(problem, hint)
+    recipe = Recipe(problem, attr if attr is not None else default_attr(), hint)
     return PrimitiveDesc(recipe.create(), recipe)
 
 
-def _check_hint(function: str, hint: object) -> None:
+def _check_hint(problem: Problem, hint: PrimitiveDesc | None) -> None:
     """Refuse a wrong hint: oneDNN casts it unseen, and crashes."""
-    kind = function.partition("_backward")[0]
-    if not isinstance(hint, PrimitiveDesc):
-        given = f"{hint!r}"
-    elif hint.kind != kind or hint.problem.params.get("prop") != "forward_training":
-        given = f"{hint!r} ({hint.problem.params.get('prop')})"
+    if hint is None and not problem.prop.startswith("backward"):
+        return
+    spec = spec_of(problem.kind, problem.prop)
+    wanted = f"hint must be the forward_training descriptor of the same {problem.kind}"
+    if not spec.takes_hint:
+        details = f"a {problem.prop} {problem.kind} takes no hint"
+    elif not isinstance(hint, PrimitiveDesc):
+        details = f"{wanted}, not {hint!r}"
+    elif hint.problem.kind != problem.kind or hint.problem.prop != "forward_training":
+        details = f"{wanted}, not {hint!r} ({hint.problem.prop})"
     else:
         return
-    details = f"hint_fwd_pd must be the forward_training descriptor of the same {kind}, not {given}"
-    raise DnnlError(f"dnnl_{function}_primitive_desc_create", "invalid_arguments", details)
+    raise DnnlError(f"dnnl_{spec.function}_primitive_desc_create", "invalid_arguments", details)
 
 
 class Primitive(Handle[_abi.dnnl_primitive_t]):

@@ -1,4 +1,4 @@
-"""Creating primitive descriptors: the one place that calls ``*_primitive_desc_create``.
+"""Asking oneDNN for a primitive descriptor: the one place that calls ``*_primitive_desc_create``.
 
 Owns the translation of a refusal to an error; must not know any particular primitive.
 """
@@ -6,15 +6,15 @@ Owns the translation of a refusal to an error; must not know any particular prim
 from __future__ import annotations
 
 from ctypes import byref
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.attr import PrimitiveAttr
 from fmtprop.dnnl.handle import Handle
+from fmtprop.dnnl.kinds import Problem
 from fmtprop.dnnl.library import lib, raise_status, status_name
-from fmtprop.dnnl.problem import Problem
 from fmtprop.dnnl.repro import benchdnn_line
+from fmtprop.dnnl.specs import c_call
 from fmtprop.system.locks import ProcessLock
 
 _REMEDIES = {
@@ -25,26 +25,20 @@ _lock = ProcessLock()
 _default_attr: PrimitiveAttr | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """Everything that the C function needs, so that it can be called again.
+class Recipe(NamedTuple):
+    """Everything that the C function needs, so that it can be called again; keeps it alive.
 
     Parameters
     ----------
-    function : str
-        Name between ``dnnl_`` and ``_primitive_desc_create``.
     problem : Problem
-        The same in words; keeps the operands alive.
-    arguments : tuple
-        C arguments before the attributes. A `Handle` stands for its pointer, which is taken at the call, so that
-        it is alive then; a tuple of them for a C array.
     attr : PrimitiveAttr
+    hint : PrimitiveDesc or None
+        The forward descriptor, where this is a gradient.
     """
 
-    function: str
     problem: Problem
-    arguments: tuple[Any, ...]
     attr: PrimitiveAttr
+    hint: Handle[Any] | None
 
     def create(self) -> _abi.dnnl_primitive_desc_t:
         """Return a new native descriptor of the first implementation; the caller owns it.
@@ -53,25 +47,31 @@ class Recipe:
         ------
         DnnlError
             If oneDNN refuses; the message holds the operands and a benchdnn line.
+        InputError, ShapeError, UnsupportedOpError
+            If operands or parameters do not fit each other.
         LibraryError
             If this oneDNN version lacks the primitive.
         """
-        name = f"{self.function}_primitive_desc_create"
+        name, arguments = c_call(self.problem)
+        if self.hint is not None:
+            arguments.append(self.hint.handle)
         out = _abi.dnnl_primitive_desc_t()
-        status = getattr(lib(), name)(byref(out), *map(_c_argument, self.arguments), self.attr.handle)
+        status = getattr(lib(), name)(byref(out), *arguments, self.attr.handle)
         if status:
             remedy = _REMEDIES.get(status_name(status), "")
-            details = f"{self.problem}" + (f" ({remedy})" if remedy else "")
-            raise_status(f"dnnl_{name}", status, details, benchdnn_line(self.problem))
+            details = "; ".join(filter(None, (str(self.problem), self._tail))) + (f" ({remedy})" if remedy else "")
+            raise_status(f"dnnl_{name}", status, details, self.repro)
         return out
 
+    @property
+    def repro(self) -> str:
+        """A benchdnn command line, formats as asked for."""
+        return benchdnn_line(self.problem, self.attr)
 
-def _c_argument(value: Any) -> Any:
-    if isinstance(value, Handle):
-        return value.handle
-    if isinstance(value, tuple):
-        return (_abi.dnnl_memory_desc_t * len(value))(*(desc.handle for desc in value))
-    return value
+    @property
+    def _tail(self) -> str:
+        post_ops = " + ".join(f"{op.kind} {op.alg}".strip() for op in self.attr.ops)
+        return f"post-ops {post_ops}" if post_ops else ""
 
 
 def default_attr() -> PrimitiveAttr:

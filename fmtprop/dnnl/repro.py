@@ -10,11 +10,12 @@ oneDNN, tests/benchdnn/doc (``driver_*.md``, ``knobs_attr.md``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from fmtprop.dnnl.attr import PostOp
+from fmtprop.dnnl.attr import PostOp, PrimitiveAttr
 from fmtprop.dnnl.desc import NativeDesc, layout_name
 from fmtprop.dnnl.enums import NormFlags
-from fmtprop.dnnl.problem import Problem
+from fmtprop.dnnl.kinds import Problem
 
 _NORM_FLAGS = {
     NormFlags.USE_GLOBAL_STATS: "G",
@@ -24,12 +25,8 @@ _NORM_FLAGS = {
     NormFlags.FUSE_NORM_ADD_RELU: "A",
 }
 _ALGORITHMS = {
-    "convolution_direct": "direct",
     "convolution_winograd": "wino",
-    "convolution_auto": "auto",
-    "deconvolution_direct": "direct",
     "deconvolution_winograd": "wino",
-    "pooling_max": "max",
     "pooling_avg_include_padding": "avg_p",
     "pooling_avg_exclude_padding": "avg_np",
     "lrn_across_channels": "ACROSS",
@@ -37,14 +34,56 @@ _ALGORITHMS = {
     "softmax_accurate": "SOFTMAX",
     "softmax_log": "LOGSOFTMAX",
 }
+_DIRECTIONS = {
+    "forward_inference": "FWD_I",
+    "forward_training": "FWD_D",
+    "backward_data": "BWD_D",
+    "backward_weights": "BWD_W",
+    "backward": "BWD_DW",
+}
+
+_ROWS = "{dir} --dt={src.type} --tag={src.tag}"
+_PRODUCT = "--dt={src.type}:{weights.type}:{dst.type} --stag={src.tag} --wtag={weights.tag} --dtag={dst.tag}"
+_WEIGHTED = f"{{dir}} {_PRODUCT}"
+_COPY = "--sdt={src.type} --ddt={dst.type} --stag={src.tag} --dtag={dst.tag}"
+_CHANNELS = "mb{src.batch}ic{src.channels}"
+
+# Kind -> driver, options, and problem. Of a tensor there are type, tag, dims and parts of these; src and dst stand for
+# their gradients where only those are there. Other words are in `_WORDS`, or parameters of the problem.
+_LINES = {
+    "convolution": f"--conv {_WEIGHTED} {{alg}} | {{groups}}{_CHANNELS}oc{{dst.channels}}{{window}}",
+    "deconvolution": f"--deconv {_WEIGHTED} {{alg}} | {{groups}}{_CHANNELS}oc{{dst.channels}}{{window}}",
+    "inner_product": f"--ip {_WEIGHTED} | {_CHANNELS}oc{{dst.channels}}{{src.spatial}}",
+    "matmul": f"--matmul {_PRODUCT} {{bias}} | {{src.dims}}:{{weights.dims}}",
+    "pooling": f"--pool {{dir}} --dt={{src.type}}:{{dst.type}} --tag={{src.tag}} {{alg}} | {_CHANNELS}{{window}}",
+    "lrn": f"--lrn {_ROWS} {{alg}} | {_CHANNELS}{{src.spatial}}ls{{local_size}}alpha{{alpha:g}}beta{{beta:g}}k{{k:g}}",
+    "batch_normalization": f"--bnorm {_ROWS} {{flags}} | {_CHANNELS}{{src.spatial}}eps{{epsilon:g}}",
+    "group_normalization": f"--gnorm {_ROWS} {{flags}} | g{{groups}}{_CHANNELS}{{src.spatial}}eps{{epsilon:g}}",
+    "layer_normalization": "--lnorm {dir} --dt={src.type}:{dst.type} --tag={src.tag}:{dst.tag} {flags} {stat} "
+    "| {src.dims}",
+    "eltwise": "--eltwise {dir} --dt={data.type} --tag={data.tag} {alg} --alpha={alpha:g} --beta={beta:g} "
+    "| {data.dims}",
+    "prelu": "--prelu {dir} --sdt={src.type}:{weights.type} --stag={src.tag}:{weights.tag} | {src.dims}:{weights.dims}",
+    "softmax": f"--softmax {{dir}} {_COPY} {{alg}} --axis={{axis}} | {{dst.dims}}",
+    "shuffle": f"--shuffle {_ROWS} --axis={{axis}} --group={{group_size}} | {{src.dims}}",
+    "resampling": "--resampling {dir} --sdt={src.type} --ddt={dst.type} --tag={src.tag} {alg} | "
+    f"{_CHANNELS}{{src.spatial}}{{resized}}",
+    "binary": "--binary --sdt={src_0.type}:{src_1.type} --ddt={dst.type} --stag={src_0.tag}:{src_1.tag} "
+    "--dtag={dst.tag} {alg} | {src_0.dims}:{src_1.dims}",
+    "reduction": f"--reduction {_COPY} {{alg}} {{norm}} | {{src.dims}}:{{dst.dims}}",
+    "reorder": f"--reorder {_COPY} | {{src.dims}}",
+    "concat": f"--concat {_COPY} --axis={{axis}} | {{src.dims}}",
+    "sum": f"--sum {_COPY} --scales={{factors}} | {{first.dims}}",
+}
 
 
-def benchdnn_line(problem: Problem) -> str:
+def benchdnn_line(problem: Problem, attr: PrimitiveAttr) -> str:
     """Return the benchdnn command line of a problem.
 
     Parameters
     ----------
     problem : Problem
+    attr : PrimitiveAttr
 
     Returns
     -------
@@ -52,13 +91,15 @@ def benchdnn_line(problem: Problem) -> str:
         Such as ``benchdnn --matmul --dt=f32:f32:f32 … 128x768:768x3072``. Layouts that benchdnn has no syntax
         for are named in a trailing comment.
     """
-    options, shape = _DRIVERS[problem.driver](problem)
-    attributes = [f"--attr-fpmath={problem.fpmath}"] if problem.fpmath else []
-    if problem.post_ops:
-        attributes.append("--attr-post-ops=" + "+".join(map(_post_op, problem.post_ops)))
-    words = ["benchdnn", f"--{problem.driver}", *options, *attributes, "--attr-scratchpad=user", shape]
-    present = {name: desc for name, desc in problem.operands.items() if desc is not None}
-    odd = [f"{name} {layout_name(desc)}" for name, desc in present.items() if _tag(desc) == "any" and not desc.is_any]
+    options, _, shape = _LINES[problem.kind].format_map(_Words(problem)).partition(" | ")
+    attributes = [f"--attr-fpmath={attr.fpmath}"] if attr.fpmath else []
+    if attr.ops:
+        attributes.append("--attr-post-ops=" + "+".join(map(_post_op, attr.ops)))
+    # words that say nothing here are empty
+    words = ["benchdnn", *options.split(), *attributes, "--attr-scratchpad=user", shape]
+    odd = [
+        f"{name} {layout_name(desc)}" for name, desc in problem.operands() if _tag(desc) == "any" and not desc.is_any
+    ]
     return " ".join(words) + (f"  # without a tag: {', '.join(odd)}" if odd else "")
 
 
@@ -70,40 +111,111 @@ def _tag(desc: NativeDesc | None) -> str:
     return name if name.isalnum() and name[0].isalpha() and name != "opaque" else "any"
 
 
-def _pick(problem: Problem, *names: str) -> NativeDesc:
-    """Return the first operand that is present under one of these names."""
-    for name in names:
-        desc = problem.operands.get(name)
-        if desc is not None:
-            return desc
-    raise KeyError(f"{problem.driver} has none of the operands {names}")
+class _Tensor:
+    """What a line says of an operand, or of the sources of a list."""
+
+    def __init__(self, *descs: NativeDesc, tag: str = "") -> None:
+        self.type = ":".join(desc.data_type for desc in descs)
+        self.tag = tag or ":".join(map(_tag, descs))
+        self.dims = ":".join("x".join(map(str, desc.dims)) for desc in descs)
+        self.batch, self.channels, *sizes = (*descs[0].dims, 1)[: max(2, len(descs[0].dims))]
+        self.spatial = _spatial("i", sizes)
 
 
-def _dims(desc: NativeDesc) -> str:
-    return "x".join(map(str, desc.dims))
+class _Words(dict[str, object]):
+    """The words of a line, each made when it is asked for."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__()
+        self.problem = problem
+
+    def __missing__(self, word: str) -> object:
+        if word in _WORDS:
+            return _WORDS[word](self.problem)
+        if word in ("src", "dst", "weights", "src_0", "src_1"):
+            return _tensor(self.problem, word)
+        return getattr(self.problem, word)
 
 
-def _direction(problem: Problem, bias: bool = False) -> str:
-    prop = problem.params["prop"]
-    if prop == "forward_inference":
-        return "--dir=" + ("FWD_B" if bias else "FWD_I")
-    if prop == "forward_training":
-        return "--dir=" + ("FWD_B" if bias else "FWD_D")
-    return {"backward_data": "--dir=BWD_D", "backward_weights": "--dir=" + ("BWD_WB" if bias else "BWD_W")}.get(
-        prop, "--dir=BWD_DW"
-    )
+def _tensor(problem: Any, name: str) -> _Tensor:
+    if name == "src" and hasattr(problem, "srcs"):
+        return _Tensor(*problem.srcs)
+    desc = _given(problem, name)
+    # where oneDNN is to choose it
+    return _Tensor(desc) if desc is not None else _Tensor(_given(problem, "src") or problem.srcs[0], tag="any")
 
 
-def _algorithm(problem: Problem) -> str:
-    alg = str(problem.params["alg"])
-    if alg in _ALGORITHMS:
-        return f"--alg={_ALGORITHMS[alg]}"
-    name = alg.partition("_")[2]
+def _given(problem: Any, name: str) -> NativeDesc | None:
+    """Return the operand, or its gradient where only that is there."""
+    desc: NativeDesc | None = getattr(problem, name, None)
+    return desc if desc is not None else getattr(problem, f"diff_{name}", None)
+
+
+def _direction(problem: Any) -> str:
+    name = _DIRECTIONS[problem.prop]
+    if _given(problem, "bias") is None:
+        return f"--dir={name}"
+    return "--dir=" + {"FWD_I": "FWD_B", "FWD_D": "FWD_B", "BWD_W": "BWD_WB"}.get(name, name)
+
+
+def _algorithm(problem: Any) -> str:
+    name: str = _ALGORITHMS.get(problem.alg, problem.alg.partition("_")[2])
     return "--alg=" + name.replace("_use_dst_for_bwd", "_dst")
 
 
-def _types(option: str, *descs: NativeDesc | None) -> str:
-    return f"--{option}=" + ":".join(desc.data_type for desc in descs if desc is not None)
+def _groups(problem: Any) -> str:
+    weights, src = _given(problem, "weights"), _given(problem, "src")
+    if weights is None or src is None:
+        return str(problem.groups)
+    return f"g{weights.dims[0]}" if len(weights.dims) == len(src.dims) + 1 else ""
+
+
+def _window(problem: Any) -> str:
+    """Return such as ``ih8iw8oh4ow4kh3kw3sh2sw2ph1pw1dh0dw0``."""
+    src, dst, weights = (_given(problem, name) for name in ("src", "dst", "weights"))
+    assert src is not None and dst is not None
+    sizes = src.dims[2:], dst.dims[2:]
+    kernel = problem.kernel if weights is None else weights.dims[-len(sizes[0]) :]
+    numbers = (*sizes, kernel, problem.strides, problem.pad_l, problem.dilates)
+    return "".join(map(_spatial, "iokspd", numbers))
+
+
+def _spatial(prefix: str, values: Sequence[int]) -> str:
+    """Return such as ``kh3kw3``: the last entries of d, h, w."""
+    return "".join(f"{prefix}{axis}{value}" for axis, value in zip("dhw"[3 - len(values) :], values, strict=True))
+
+
+def _resized(problem: Any) -> str:
+    src, dst = _given(problem, "src"), _given(problem, "dst")
+    assert src is not None
+    sizes = [int(size * factor) for size, factor in zip(src.dims[2:], problem.factors or (), strict=False)]
+    return _spatial("o", sizes if dst is None else dst.dims[2:])
+
+
+def _flags(problem: Any) -> str:
+    letters = "".join(letter for flag, letter in _NORM_FLAGS.items() if flag in problem.flags)
+    return f"--flags={letters}" if letters else ""
+
+
+def _mask(desc: NativeDesc) -> int:
+    """Return the axes along which it does not repeat."""
+    return sum(1 << axis for axis, size in enumerate(desc.dims) if size != 1)
+
+
+_WORDS: dict[str, Callable[[Any], object]] = {
+    "dir": _direction,
+    "alg": _algorithm,
+    "groups": _groups,
+    "window": _window,
+    "resized": _resized,
+    "flags": _flags,
+    "bias": lambda p: f"--bia-dt={p.bias.data_type} --bia_mask={_mask(p.bias)}" if p.bias is not None else "",
+    "stat": lambda p: f"--stat_tag={_tag(p.mean)}" if p.mean is not None else "",
+    "data": lambda p: _tensor(p, "src" if p.src is not None else "dst"),
+    "norm": lambda p: f"--p={p.p:g} --eps={p.eps:g}" if "norm" in p.alg else "",
+    "factors": lambda p: ":".join(f"{scale:g}" for scale in p.scales),
+    "first": lambda p: _Tensor(p.srcs[0]),
+}
 
 
 def _post_op(op: PostOp) -> str:
@@ -113,201 +225,8 @@ def _post_op(op: PostOp) -> str:
     if op.kind == "sum":
         return f"sum:{values}" + (f":{op.dtype}" if op.dtype else "")
     if op.kind == "binary" and op.src1 is not None:
-        mask = sum(1 << axis for axis, size in enumerate(op.src1.dims) if size != 1)
-        return f"{op.alg.removeprefix('binary_')}:{op.src1.data_type}:{mask}:{_tag(op.src1)}"
+        return f"{op.alg.removeprefix('binary_')}:{op.src1.data_type}:{_mask(op.src1)}:{_tag(op.src1)}"
     if op.kind == "prelu":
         return "prelu:" + {0: "common", 2: "per_oc"}.get(int(op.values[0]), "per_tensor")
     kernel, stride, padding = (int(value) for value in op.values)
     return f"dw:k{kernel}s{stride}p{padding}:{op.dtype}"
-
-
-def _spatial(prefix: str, values: Sequence[int]) -> str:
-    """Return such as ``kh3kw3``: the last entries of d, h, w."""
-    return "".join(f"{prefix}{axis}{value}" for axis, value in zip("dhw"[-len(values) :], values, strict=True))
-
-
-Parts = tuple[list[str], str]
-
-
-def _window_shape(problem: Problem, src: NativeDesc, dst: NativeDesc, kernel: Sequence[int], dilation: str) -> str:
-    params = problem.params
-    return (
-        _spatial("i", src.dims[2:])
-        + _spatial("o", dst.dims[2:])
-        + _spatial("k", kernel)
-        + _spatial("s", params["strides"])
-        + _spatial("p", params["pad_l"])
-        + _spatial("d", params[dilation])
-    )
-
-
-def _convolution(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src", "diff_src"), _pick(problem, "dst", "diff_dst")
-    weights = _pick(problem, "weights", "diff_weights")
-    bias = problem.operands.get("bias") or problem.operands.get("diff_bias")
-    grouped = len(weights.dims) == len(src.dims) + 1
-    spatial = len(src.dims) - 2
-    options = [
-        _direction(problem, bias is not None),
-        _types("dt", src, weights, dst),
-        f"--stag={_tag(src)} --wtag={_tag(weights)} --dtag={_tag(dst)}",
-        _algorithm(problem),
-    ]
-    head = (f"g{weights.dims[0]}" if grouped else "") + f"mb{src.dims[0]}ic{src.dims[1]}oc{dst.dims[1]}"
-    return options, head + _window_shape(problem, src, dst, weights.dims[-spatial:], "dilates")
-
-
-def _inner_product(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src", "diff_src"), _pick(problem, "dst", "diff_dst")
-    weights = _pick(problem, "weights", "diff_weights")
-    bias = problem.operands.get("bias") or problem.operands.get("diff_bias")
-    options = [
-        _direction(problem, bias is not None),
-        _types("dt", src, weights, dst),
-        f"--stag={_tag(src)} --wtag={_tag(weights)} --dtag={_tag(dst)}",
-    ]
-    return options, f"mb{src.dims[0]}ic{src.dims[1]}oc{dst.dims[1]}" + _spatial("i", src.dims[2:] or (1,))
-
-
-def _matmul(problem: Problem) -> Parts:
-    src, weights, dst = (_pick(problem, name) for name in ("src", "weights", "dst"))
-    bias = problem.operands["bias"]
-    options = [_types("dt", src, weights, dst), f"--stag={_tag(src)} --wtag={_tag(weights)} --dtag={_tag(dst)}"]
-    if bias is not None:
-        mask = sum(1 << axis for axis, size in enumerate(bias.dims) if size != 1)
-        options.append(f"--bia-dt={bias.data_type} --bia_mask={mask}")
-    return options, f"{_dims(src)}:{_dims(weights)}"
-
-
-def _pooling(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src", "diff_src"), _pick(problem, "dst", "diff_dst")
-    options = [_direction(problem), _types("dt", src, dst), f"--tag={_tag(src)}", _algorithm(problem)]
-    shape = _window_shape(problem, src, dst, problem.params["kernel"], "dilation")
-    return options, f"mb{src.dims[0]}ic{src.dims[1]}{shape}"
-
-
-def _eltwise(problem: Problem) -> Parts:
-    data = _pick(problem, "src", "data")
-    params = problem.params
-    numbers = f"--alpha={params['alpha']:g} --beta={params['beta']:g}"
-    options = [_direction(problem), _types("dt", data), f"--tag={_tag(data)}", _algorithm(problem), numbers]
-    return options, _dims(data)
-
-
-def _flags(problem: Problem) -> list[str]:
-    letters = "".join(letter for flag, letter in _NORM_FLAGS.items() if flag in problem.params["flags"])
-    return [f"--flags={letters}"] if letters else []
-
-
-def _channel_normalization(problem: Problem) -> Parts:
-    src = _pick(problem, "src")
-    options = [_direction(problem), _types("dt", src), f"--tag={_tag(src)}", *_flags(problem)]
-    groups = f"g{problem.params['groups']}" if "groups" in problem.params else ""
-    shape = f"{groups}mb{src.dims[0]}ic{src.dims[1]}" + _spatial("i", src.dims[2:])
-    return options, f"{shape}eps{problem.params['epsilon']:g}"
-
-
-def _layer_normalization(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src"), _pick(problem, "dst", "diff_dst")
-    stat = problem.operands["stat"]
-    options = [_direction(problem), _types("dt", src, dst), f"--tag={_tag(src)}:{_tag(dst)}", *_flags(problem)]
-    if stat is not None:
-        options.append(f"--stat_tag={_tag(stat)}")
-    return options, _dims(src)
-
-
-def _lrn(problem: Problem) -> Parts:
-    src, params = _pick(problem, "src"), problem.params
-    options = [_direction(problem), _types("dt", src), f"--tag={_tag(src)}", _algorithm(problem)]
-    shape = f"mb{src.dims[0]}ic{src.dims[1]}" + _spatial("i", src.dims[2:])
-    return options, f"{shape}ls{params['local_size']}alpha{params['alpha']:g}beta{params['beta']:g}k{params['k']:g}"
-
-
-def _softmax(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src", "diff_src"), _pick(problem, "dst")
-    formats = f"--stag={_tag(src)} --dtag={_tag(dst)}"
-    axis = f"--axis={problem.params['axis']}"
-    return [_direction(problem), _types("sdt", src), _types("ddt", dst), formats, _algorithm(problem), axis], _dims(dst)
-
-
-def _binary(problem: Problem) -> Parts:
-    src0, src1, dst = (_pick(problem, name) for name in ("src0", "src1", "dst"))
-    formats = f"--stag={_tag(src0)}:{_tag(src1)} --dtag={_tag(dst)}"
-    options = [_types("sdt", src0, src1), _types("ddt", dst), formats, _algorithm(problem)]
-    return options, f"{_dims(src0)}:{_dims(src1)}"
-
-
-def _sources(problem: Problem) -> tuple[list[NativeDesc], list[str]]:
-    srcs = [desc for name, desc in problem.operands.items() if name.startswith("src") and desc is not None]
-    dst = problem.operands["dst"]
-    formats = f"--stag={':'.join(map(_tag, srcs))} --dtag={_tag(dst)}"
-    return srcs, [_types("sdt", *srcs), _types("ddt", dst or srcs[0]), formats]
-
-
-def _sum(problem: Problem) -> Parts:
-    srcs, options = _sources(problem)
-    scales = "--scales=" + ":".join(f"{scale:g}" for scale in problem.params["scales"])
-    return [*options, scales], _dims(srcs[0])
-
-
-def _concat(problem: Problem) -> Parts:
-    srcs, options = _sources(problem)
-    return [*options, f"--axis={problem.params['axis']}"], ":".join(map(_dims, srcs))
-
-
-def _reduction(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src"), _pick(problem, "dst")
-    options = [_types("sdt", src), _types("ddt", dst), f"--stag={_tag(src)} --dtag={_tag(dst)}", _algorithm(problem)]
-    if "norm" in problem.params["alg"]:
-        options.append(f"--p={problem.params['p']:g} --eps={problem.params['eps']:g}")
-    return options, f"{_dims(src)}:{_dims(dst)}"
-
-
-def _resampling(problem: Problem) -> Parts:
-    src = _pick(problem, "src", "diff_src")
-    dst = problem.operands.get("dst") or problem.operands.get("diff_dst")
-    factors = problem.params["factors"] or ()
-    out = dst.dims[2:] if dst is not None else [int(n * f) for n, f in zip(src.dims[2:], factors, strict=True)]
-    types = [_types("sdt", src), _types("ddt", dst or src)]
-    options = [_direction(problem), *types, f"--tag={_tag(src)}", _algorithm(problem)]
-    return options, f"mb{src.dims[0]}ic{src.dims[1]}" + _spatial("i", src.dims[2:]) + _spatial("o", out)
-
-
-def _shuffle(problem: Problem) -> Parts:
-    src = _pick(problem, "src", "diff_src")
-    numbers = f"--axis={problem.params['axis']} --group={problem.params['group_size']}"
-    return [_direction(problem), _types("dt", src), f"--tag={_tag(src)}", numbers], _dims(src)
-
-
-def _reorder(problem: Problem) -> Parts:
-    src, dst = _pick(problem, "src"), _pick(problem, "dst")
-    return [_types("sdt", src), _types("ddt", dst), f"--stag={_tag(src)} --dtag={_tag(dst)}"], _dims(src)
-
-
-def _prelu(problem: Problem) -> Parts:
-    src, weights = _pick(problem, "src"), _pick(problem, "weights")
-    options = [_direction(problem), _types("sdt", src, weights), f"--stag={_tag(src)}:{_tag(weights)}"]
-    return options, f"{_dims(src)}:{_dims(weights)}"
-
-
-_DRIVERS: dict[str, Callable[[Problem], Parts]] = {
-    "conv": _convolution,
-    "deconv": _convolution,
-    "ip": _inner_product,
-    "matmul": _matmul,
-    "pool": _pooling,
-    "eltwise": _eltwise,
-    "bnorm": _channel_normalization,
-    "gnorm": _channel_normalization,
-    "lnorm": _layer_normalization,
-    "lrn": _lrn,
-    "softmax": _softmax,
-    "binary": _binary,
-    "sum": _sum,
-    "concat": _concat,
-    "reduction": _reduction,
-    "resampling": _resampling,
-    "shuffle": _shuffle,
-    "reorder": _reorder,
-    "prelu": _prelu,
-}

@@ -107,7 +107,8 @@ def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     """Create the binary primitive descriptor."""
     from fmtprop import dnnl
 
-    pd = dnnl.binary(f"binary_{attrs.alg}", descs["src_0"], descs["src_1"], descs["dst"], attr=attr)
+    problem = dnnl.Binary(src_0=descs["src_0"], src_1=descs["src_1"], dst=descs["dst"], alg=f"binary_{attrs.alg}")
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src_0": "src_0", "src_1": "src_1", "dst": "dst"})
 
 

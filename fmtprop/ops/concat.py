@@ -85,7 +85,7 @@ def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     from fmtprop import dnnl
 
     sources = operand_list("src", descs)
-    pd = dnnl.concat(descs["dst"], attrs.axis, sources, attr=attr)
+    pd = dnnl.create(dnnl.Concat(srcs=sources, dst=descs["dst"], axis=attrs.axis), attr)
     return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
 
 

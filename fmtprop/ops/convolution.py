@@ -172,19 +172,17 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
 
     fused = attr is not None and any(op.kind == "convolution" for op in attr.ops)
     asked = descs["dst"].desc
-    pd = dnnl.convolution_forward(
-        "forward_inference",
-        "convolution_direct",
-        descs["src"],
-        descs["weights"],
-        descs.get("bias"),
-        _before_depthwise(attrs, descs) if fused else descs["dst"],
-        attrs.strides,
-        attrs.dilates,
-        attrs.pad_l,
-        attrs.pad_r,
-        attr=attr,
+    problem = dnnl.Convolution(
+        src=descs["src"],
+        weights=descs["weights"],
+        bias=descs.get("bias"),
+        dst=_before_depthwise(attrs, descs) if fused else descs["dst"],
+        strides=attrs.strides,
+        dilates=attrs.dilates,
+        pad_l=attrs.pad_l,
+        pad_r=attrs.pad_r,
     )
+    pd = dnnl.create(problem, attr)
     own = lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
     if not fused:
         return own

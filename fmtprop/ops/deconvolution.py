@@ -126,19 +126,17 @@ def primitive(attrs: Deconv, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     """Create the direct deconvolution's primitive descriptor."""
     from fmtprop import dnnl
 
-    pd = dnnl.deconvolution_forward(
-        "forward_inference",
-        "deconvolution_direct",
-        descs["src"],
-        descs["weights"],
-        descs.get("bias"),
-        descs["dst"],
-        attrs.strides,
-        attrs.dilates,
-        attrs.pad_l,
-        attrs.pad_r,
-        attr=attr,
+    problem = dnnl.Deconvolution(
+        src=descs["src"],
+        weights=descs["weights"],
+        bias=descs.get("bias"),
+        dst=descs["dst"],
+        strides=attrs.strides,
+        dilates=attrs.dilates,
+        pad_l=attrs.pad_l,
+        pad_r=attrs.pad_r,
     )
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
 

@@ -138,7 +138,8 @@ def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     from fmtprop import dnnl
 
     alg = f"eltwise_{attrs.alg}"
-    pd = dnnl.eltwise_forward("forward_inference", alg, descs["src"], descs["dst"], attrs.alpha, attrs.beta, attr=attr)
+    problem = dnnl.Eltwise(src=descs["src"], dst=descs["dst"], alg=alg, alpha=attrs.alpha, beta=attrs.beta)
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -17,7 +17,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.building import lowering
-from fmtprop.ops.linear import make_matmul, make_pointwise
+from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
 from fmtprop.ops.matmul import import_product
 from fmtprop.ops.regrouping import Regrouping
 
@@ -79,10 +79,7 @@ def operator(
 
 def primitive(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the inner product's primitive descriptor."""
-    from fmtprop import dnnl
-
-    operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
-    pd = dnnl.inner_product_forward("forward_inference", *operands, attr=attr)
+    pd = make_inner_product(descs, attr)
     return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
 

@@ -16,21 +16,30 @@ def make_matmul(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> 
     """Create [M, K] x [K, N], bias [1, N] or of dst's size."""
     from fmtprop import dnnl
 
-    return dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
+    problem = dnnl.Matmul(src=descs["src"], weights=descs["weights"], bias=descs.get("bias"), dst=descs["dst"])
+    return dnnl.create(problem, attr)
 
 
 def make_inner_product(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
     """Create the inner product of [M, K] and [N, K], bias [N]."""
     from fmtprop import dnnl
 
-    operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
-    return dnnl.inner_product_forward("forward_inference", *operands, attr=attr)
+    problem = dnnl.InnerProduct(src=descs["src"], weights=descs["weights"], bias=descs.get("bias"), dst=descs["dst"])
+    return dnnl.create(problem, attr)
 
 
 def make_pointwise(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
     """Create the convolution of [1, K, M, 1] with [N, K, 1, 1], bias [N]."""
     from fmtprop import dnnl
 
-    operands = (descs["src"], descs["weights"], descs.get("bias"), descs["dst"])
-    window = ((1, 1), (0, 0), (0, 0), (0, 0))
-    return dnnl.convolution_forward("forward_inference", "convolution_direct", *operands, *window, attr=attr)
+    problem = dnnl.Convolution(
+        src=descs["src"],
+        weights=descs["weights"],
+        bias=descs.get("bias"),
+        dst=descs["dst"],
+        strides=(1, 1),
+        dilates=(0, 0),
+        pad_l=(0, 0),
+        pad_r=(0, 0),
+    )
+    return dnnl.create(problem, attr)

@@ -99,8 +99,16 @@ def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr |
     """Create the primitive descriptor of the local response normalization."""
     from fmtprop import dnnl
 
-    numbers = (attrs.size, attrs.alpha, attrs.beta, attrs.k)
-    pd = dnnl.lrn_forward("forward_inference", f"lrn_{attrs.alg}", descs["src"], descs["dst"], *numbers, attr=attr)
+    problem = dnnl.Lrn(
+        src=descs["src"],
+        dst=descs["dst"],
+        alg=f"lrn_{attrs.alg}",
+        local_size=attrs.size,
+        alpha=attrs.alpha,
+        beta=attrs.beta,
+        k=attrs.k,
+    )
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -117,13 +117,11 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
         A bias or post-op operand varies along some, but not all, of the axes that become one; the sums have no
         summands.
     """
-    from fmtprop import dnnl
-
     ndim = len(descs["src"].dims)
     if 0 in descs["weights"].dims[-2:-1]:
         raise UnsupportedOpError("matmul: sums of nothing are 0, which oneDNN does not write; PyTorch does")
     if len(descs["weights"].dims) == ndim:
-        pd = dnnl.matmul(descs["src"], descs["weights"], descs.get("bias"), descs["dst"], attr=attr)
+        pd = make_matmul(descs, attr)
         return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
     rows = (tuple(range(ndim - 1)), (ndim - 1,))
     tensors = {"src": rows, "weights": ((0,), (1,)), "bias": rows, "dst": rows}

@@ -205,10 +205,8 @@ def primitive_batch(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: Pri
     from fmtprop import dnnl
 
     flags = _flags("batch_normalization", descs)
-    pd = dnnl.batch_normalization_forward(
-        "forward_inference", descs["src"], descs["dst"], attrs.epsilon, flags, attr=attr
-    )
-    return _lowered(pd, descs)
+    problem = dnnl.BatchNormalization(src=descs["src"], dst=descs["dst"], epsilon=attrs.epsilon, flags=flags)
+    return _lowered(dnnl.create(problem, attr), descs)
 
 
 def primitive_layer(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -216,10 +214,8 @@ def primitive_layer(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: Pri
     from fmtprop import dnnl
 
     flags = _flags("layer_normalization", descs)
-    pd = dnnl.layer_normalization_forward(
-        "forward_inference", descs["src"], descs["dst"], None, attrs.epsilon, flags, attr=attr
-    )
-    return _lowered(pd, descs)
+    problem = dnnl.LayerNormalization(src=descs["src"], dst=descs["dst"], epsilon=attrs.epsilon, flags=flags)
+    return _lowered(dnnl.create(problem, attr), descs)
 
 
 # ---------------------------------------------------------------- importers

@@ -192,18 +192,17 @@ def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     if attrs.alg != "max":
         # a window may reach far beyond its source
         check_summands("pooling", prod(map(min, attrs.kernel, descs["src"].dims[2:])))
-    pd = dnnl.pooling_forward(
-        "forward_inference",
-        f"pooling_{attrs.alg}",
-        descs["src"],
-        descs["dst"],
-        attrs.strides,
-        attrs.kernel,
-        attrs.dilates,
-        attrs.pad_l,
-        attrs.pad_r,
-        attr=attr,
+    problem = dnnl.Pooling(
+        src=descs["src"],
+        dst=descs["dst"],
+        alg=f"pooling_{attrs.alg}",
+        kernel=attrs.kernel,
+        strides=attrs.strides,
+        dilates=attrs.dilates,
+        pad_l=attrs.pad_l,
+        pad_r=attrs.pad_r,
     )
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -68,7 +68,7 @@ def primitive(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr
     """Create the prelu primitive descriptor."""
     from fmtprop import dnnl
 
-    pd = dnnl.prelu_forward("forward_inference", descs["src"], descs["weights"], descs["dst"], attr=attr)
+    pd = dnnl.create(dnnl.Prelu(src=descs["src"], weights=descs["weights"], dst=descs["dst"]), attr)
     return lowering(pd, {"src": "src", "weights": "weights", "dst": "dst"})
 
 

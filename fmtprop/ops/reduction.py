@@ -139,7 +139,8 @@ def primitive(attrs: Reduction, descs: Mapping[str, NativeDesc], attr: Primitive
 
     if attrs.alg not in ("max", "min", "mul"):
         check_summands("reduction", math.prod(descs["src"].dims[axis] for axis in attrs.axes))
-    pd = dnnl.reduction(f"reduction_{attrs.alg}", descs["src"], descs["dst"], attrs.p, attrs.eps, attr=attr)
+    alg = f"reduction_{attrs.alg}"
+    pd = dnnl.create(dnnl.Reduction(src=descs["src"], dst=descs["dst"], alg=alg, p=attrs.p, eps=attrs.eps), attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -110,9 +110,8 @@ def primitive(attrs: Resampling, descs: Mapping[str, NativeDesc], attr: Primitiv
     """Create the resampling's primitive descriptor; factors follow from the dimensions."""
     from fmtprop import dnnl
 
-    pd = dnnl.resampling_forward(
-        "forward_inference", f"resampling_{attrs.alg}", None, descs["src"], descs["dst"], attr=attr
-    )
+    problem = dnnl.Resampling(src=descs["src"], dst=descs["dst"], alg=f"resampling_{attrs.alg}")
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

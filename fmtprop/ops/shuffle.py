@@ -83,7 +83,8 @@ def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     if descs["src"].desc.is_plain and (descs["dst"].is_any or descs["dst"].desc.is_plain):
         return _as_reorder(attrs, descs, attr)
     size = descs["src"].dims[attrs.axis] // attrs.groups
-    pd = dnnl.shuffle_forward("forward_inference", descs["src"], descs["dst"], attrs.axis, size, attr=attr)
+    problem = dnnl.Shuffle(src=descs["src"], dst=descs["dst"], axis=attrs.axis, group_size=size)
+    pd = dnnl.create(problem, attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 
@@ -99,7 +100,8 @@ def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: Primitive
     order[axis], order[axis + 1] = axis + 1, axis
     read = src.reshape(grouped).transpose(order)
     written = dst.reshape(read.dims)
-    pd = dnnl.reorder(dnnl.NativeDesc.from_desc(read), dnnl.NativeDesc.from_desc(written), attr=attr)
+    natives = [dnnl.NativeDesc.from_desc(desc) for desc in (read, written)]
+    pd = dnnl.create(dnnl.Reorder(src=natives[0], dst=natives[1]), attr)
     return Lowering(pd, lambda _: {"src": src, "dst": dst})
 
 

@@ -87,7 +87,7 @@ def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     from fmtprop import dnnl
 
     alg = f"softmax_{attrs.alg}"
-    pd = dnnl.softmax_forward("forward_inference", alg, descs["src"], descs["dst"], attrs.axis, attr=attr)
+    pd = dnnl.create(dnnl.Softmax(src=descs["src"], dst=descs["dst"], alg=alg, axis=attrs.axis), attr)
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 

@@ -87,7 +87,7 @@ def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr |
     from fmtprop import dnnl
 
     sources = operand_list("src", descs)
-    pd = dnnl.sum(descs["dst"], attrs.scales, sources, attr=attr)
+    pd = dnnl.create(dnnl.Sum(srcs=sources, dst=descs["dst"], scales=attrs.scales), attr)
     return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
 
 

@@ -55,7 +55,7 @@ def _blocked(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     dst = dnnl.NativeDesc.from_desc(desc)
     flat = torch.empty(desc.nbytes // desc.dtype.nbytes, dtype=tensor.dtype, device="cpu")
     engine = dnnl.Engine.cpu()
-    with dnnl.reorder(src, dst) as pd:
+    with dnnl.create(dnnl.Reorder(src=src, dst=dst)) as pd:
         room = torch.empty(max(pd.scratchpad_nbytes, 1), dtype=torch.uint8, device="cpu")
         memories: dict[int | dnnl.Arg, dnnl.Memory] = {
             dnnl.Arg.FROM: dnnl.Memory(engine, src, tensor.data_ptr(), tensor),

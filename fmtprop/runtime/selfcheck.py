@@ -297,7 +297,7 @@ def _packed_by_library(tensor: torch.Tensor, md: dnnl.NativeDesc, room: _Room) -
         dnnl.Arg.FROM: dnnl.Memory(engine, native, source.data_ptr()),
         dnnl.Arg.TO: dnnl.Memory(engine, md, result.data_ptr()),
     }
-    dnnl.Primitive(dnnl.reorder(native, md)).execute(dnnl.Stream(engine), memories)
+    dnnl.Primitive(dnnl.create(dnnl.Reorder(src=native, dst=md))).execute(dnnl.Stream(engine), memories)
     return result
 
 

@@ -167,7 +167,7 @@ def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc) -> Job | None:
         return None
     source, target = (dnnl.NativeDesc.from_desc(desc.at_start()) for desc in (src, dst))
     try:
-        pd = dnnl.reorder(source, target)
+        pd = dnnl.create(dnnl.Reorder(src=source, dst=target))
     except DnnlError as error:
         if error.status not in ("unimplemented", "invalid_arguments"):
             raise

@@ -164,9 +164,8 @@ def _flops(dtype: DataType, pointer: int) -> float:
     )
     ones = (1, 1)
     best = 0.0
-    with dnnl.convolution_forward(
-        "forward_inference", "convolution_direct", src, weights, None, dst, ones, (0, 0), ones, ones
-    ) as first:
+    problem = dnnl.Convolution(src=src, weights=weights, dst=dst, strides=ones, dilates=(0, 0), pad_l=ones, pad_r=ones)
+    with dnnl.create(problem) as first:
         # the library offers its best first, or second
         for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
@@ -179,7 +178,7 @@ def _reading(footprints: tuple[int, ...], pointer: int) -> dict[int, float]:
     size = 1024
     src, weights, dst = (_native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
     found = {}
-    with dnnl.inner_product_forward("forward_inference", src, weights, None, dst) as pd:
+    with dnnl.create(dnnl.InnerProduct(src=src, weights=weights, dst=dst)) as pd:
         number, start = int(dnnl.Arg.WEIGHTS), 1 << 16
         call = _call(pd, ("SRC", "WEIGHTS", "DST"), pointer, start)
         for footprint in footprints:
@@ -198,7 +197,7 @@ def _reading(footprints: tuple[int, ...], pointer: int) -> dict[int, float]:
 
 def _copy_seconds(elements: int, pointer: int) -> float:
     desc = _native(MemoryDesc((elements,), DataType.F32))
-    with dnnl.eltwise_forward("forward_inference", "eltwise_relu", desc, desc) as pd:
+    with dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu")) as pd:
         return _fastest(pd, ("SRC", "DST"), pointer, rounds=20)
 
 

@@ -28,6 +28,14 @@ def any_of(shape: tuple[int, ...], dtype: str = "f32") -> NativeDesc:
     return NativeDesc.from_desc(MemoryDesc.any(shape, dtype))
 
 
+#: a 3x3 window that keeps the size
+SAME: dict[str, Any] = {"strides": (1, 1), "dilates": (0, 0), "pad_l": (1, 1), "pad_r": (1, 1)}
+
+
+def reorder(src: NativeDesc, dst: NativeDesc) -> dnnl.PrimitiveDesc:
+    return dnnl.create(dnnl.Reorder(src=src, dst=dst))
+
+
 def over(array: npt.NDArray[np.generic], desc: NativeDesc) -> dnnl.Memory:
     assert array.nbytes >= desc.nbytes
     return dnnl.Memory(dnnl.Engine.cpu(), desc, array.ctypes.data, array)
@@ -41,7 +49,7 @@ def to(desc: NativeDesc, array: Array) -> npt.NDArray[np.uint8]:
     """Reorder a plain array into a format."""
     out = buffer(desc)
     src = plain(array.shape)
-    with dnnl.Stream() as stream, dnnl.reorder(src, desc) as pd, dnnl.Primitive(pd) as primitive:
+    with dnnl.Stream() as stream, reorder(src, desc) as pd, dnnl.Primitive(pd) as primitive:
         primitive.execute(stream, {A.SRC: over(np.ascontiguousarray(array), src), A.DST: over(out, desc)})
     return out
 
@@ -50,7 +58,7 @@ def back(desc: NativeDesc, data: npt.NDArray[np.uint8]) -> Array:
     """Reorder from a format into a plain array."""
     out = np.zeros(desc.dims, np.float32)
     dst = plain(desc.dims)
-    with dnnl.Stream() as stream, dnnl.reorder(desc, dst) as pd, dnnl.Primitive(pd) as primitive:
+    with dnnl.Stream() as stream, reorder(desc, dst) as pd, dnnl.Primitive(pd) as primitive:
         primitive.execute(stream, {A.SRC: over(data, desc), A.DST: over(out, dst)})
     return out
 

@@ -83,3 +83,26 @@ def test_every_function_of_the_library_has_its_types_set() -> None:
 def test_pointer_types_are_not_interchangeable() -> None:
     with pytest.raises(ctypes.ArgumentError):
         dnnl.lib().stream_destroy(_abi.dnnl_memory_desc_t(1))
+
+
+C_TYPES = {
+    "engine": _abi.dnnl_engine_t,
+    "hint": _abi.dnnl_primitive_desc_t,
+    "data": _abi.dnnl_memory_desc_t,
+    "srcs": ctypes.POINTER(_abi.dnnl_memory_desc_t),
+    "flags": ctypes.c_uint,
+    **dict.fromkeys(("prop", "alg", "axis", "count"), ctypes.c_int),
+    **dict.fromkeys(("local_size", "group_size", "groups"), ctypes.c_int64),
+    **dict.fromkeys(("strides", "dilates", "kernel", "pad_l", "pad_r"), ctypes.POINTER(ctypes.c_int64)),
+    **dict.fromkeys(("alpha", "beta", "k", "p", "eps", "epsilon"), ctypes.c_float),
+    **dict.fromkeys(("factors", "scales"), ctypes.POINTER(ctypes.c_float)),
+}
+
+
+@pytest.mark.parametrize("spec", dnnl.SPECS, ids=lambda spec: f"{spec.function} {spec.props[0]}")
+def test_the_table_of_primitives_agrees_with_the_signatures(spec: dnnl.Spec) -> None:
+    """ctypes would take many a wrong order for right: kinds and axes are integers, operands one type."""
+    _, (result, *arguments) = _abi.FUNCTIONS[f"dnnl_{spec.function}_primitive_desc_create"]
+    assert result is ctypes.POINTER(_abi.dnnl_primitive_desc_t)
+    wanted = [C_TYPES.get(name, _abi.dnnl_memory_desc_t) for name in spec.arguments]
+    assert arguments == [*wanted, _abi.dnnl_primitive_attr_t]

@@ -14,7 +14,7 @@ from fmtprop.dnnl import NativeDesc, _abi, layout_name
 from fmtprop.dnnl import build as build_module
 from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
 from fmtprop.layout import FormatKind, MemoryDesc
-from tests.dnnl.support import A, any_of, back, buffer, over, plain, tagged, to
+from tests.dnnl.support import SAME, A, any_of, back, buffer, over, plain, reorder, tagged, to
 
 DIMS = (2, 17, 5, 3)
 
@@ -143,11 +143,7 @@ def test_permute_and_reshape_agree(tag: str) -> None:
 
 def test_compensation_makes_an_opaque_desc_that_leads_back() -> None:
     src, weights, dst = any_of((1, 32, 8, 8), "s8"), any_of((32, 32, 3, 3), "s8"), any_of((1, 32, 8, 8))
-    window = (1, 1), (0, 0), (1, 1), (1, 1)
-    pds = [
-        dnnl.convolution_forward("forward_inference", "convolution_direct", src, weights, None, dst, *window)
-        for _ in range(2)
-    ]
+    pds = [dnnl.create(dnnl.Convolution(src=src, weights=weights, dst=dst, **SAME)) for _ in range(2)]
     native = pds[0].query_md("weights")
     assert native is not None
     if native.desc.kind is not FormatKind.OPAQUE:
@@ -161,7 +157,7 @@ def test_compensation_makes_an_opaque_desc_that_leads_back() -> None:
     # of its weights times 128. (Without VNNI the weights are halved, so 2 becomes 1.)
     source = plain((32, 32, 3, 3), "s8")
     values, data = np.full((32, 32, 3, 3), 2, np.int8), buffer(native)
-    with dnnl.reorder(source, native) as pd, dnnl.Primitive(pd) as primitive, dnnl.Stream() as stream:
+    with reorder(source, native) as pd, dnnl.Primitive(pd) as primitive, dnnl.Stream() as stream:
         memories: dict[int | dnnl.Arg, dnnl.Memory] = {A.SRC: over(values, source), A.DST: over(data, native)}
         scratchpad = pd.query_md("scratchpad")
         if scratchpad is not None:
@@ -273,6 +269,6 @@ def test_transform_errors() -> None:
 
 
 def test_queried_descs_are_shared() -> None:
-    first = dnnl.reorder(plain(DIMS), tagged(DIMS, "acdb"))
-    second = dnnl.reorder(plain(DIMS), tagged(DIMS, "acdb"))
+    first = reorder(plain(DIMS), tagged(DIMS, "acdb"))
+    second = reorder(plain(DIMS), tagged(DIMS, "acdb"))
     assert first.query_md("dst") is second.query_md("dst")

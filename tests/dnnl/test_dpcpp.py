@@ -31,7 +31,7 @@ plain = NativeDesc.from_desc(MemoryDesc(x.shape, "f32"))
 blocked = NativeDesc.from_desc(MemoryDesc(x.shape, "f32", tag="aBcd16b"))
 middle, back = np.zeros(blocked.nbytes // 4, np.float32), np.zeros_like(x)
 for src, dst, a, b in ((plain, blocked, x, middle), (blocked, plain, middle, back)):
-    pd = dnnl.reorder(src, dst)
+    pd = dnnl.create(dnnl.Reorder(src=src, dst=dst))
     args = {Arg.SRC: over(a, src), Arg.DST: over(b, dst)}
     scratchpad = pd.query_md("scratchpad")
     if scratchpad is not None:
@@ -39,7 +39,7 @@ for src, dst, a, b in ((plain, blocked, x, middle), (blocked, plain, middle, bac
     dnnl.Primitive(pd).execute(stream, args)
 np.testing.assert_array_equal(back, x)
 
-pd = dnnl.group_normalization_forward("forward_inference", plain, plain, 17, 1e-5, 0)
+pd = dnnl.create(dnnl.GroupNormalization(src=plain, dst=plain, groups=17, epsilon=1e-5))
 args = {Arg.SRC: over(x, plain), Arg.DST: over(back, plain)}
 scratchpad = pd.query_md("scratchpad")
 if scratchpad is not None:

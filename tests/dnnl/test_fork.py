@@ -29,8 +29,8 @@ want = torch.nn.functional.conv2d(x, w, padding=1)
 
 def convolution():
     plain, weights = (dnnl.NativeDesc.from_desc(MemoryDesc(d, "f32")) for d in (shape, (16, 16, 3, 3)))
-    pd = dnnl.convolution_forward("forward_inference", "convolution_direct", plain, weights, None, plain,
-                                  (1, 1), (0, 0), (1, 1), (1, 1))
+    window = {"strides": (1, 1), "dilates": (0, 0), "pad_l": (1, 1), "pad_r": (1, 1)}
+    pd = dnnl.create(dnnl.Convolution(src=plain, weights=weights, dst=plain, **window))
     y = torch.zeros(shape)
     args = {Arg.SRC: dnnl.memory_of(x, plain), Arg.WEIGHTS: dnnl.memory_of(w, weights)}
     args[Arg.DST] = dnnl.memory_of(y, plain)

@@ -10,11 +10,10 @@ import pytest
 from fmtprop import dnnl
 from fmtprop.dnnl import NormFlags
 from fmtprop.errors import LibraryError
-from tests.dnnl.support import A, Array, any_of, plain, run, tagged
+from tests.dnnl.support import SAME, A, Array, any_of, plain, reorder, run, tagged
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-INFER = "forward_inference"
 FORMATS = ["abcd", "acdb", "aBcd8b"]
 
 
@@ -59,18 +58,17 @@ def test_convolution(
     want = function(
         padded, flat, t(b) if with_bias else None, stride, dilation=[d + 1 for d in dilation], groups=groups
     )
-    first = dnnl.convolution_forward(
-        INFER,
-        "convolution_direct",
-        any_of(src),
-        any_of(weights),
-        any_of((out,)) if with_bias else None,
-        any_of(tuple(want.shape)),
-        stride,
-        dilation,
-        pad_l,
-        pad_r,
+    problem = dnnl.Convolution(
+        src=any_of(src),
+        weights=any_of(weights),
+        bias=any_of((out,)) if with_bias else None,
+        dst=any_of(tuple(want.shape)),
+        strides=stride,
+        dilates=dilation,
+        pad_l=pad_l,
+        pad_r=pad_r,
     )
+    first = dnnl.create(problem)
     assert first.kind == "convolution"
     seen = set()
     for pd in first.implementations():
@@ -89,25 +87,25 @@ def test_deconvolution(groups: int) -> None:
     want = F.conv_transpose2d(t(x), t(w), t(b), stride=(2, 1), padding=(1, 0), groups=groups)
     shape = (groups, 6 // groups, 8 // groups, 3, 2) if groups > 1 else (6, 8, 3, 2)
     swapped = np.ascontiguousarray(np.swapaxes(w.reshape(shape), groups > 1, (groups > 1) + 1))
-    pd = dnnl.deconvolution_forward(
-        INFER,
-        "deconvolution_direct",
-        any_of(x.shape),
-        any_of(swapped.shape),
-        any_of((8,)),
-        any_of(tuple(want.shape)),
-        (2, 1),
-        (0, 0),
-        (1, 0),
-        (1, 0),
+    problem = dnnl.Deconvolution(
+        src=any_of(x.shape),
+        weights=any_of(swapped.shape),
+        bias=any_of((8,)),
+        dst=any_of(tuple(want.shape)),
+        strides=(2, 1),
+        dilates=(0, 0),
+        pad_l=(1, 0),
+        pad_r=(1, 0),
     )
+    pd = dnnl.create(problem)
     (y,), _ = run(pd, {A.SRC: x, A.WEIGHTS: swapped, A.BIAS: b})
     check(y, want)
 
 
 def test_inner_product() -> None:
     x, w, b = rand(3, 5, 2, 2), rand(7, 5, 2, 2, seed=1), rand(7, seed=2)
-    pd = dnnl.inner_product_forward(INFER, any_of(x.shape), any_of(w.shape), any_of((7,)), any_of((3, 7)))
+    descs = {"src": any_of(x.shape), "weights": any_of(w.shape), "bias": any_of((7,)), "dst": any_of((3, 7))}
+    pd = dnnl.create(dnnl.InnerProduct(**descs))
     (y,), _ = run(pd, {A.SRC: x, A.WEIGHTS: w, A.BIAS: b})
     check(y, F.linear(t(x).flatten(1), t(w).flatten(1), t(b)))
 
@@ -129,7 +127,7 @@ def test_matmul(src: tuple[int, ...], weights: tuple[int, ...], bias: tuple[int,
         inputs[A.BIAS] = rand(*bias, seed=2)
         want = want + t(inputs[A.BIAS])
     desc = None if bias is None else plain(bias)
-    pd = dnnl.matmul(plain(src), any_of(weights), desc, plain(tuple(want.shape)))
+    pd = dnnl.create(dnnl.Matmul(src=plain(src), weights=any_of(weights), bias=desc, dst=plain(tuple(want.shape))))
     (y,), _ = run(pd, inputs)
     check(y, want)
 
@@ -143,7 +141,8 @@ def test_pooling(alg: str, tag: str) -> None:
     else:
         want = F.avg_pool2d(t(x), (3, 2), (2, 1), (1, 0), count_include_pad="include" in alg)
     dst = any_of(tuple(want.shape))
-    pd = dnnl.pooling_forward(INFER, alg, tagged(x.shape, tag), dst, (2, 1), (3, 2), (0, 0), (1, 0), (1, 0))
+    window = {"kernel": (3, 2), "strides": (2, 1), "dilates": (0, 0), "pad_l": (1, 0), "pad_r": (1, 0)}
+    pd = dnnl.create(dnnl.Pooling(src=tagged(x.shape, tag), dst=dst, alg=alg, **window))
     (y,), _ = run(pd, {A.SRC: x})
     check(y, want)
 
@@ -175,7 +174,7 @@ def test_eltwise(alg: str, tag: str) -> None:
     alpha, beta, function = ELTWISE[alg]
     x = rand(2, 13, 4, 3)
     desc = tagged(x.shape, tag)
-    (y,), _ = run(dnnl.eltwise_forward(INFER, alg, desc, desc, alpha, beta), {A.SRC: x})
+    (y,), _ = run(dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg=alg, alpha=alpha, beta=beta)), {A.SRC: x})
     check(y, function(t(x)))
 
 
@@ -194,7 +193,8 @@ def test_eltwise(alg: str, tag: str) -> None:
 )
 def test_binary(alg: str, function: Any, tag: str) -> None:
     x, z = rand(2, 8, 4, 3), rand(1, 8, 1, 1, seed=1)
-    pd = dnnl.binary(alg, tagged(x.shape, tag), plain(z.shape), any_of(x.shape))
+    problem = dnnl.Binary(src_0=tagged(x.shape, tag), src_1=plain(z.shape), dst=any_of(x.shape), alg=alg)
+    pd = dnnl.create(problem)
     (y,), _ = run(pd, {A.SRC: x, A.SRC_1: z})
     check(y, function(t(x), t(z)).float())
 
@@ -206,23 +206,21 @@ def test_post_ops() -> None:
     post_ops = dnnl.PostOps().append_eltwise("eltwise_relu").append_binary("binary_add", plain(other.shape))
     post_ops.append_prelu(2)
     attr = dnnl.PrimitiveAttr(post_ops)
-    window = (1, 1), (0, 0), (1, 1), (1, 1)
-    pd = dnnl.convolution_forward(
-        INFER, "convolution_direct", any_of(x.shape), any_of(w.shape), any_of((8,)), any_of(x.shape), *window, attr
-    )
+    image = any_of(x.shape)
+    pd = dnnl.create(dnnl.Convolution(src=image, weights=any_of(w.shape), bias=any_of((8,)), dst=image, **SAME), attr)
     post = A.ATTR_MULTIPLE_POST_OP
     inputs: dict[int, Array] = {A.SRC: x, A.WEIGHTS: w, A.BIAS: b, post(1) | A.SRC_1: other}
     inputs[post(2) | A.WEIGHTS] = slopes.ravel()
     (y,), _ = run(pd, inputs)
     want = F.prelu(F.conv2d(t(x), t(w), t(b), padding=1).relu() + t(other), t(slopes.ravel()))
     check(y, want)
-    assert len(post_ops) == 3 and len(pd.problem.post_ops) == 3
+    assert len(post_ops) == 3 and len(pd.recipe.attr.ops) == 3
 
 
 def test_post_op_sum_reads_dst() -> None:
     x, w, old = rand(3, 4), rand(4, 5, seed=1), rand(3, 5, seed=2)
     attr = dnnl.PrimitiveAttr(dnnl.PostOps().append_sum(0.5))
-    pd = dnnl.matmul(plain(x.shape), plain(w.shape), None, plain(old.shape), attr)
+    pd = dnnl.create(dnnl.Matmul(src=plain(x.shape), weights=plain(w.shape), dst=plain(old.shape)), attr)
     raw = {A.DST: old.copy().view(np.uint8).ravel()}
     run(pd, {A.SRC: x, A.WEIGHTS: w}, (), raw)
     check(raw[A.DST].view(np.float32).reshape(3, 5), t(x) @ t(w) + 0.5 * t(old))
@@ -231,19 +229,9 @@ def test_post_op_sum_reads_dst() -> None:
 def test_depthwise_post_op() -> None:
     x, w, dw, b = rand(1, 16, 8, 8), rand(16, 16, 1, 1, seed=1), rand(16, 1, 1, 3, 3, seed=2), rand(16, seed=3)
     attr = dnnl.PrimitiveAttr(dnnl.PostOps().append_dw("f32", "f32", "f32", 3, 1, 1))
-    pd = dnnl.convolution_forward(
-        INFER,
-        "convolution_direct",
-        any_of(x.shape),
-        any_of(w.shape),
-        None,
-        any_of(x.shape),
-        (1, 1),
-        (0, 0),
-        (0, 0),
-        (0, 0),
-        attr,
-    )
+    window = {**SAME, "pad_l": (0, 0), "pad_r": (0, 0)}
+    image = any_of(x.shape)
+    pd = dnnl.create(dnnl.Convolution(src=image, weights=any_of(w.shape), dst=image, **window), attr)
     base = A.ATTR_POST_OP_DW
     (y,), _ = run(pd, {A.SRC: x, A.WEIGHTS: w, base | A.WEIGHTS: dw, base | A.BIAS: b})
     want = F.conv2d(F.conv2d(t(x), t(w)), t(dw.reshape(16, 1, 3, 3)), t(b), padding=1, groups=16)
@@ -256,7 +244,7 @@ def test_batch_normalization(tag: str) -> None:
     variance = np.abs(rand(16, seed=4)) + np.float32(0.5)
     flags = NormFlags.USE_GLOBAL_STATS | NormFlags.USE_SCALE | NormFlags.USE_SHIFT
     desc = tagged(x.shape, tag)
-    pd = dnnl.batch_normalization_forward(INFER, desc, desc, 1e-3, flags)
+    pd = dnnl.create(dnnl.BatchNormalization(src=desc, dst=desc, epsilon=1e-3, flags=flags))
     (y,), _ = run(pd, {A.SRC: x, A.MEAN: mean, A.VARIANCE: variance, A.SCALE: scale, A.SHIFT: shift})
     check(y, F.batch_norm(t(x), t(mean), t(variance), t(scale), t(shift), eps=1e-3))
 
@@ -264,7 +252,8 @@ def test_batch_normalization(tag: str) -> None:
 def test_layer_normalization() -> None:
     x, scale, shift = rand(3, 4, 20), rand(20, seed=1), rand(20, seed=2)
     flags = NormFlags.USE_SCALE | NormFlags.USE_SHIFT
-    pd = dnnl.layer_normalization_forward(INFER, plain(x.shape), plain(x.shape), None, 1e-5, flags)
+    desc = plain(x.shape)
+    pd = dnnl.create(dnnl.LayerNormalization(src=desc, dst=desc, epsilon=1e-5, flags=flags))
     (y,), _ = run(pd, {A.SRC: x, A.SCALE: scale, A.SHIFT: shift})
     check(y, F.layer_norm(t(x), (20,), t(scale), t(shift)))
 
@@ -272,11 +261,13 @@ def test_layer_normalization() -> None:
 def test_group_normalization() -> None:
     x, scale, shift = rand(2, 8, 4, 3), rand(8, seed=1), rand(8, seed=2)
     flags = NormFlags.USE_SCALE | NormFlags.USE_SHIFT
+    desc = plain(x.shape)
+    problem = dnnl.GroupNormalization(src=desc, dst=desc, groups=4, epsilon=1e-5, flags=flags)
     if not dnnl.lib().has("group_normalization_forward_primitive_desc_create"):
         with pytest.raises(LibraryError, match=r"group_normalization_forward.* is not in oneDNN 3\.[0-2]"):
-            dnnl.group_normalization_forward(INFER, plain(x.shape), plain(x.shape), 4, 1e-5, flags)
+            dnnl.create(problem)
         return
-    pd = dnnl.group_normalization_forward(INFER, plain(x.shape), plain(x.shape), 4, 1e-5, flags)
+    pd = dnnl.create(problem)
     (y,), _ = run(pd, {A.SRC: x, A.SCALE: scale, A.SHIFT: shift})
     check(y, F.group_norm(t(x), 4, t(scale), t(shift)))
 
@@ -285,7 +276,8 @@ def test_group_normalization() -> None:
 def test_lrn(tag: str) -> None:
     x = rand(2, 16, 4, 3)
     desc = tagged(x.shape, tag)
-    pd = dnnl.lrn_forward(INFER, "lrn_across_channels", desc, desc, 5, 1e-2, 0.75, 1.0)
+    problem = dnnl.Lrn(src=desc, dst=desc, alg="lrn_across_channels", local_size=5, alpha=1e-2, beta=0.75, k=1.0)
+    pd = dnnl.create(problem)
     (y,), _ = run(pd, {A.SRC: x})
     check(y, F.local_response_norm(t(x), 5, 1e-2, 0.75, 1.0))
 
@@ -293,7 +285,7 @@ def test_lrn(tag: str) -> None:
 @pytest.mark.parametrize("tag", FORMATS)
 def test_prelu(tag: str) -> None:
     x, w = rand(2, 8, 4, 3), rand(1, 8, 1, 1, seed=1)
-    pd = dnnl.prelu_forward(INFER, tagged(x.shape, tag), any_of(w.shape), tagged(x.shape, tag))
+    pd = dnnl.create(dnnl.Prelu(src=tagged(x.shape, tag), weights=any_of(w.shape), dst=tagged(x.shape, tag)))
     (y,), _ = run(pd, {A.SRC: x, A.WEIGHTS: w})
     check(y, F.prelu(t(x), t(w.ravel())))
 
@@ -302,7 +294,7 @@ def test_prelu(tag: str) -> None:
 @pytest.mark.parametrize("alg", ["softmax_accurate", "softmax_log"])
 def test_softmax(alg: str, axis: int) -> None:
     x = rand(2, 8, 4, 3)
-    pd = dnnl.softmax_forward(INFER, alg, plain(x.shape), plain(x.shape), axis)
+    pd = dnnl.create(dnnl.Softmax(src=plain(x.shape), dst=plain(x.shape), alg=alg, axis=axis))
     (y,), _ = run(pd, {A.SRC: x})
     check(y, (F.log_softmax if alg == "softmax_log" else F.softmax)(t(x), axis))
 
@@ -312,10 +304,10 @@ def test_sum_and_concat() -> None:
     inputs: dict[int, Array] = {A.MULTIPLE_SRC + i: x for i, x in enumerate(arrays)}
     descs = [tagged(x.shape, tag) for x, tag in zip(arrays, FORMATS, strict=True)]
     for dst in (None, tagged((2, 8, 4, 3), "acdb")):
-        (y,), _ = run(dnnl.sum(dst, [1.0, 0.5, -2.0], descs), inputs)
+        (y,), _ = run(dnnl.create(dnnl.Sum(srcs=descs, dst=dst, scales=[1.0, 0.5, -2.0])), inputs)
         check(y, arrays[0] + 0.5 * arrays[1] - 2 * arrays[2])
     for axis in range(4):
-        (y,), _ = run(dnnl.concat(None, axis, descs), inputs)
+        (y,), _ = run(dnnl.create(dnnl.Concat(srcs=descs, axis=axis)), inputs)
         check(y, np.concatenate(arrays, axis))
 
 
@@ -332,7 +324,7 @@ def test_sum_and_concat() -> None:
 @pytest.mark.parametrize("tag", FORMATS)
 def test_reduction(alg: str, function: Any, tag: str) -> None:
     x = rand(2, 8, 4, 3)
-    pd = dnnl.reduction(alg, tagged(x.shape, tag), any_of((2, 8, 1, 1)), 2.0, 0.0)
+    pd = dnnl.create(dnnl.Reduction(src=tagged(x.shape, tag), dst=any_of((2, 8, 1, 1)), alg=alg, p=2.0))
     (y,), _ = run(pd, {A.SRC: x})
     check(y, function(t(x)))
 
@@ -342,7 +334,8 @@ def test_reduction(alg: str, function: Any, tag: str) -> None:
 def test_resampling(tag: str, factors: tuple[float, ...] | None) -> None:
     x = rand(2, 8, 4, 3)
     for alg, mode in (("resampling_nearest", "nearest-exact"), ("resampling_linear", "bilinear")):
-        pd = dnnl.resampling_forward(INFER, alg, factors, tagged(x.shape, tag), any_of((2, 8, 8, 9)))
+        dst = any_of((2, 8, 8, 9))
+        pd = dnnl.create(dnnl.Resampling(src=tagged(x.shape, tag), dst=dst, alg=alg, factors=factors))
         (y,), _ = run(pd, {A.SRC: x})
         check(y, F.interpolate(t(x), scale_factor=(2, 3), mode=mode))
 
@@ -352,7 +345,7 @@ def test_shuffle(tag: str) -> None:
     """PyTorch counts the groups, oneDNN the channels of one."""
     x = rand(2, 12, 4, 3)
     desc = tagged(x.shape, tag)
-    (y,), _ = run(dnnl.shuffle_forward(INFER, desc, desc, 1, 12 // 3), {A.SRC: x})
+    (y,), _ = run(dnnl.create(dnnl.Shuffle(src=desc, dst=desc, axis=1, group_size=12 // 3)), {A.SRC: x})
     check(y, F.channel_shuffle(t(x), 3))
 
 
@@ -360,5 +353,5 @@ def test_shuffle(tag: str) -> None:
 @pytest.mark.parametrize("dst", FORMATS)
 def test_reorder(src: str, dst: str) -> None:
     x = rand(2, 13, 4, 3)
-    (y,), _ = run(dnnl.reorder(tagged(x.shape, src), tagged(x.shape, dst)), {A.SRC: x})
+    (y,), _ = run(reorder(tagged(x.shape, src), tagged(x.shape, dst)), {A.SRC: x})
     np.testing.assert_array_equal(y, x)

@@ -12,13 +12,12 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, HandleError
-from tests.dnnl.support import any_of, plain
+from tests.dnnl.support import SAME, any_of, plain
 
 
 def convolution(prop: str = "forward_inference") -> dnnl.PrimitiveDesc:
     src, weights, dst = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3)), any_of((1, 8, 6, 6))
-    window = (1, 1), (0, 0), (1, 1), (1, 1)
-    return dnnl.convolution_forward(prop, "convolution_direct", src, weights, None, dst, *window)
+    return dnnl.create(dnnl.Convolution(prop=prop, src=src, weights=weights, dst=dst, **SAME))
 
 
 def test_close_is_idempotent_and_use_afterwards_is_an_error() -> None:
@@ -120,8 +119,9 @@ def test_a_sketch_can_be_closed() -> None:
 
 def test_a_hint_may_be_a_sketch_too() -> None:
     hint = convolution("forward_training").sketch()
-    dims = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3)), any_of((1, 8, 6, 6))
-    backward = dnnl.convolution_backward_data("convolution_direct", *dims, (1, 1), (0, 0), (1, 1), (1, 1), hint)
+    image, weights = any_of((1, 8, 6, 6)), any_of((8, 8, 3, 3))
+    problem = dnnl.Convolution(prop="backward_data", diff_src=image, weights=weights, diff_dst=image, **SAME)
+    backward = dnnl.create(problem, hint=hint)
     assert backward.sketch().clone().impl == backward.impl
 
 

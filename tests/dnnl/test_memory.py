@@ -10,13 +10,13 @@ import pytest
 from fmtprop import dnnl
 from fmtprop.dnnl import Arg
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
-from tests.dnnl.support import any_of, over, plain, tagged
+from tests.dnnl.support import SAME, any_of, over, plain, tagged
 
 torch = pytest.importorskip("torch")
 
 
 def relu(desc: dnnl.NativeDesc) -> dnnl.Primitive:
-    return dnnl.Primitive(dnnl.eltwise_forward("forward_inference", "eltwise_relu", desc, desc))
+    return dnnl.Primitive(dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu")))
 
 
 def test_tensor_without_a_copy() -> None:
@@ -78,8 +78,7 @@ def test_execute_checks_every_argument() -> None:
 
 def test_missing_scratchpad_is_named() -> None:
     src, weights, dst = any_of((1, 16, 8, 8)), any_of((16, 16, 3, 3)), any_of((1, 16, 8, 8))
-    window = (1, 1), (0, 0), (1, 1), (1, 1)
-    first = dnnl.convolution_forward("forward_inference", "convolution_direct", src, weights, None, dst, *window)
+    first = dnnl.create(dnnl.Convolution(src=src, weights=weights, dst=dst, **SAME))
     pd = next((p for p in first.implementations() if p.scratchpad_nbytes), None)
     if pd is None:
         pytest.skip(f"no implementation with a scratchpad on {dnnl.lib().isa}")
@@ -95,7 +94,7 @@ def test_missing_scratchpad_is_named() -> None:
 def test_post_op_arguments_are_named() -> None:
     desc = plain((2, 3))
     attr = dnnl.PrimitiveAttr(dnnl.PostOps().append_binary("binary_add", desc))
-    primitive = dnnl.Primitive(dnnl.eltwise_forward("forward_inference", "eltwise_relu", desc, desc, attr=attr))
+    primitive = dnnl.Primitive(dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu"), attr))
     good, wrong = over(np.zeros(6, np.float32), desc), over(np.zeros(6, np.float32), plain((3, 2)))
     with pytest.raises(InputError, match=r"ATTR_MULTIPLE_POST_OP\(0\)\|SRC_1"):
         primitive.execute(

@@ -113,7 +113,7 @@ def reordered(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     src = dnnl.NativeDesc.from_desc(MemoryDesc(tuple(tensor.shape), dtype, tag=ALPHABET[: tensor.ndim]))
     dst = dnnl.NativeDesc.from_desc(desc)
     data = _buffer(dst.nbytes)
-    _execute(dnnl.reorder(src, dst, attr=dnnl.PrimitiveAttr()), {dnnl.Arg.FROM: tensor, dnnl.Arg.TO: data})
+    _execute(dnnl.create(dnnl.Reorder(src=src, dst=dst)), {dnnl.Arg.FROM: tensor, dnnl.Arg.TO: data})
     return data
 
 
@@ -121,7 +121,7 @@ def plain_tensor(data: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     """Return what the bytes hold in a format as a plain tensor."""
     result = torch.empty(desc.dims, dtype=torch_dtype(desc.dtype))
     dst = dnnl.NativeDesc.from_desc(MemoryDesc(desc.dims, desc.dtype, tag=ALPHABET[: desc.ndim]))
-    pd = dnnl.reorder(dnnl.NativeDesc.from_desc(desc), dst, attr=dnnl.PrimitiveAttr())
+    pd = dnnl.create(dnnl.Reorder(src=dnnl.NativeDesc.from_desc(desc), dst=dst))
     _execute(pd, {dnnl.Arg.FROM: data, dnnl.Arg.TO: result})
     return result
 

@@ -1,0 +1,412 @@
+"""What each kind of primitive is asked to do: one typed problem a kind, for every direction that it runs in.
+
+Owns names and meanings of operands and parameters. Must not know how oneDNN is called: see `fmtprop.dnnl.specs`.
+
+Notes
+-----
+Operands are `NativeDesc`; a problem has those of its direction, and None for the others and for absent optional
+ones. ``prop`` is the propagation kind: ``"forward_inference"``, ``"forward_training"``, and backward
+``"backward_data"`` (the gradient of the source), ``"backward_weights"`` (of weights and bias) or ``"backward"`` (of
+everything), of which each kind has one or two. Gradients have the names of their tensors behind ``diff_``. Numbers mean
+what they mean in oneDNN: a dilation of 0 is dense, an axis counts from 0.
+
+References
+----------
+oneapi/dnnl/dnnl.h, ``dnnl_*_primitive_desc_create``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from fmtprop.dnnl.desc import NativeDesc
+from fmtprop.dnnl.enums import NormFlags
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Problem:
+    """Operands and parameters of one operation.
+
+    Parameters
+    ----------
+    prop : str
+        Propagation kind; empty for the kinds without directions.
+    """
+
+    kind: ClassVar[str] = ""
+    prop: str = ""
+
+    def operands(self) -> Iterator[tuple[str, NativeDesc]]:
+        """Yield name and descriptor of every operand that is there; sources of a list are numbered: ``src_0``, …."""
+        for name, value in self._values():
+            if isinstance(value, NativeDesc):
+                yield name, value
+            elif name == "srcs" and isinstance(value, Sequence):
+                yield from ((f"src_{index}", desc) for index, desc in enumerate(value))
+
+    def _values(self) -> Iterator[tuple[str, object]]:
+        return ((field.name, getattr(self, field.name)) for field in fields(self))
+
+    def __str__(self) -> str:
+        operands = ", ".join(f"{name} {desc}" for name, desc in self.operands())
+        numbers = [
+            f"{name}={tuple(value) if isinstance(value, list) else value}"
+            for name, value in self._values()
+            if not isinstance(value, NativeDesc) and name != "srcs" and value not in (None, "")
+        ]
+        return "; ".join(filter(None, (operands, ", ".join(numbers))))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Directed(Problem):
+    """A problem from a source to a destination, and its gradient."""
+
+    prop: str = "forward_inference"
+    src: NativeDesc | None = None
+    dst: NativeDesc | None = None
+    diff_src: NativeDesc | None = None
+    diff_dst: NativeDesc | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Weighted(Directed):
+    """A problem with weights and an optional bias."""
+
+    weights: NativeDesc | None = None
+    bias: NativeDesc | None = None
+    diff_weights: NativeDesc | None = None
+    diff_bias: NativeDesc | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class InnerProduct(Weighted):
+    """A fully connected layer.
+
+    Parameters
+    ----------
+    src, weights, bias, dst : NativeDesc
+        (N, IC, spatial…), (OC, IC, spatial…), optionally (OC,), (N, OC).
+    """
+
+    kind: ClassVar[str] = "inner_product"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Convolution(Weighted):
+    """A convolution.
+
+    Parameters
+    ----------
+    src, weights, bias, dst : NativeDesc
+        (N, IC, spatial), (OC, IC, window) or grouped (G, OC/G, IC/G, window), optionally (OC,), (N, OC, spatial).
+    strides, dilates, pad_l, pad_r : sequence of int
+        One entry per spatial axis.
+    alg : str
+        ``"convolution_direct"``, ``"convolution_winograd"`` or ``"convolution_auto"``.
+
+    Examples
+    --------
+    >>> from fmtprop import dnnl
+    >>> from fmtprop.layout import MemoryDesc
+    >>> src, weights, dst = (
+    ...     dnnl.NativeDesc.from_desc(MemoryDesc.any(dims, "f32"))
+    ...     for dims in [(1, 16, 8, 8), (32, 16, 3, 3), (1, 32, 8, 8)]
+    ... )
+    >>> window = {"strides": (1, 1), "dilates": (0, 0), "pad_l": (1, 1), "pad_r": (1, 1)}
+    >>> pd = dnnl.create(dnnl.Convolution(src=src, weights=weights, dst=dst, **window))
+    >>> pd.query_md("dst").dims
+    (1, 32, 8, 8)
+    """
+
+    kind: ClassVar[str] = "convolution"
+    strides: Sequence[int]
+    dilates: Sequence[int]
+    pad_l: Sequence[int]
+    pad_r: Sequence[int]
+    alg: str = "convolution_direct"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Deconvolution(Convolution):
+    """A transposed convolution, with ``alg`` ``"deconvolution_direct"`` or ``"deconvolution_winograd"``.
+
+    Operands and parameters are those of `Convolution`. Weights are (OC, IC, window): PyTorch's with the first two axes
+    exchanged.
+    """
+
+    kind: ClassVar[str] = "deconvolution"
+    alg: str = "deconvolution_direct"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Pooling(Directed):
+    """A pooling. In training, max has a workspace; its gradient needs that of the same implementation.
+
+    Parameters
+    ----------
+    src, dst : NativeDesc
+        (N, C, spatial).
+    alg : str
+        ``"pooling_max"``, ``"pooling_avg_include_padding"`` or ``"pooling_avg_exclude_padding"``.
+    kernel, strides, dilates, pad_l, pad_r : sequence of int
+        One entry per spatial axis.
+    """
+
+    kind: ClassVar[str] = "pooling"
+    alg: str
+    kernel: Sequence[int]
+    strides: Sequence[int]
+    dilates: Sequence[int]
+    pad_l: Sequence[int]
+    pad_r: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Lrn(Directed):
+    """A local response normalization. The gradient reads src, and may need the workspace of training.
+
+    Parameters
+    ----------
+    alg : str
+        ``"lrn_across_channels"`` or ``"lrn_within_channel"``.
+    local_size : int
+        Size of the window.
+    """
+
+    kind: ClassVar[str] = "lrn"
+    alg: str
+    local_size: int
+    alpha: float
+    beta: float
+    k: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class BatchNormalization(Directed):
+    """A batch normalization of (N, C, spatial).
+
+    The gradient reads src. With scale or shift, ``prop`` is ``"backward"`` and gives their gradients too; without them,
+    it is ``"backward_data"``.
+    """
+
+    kind: ClassVar[str] = "batch_normalization"
+    epsilon: float
+    flags: NormFlags = NormFlags.NONE
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class LayerNormalization(BatchNormalization):
+    """A layer normalization over the last axis, with the directions of `BatchNormalization`.
+
+    Parameters
+    ----------
+    mean : NativeDesc, optional
+        Of mean and variance: src without its last axis. Absent, oneDNN chooses.
+    """
+
+    kind: ClassVar[str] = "layer_normalization"
+    mean: NativeDesc | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class GroupNormalization(BatchNormalization):
+    """A group normalization of (N, C, spatial), with the directions of `BatchNormalization` (oneDNN v3.3 and later).
+
+    Parameters
+    ----------
+    groups : int
+        Divides C.
+    """
+
+    kind: ClassVar[str] = "group_normalization"
+    groups: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Eltwise(Directed):
+    """An element-wise operation.
+
+    Parameters
+    ----------
+    src, dst : NativeDesc
+        Same dims; src has a concrete format. The gradient reads src, or dst where the algorithm's name ends in
+        ``_use_dst_for_bwd``.
+    alg : str
+        Such as ``"eltwise_relu"``.
+    alpha, beta : float
+        Meaning depends on the algorithm.
+    """
+
+    kind: ClassVar[str] = "eltwise"
+    alg: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Prelu(Directed):
+    """A prelu; the gradient by source and slopes is ``"backward"``.
+
+    Parameters
+    ----------
+    weights : NativeDesc
+        Slopes; as many axes as src, of its sizes or 1.
+    """
+
+    kind: ClassVar[str] = "prelu"
+    weights: NativeDesc | None = None
+    diff_weights: NativeDesc | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Softmax(Directed):
+    """A softmax; the gradient reads dst.
+
+    Parameters
+    ----------
+    alg : str
+        ``"softmax_accurate"`` or ``"softmax_log"``.
+    axis : int
+        Axis to normalise over.
+    """
+
+    kind: ClassVar[str] = "softmax"
+    axis: int
+    alg: str = "softmax_accurate"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Shuffle(Directed):
+    """A shuffle of channels.
+
+    Parameters
+    ----------
+    axis : int
+        Axis that is shuffled.
+    group_size : int
+        Channels of one group; divides the axis. (PyTorch's ``channel_shuffle`` takes the number of groups instead.)
+    """
+
+    kind: ClassVar[str] = "shuffle"
+    axis: int
+    group_size: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Resampling(Directed):
+    """A resampling of (N, C, spatial); without dst, it has the dims that the factors give.
+
+    Parameters
+    ----------
+    alg : str
+        ``"resampling_nearest"`` or ``"resampling_linear"`` (half-pixel centres).
+    factors : sequence of float, optional
+        dst size / src size per spatial axis; absent, the dims tell.
+    """
+
+    kind: ClassVar[str] = "resampling"
+    alg: str
+    factors: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Matmul(Problem):
+    """A (batched) matrix product.
+
+    Parameters
+    ----------
+    src, weights, dst : NativeDesc
+        (…, M, K), (…, K, N), (…, M, N); batch axes of size 1 broadcast.
+    bias : NativeDesc, optional
+        As many axes as dst, of its sizes or 1.
+    """
+
+    kind: ClassVar[str] = "matmul"
+    src: NativeDesc
+    weights: NativeDesc
+    bias: NativeDesc | None = None
+    dst: NativeDesc
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Binary(Problem):
+    """An element-wise operation of two tensors, such as ``"binary_add"``; a size of 1 broadcasts."""
+
+    kind: ClassVar[str] = "binary"
+    src_0: NativeDesc
+    src_1: NativeDesc
+    dst: NativeDesc
+    alg: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Reduction(Problem):
+    """A reduction along the axes that have size 1 in dst.
+
+    Parameters
+    ----------
+    alg : str
+        Such as ``"reduction_mean"``.
+    p, eps : float
+        Of the norm algorithms.
+    """
+
+    kind: ClassVar[str] = "reduction"
+    src: NativeDesc
+    dst: NativeDesc
+    alg: str
+    p: float = 0.0
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Reorder(Problem):
+    """A copy from one concrete format or data type to another.
+
+    Examples
+    --------
+    >>> from fmtprop import dnnl
+    >>> from fmtprop.layout import MemoryDesc
+    >>> plain = dnnl.NativeDesc.from_desc(MemoryDesc((1, 16, 4, 4), "f32", tag="abcd"))
+    >>> nhwc = dnnl.NativeDesc.from_desc(MemoryDesc((1, 16, 4, 4), "f32", tag="acdb"))
+    >>> dnnl.create(dnnl.Reorder(src=plain, dst=nhwc)).kind
+    'reorder'
+    """
+
+    kind: ClassVar[str] = "reorder"
+    src: NativeDesc
+    dst: NativeDesc
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Concat(Problem):
+    """A concatenation of one or more tensors in concrete formats; without dst, oneDNN chooses its format.
+
+    Parameters
+    ----------
+    axis : int
+        Axis along which the sources follow each other.
+    """
+
+    kind: ClassVar[str] = "concat"
+    srcs: Sequence[NativeDesc]
+    dst: NativeDesc | None = None
+    axis: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Sum(Problem):
+    """A weighted sum of one or more tensors in concrete formats; without dst, oneDNN chooses its format.
+
+    Parameters
+    ----------
+    scales : sequence of float
+        One factor per source.
+    """
+
+    kind: ClassVar[str] = "sum"
+    srcs: Sequence[NativeDesc]
+    dst: NativeDesc | None = None
+    scales: Sequence[float]
