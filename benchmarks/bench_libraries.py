@@ -22,7 +22,7 @@ from benchmarks.models import TEN, Model
 from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.bench import Benchmark
-from fmtprop.bench.contenders import Contender, Material, race_in_processes
+from fmtprop.bench.contenders import Contender, Material, race
 from fmtprop.errors import FmtpropError
 
 __all__ = ["OnLibrary", "main", "ratios", "render"]
@@ -50,7 +50,7 @@ def measure(model: Model, arguments: argparse.Namespace) -> Benchmark:
     """Race one model on all libraries."""
     options = Options(dtype=arguments.dtype, tune=arguments.tune)
     libraries = [OnLibrary(path, options, path) for path in arguments.libraries]
-    return race_in_processes(
+    return race(
         model.graph(),
         libraries,
         reference=libraries[0].name,

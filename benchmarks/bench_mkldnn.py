@@ -26,7 +26,7 @@ from benchmarks.common import add_options, headline, table, tell, warn_if_busy, 
 from benchmarks.models import Model
 from fmtprop.api import Options
 from fmtprop.bench import Benchmark, Quartiles
-from fmtprop.bench.contenders import Contender, race_in_processes
+from fmtprop.bench.contenders import Contender, race
 from fmtprop.bench.interleave import Entry
 from fmtprop.bench.peers import TorchEager
 from fmtprop.errors import FmtpropError
@@ -79,7 +79,7 @@ def measure(model: Model, arguments: argparse.Namespace) -> Benchmark:
     """Race all contenders on one model."""
     ours = Options(target="mkldnn", policy=arguments.policy)
     peers = (TorchEager(), TorchEager(channels_last=True), OptimizeForInference())
-    return race_in_processes(
+    return race(
         model.graph(),
         [
             Contender(OURS, ours),

@@ -25,7 +25,7 @@ from benchmarks.targets import Result, geometric_mean, judge, judge_all
 from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.bench import PEERS, Quartiles
-from fmtprop.bench.contenders import REFERENCE, contender, race_in_processes
+from fmtprop.bench.contenders import REFERENCE, contender, race
 from fmtprop.bench.flops import count_flops
 from fmtprop.bench.peak import PEAK
 from fmtprop.errors import FmtpropError
@@ -38,7 +38,7 @@ DEFAULT_CONTENDERS = ("torch", "torch-channels-last", "inductor", "onnxruntime",
 def measure(model: Model | Network, arguments: argparse.Namespace, options: Options) -> Result:
     """Race all contenders on one model."""
     graph = model.graph()
-    benchmark = race_in_processes(
+    benchmark = race(
         graph,
         [contender(name, options) for name in dict.fromkeys([REFERENCE, *arguments.vs])],
         threads=arguments.threads,

@@ -1,8 +1,6 @@
 """Side-by-side benchmarks: other runtimes as peers, and interleaved timing that checks answers first.
 
-This room measures callables on torch tensors; it knows neither graphs nor plans. The other runtimes come with the
-extra ``fmtprop[bench]`` and are imported only when their peer is prepared. The measurement itself is
-``fmtprop.bench.interleave.interleave``: it is not lifted to this level because its name is its module's.
+The other runtimes come with the extra ``fmtprop[bench]`` and are imported only when their peer is prepared.
 """
 
 from __future__ import annotations

@@ -23,13 +23,14 @@ from fmtprop.bench.interleave import Benchmark
 from fmtprop.bench.peak import PEAK, prepare_peak
 from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
 from fmtprop.bench.processes import Prepared, interleave_processes
+from fmtprop.compiling.stages import check_memory
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import as_module, load, save
 from fmtprop.ir.graph import Graph
 from fmtprop.report import TOLERANCES
 from fmtprop.runtime.process import use_threads
 
-__all__ = ["REFERENCE", "Contender", "Material", "contender", "export", "race_in_processes"]
+__all__ = ["REFERENCE", "Contender", "Material", "against", "contender", "export", "race"]
 
 #: what all ratios are relative to, and the first word of our variants' names
 REFERENCE = "fmtprop"
@@ -151,12 +152,49 @@ def contender(name: str, options: Options | None = None) -> Contender:
     )
 
 
-def race_in_processes(
+def against(names: Sequence[str], options: Options | None = None) -> list[Contender]:
+    """Make fmtprop and those that it is raced against, all of them installed.
+
+    Parameters
+    ----------
+    names : sequence of str
+        See :func:`contender`.
+    options : Options, optional
+        How fmtprop compiles.
+
+    Returns
+    -------
+    list of Contender
+        fmtprop first, then the others in their order.
+
+    Raises
+    ------
+    FmtpropError
+        There is no name, one is unknown or given twice, or a package is missing; the message names the extra.
+
+    Examples
+    --------
+    >>> [one.name for one in against(["torch"])]
+    ['fmtprop', 'torch']
+    """
+    if not names:
+        raise FmtpropError("no peer to compare with; give at least one, such as torch")
+    everyone = [REFERENCE, *names]
+    twice = sorted({name for name in everyone if everyone.count(name) > 1})
+    if twice:
+        raise FmtpropError(f"{twice[0]!r} is given twice")
+    chosen = [contender(name, options) for name in everyone]
+    for one in chosen:
+        one.versions()  # imports its packages: a missing one is found before minutes of compilation
+    return chosen
+
+
+def race(
     graph: Graph,
     contenders: Sequence[Contender],
     *,
     reference: str = REFERENCE,
-    threads: int,
+    threads: int | None = None,
     rounds: int = 20,
     repeats: int = 3,
     seed: int = 0,
@@ -176,8 +214,8 @@ def race_in_processes(
         Names differ.
     reference : str, optional
         Name of the one that speed-ups are relative to.
-    threads : int
-        Threads of every contender.
+    threads : int, optional
+        Threads of every contender; torch's setting if not given.
     rounds, repeats, seed : int, optional
         See :func:`fmtprop.bench.processes.interleave_processes`; the seed is also that of the inputs.
     inputs : sequence of torch.Tensor, optional
@@ -200,8 +238,10 @@ def race_in_processes(
     Raises
     ------
     FmtpropError
-        A name is unknown or a process dies.
+        The graph is too large for this machine, or a process dies.
     """
+    check_memory(graph)
+    count = threads or torch.get_num_threads()
     flat = graph.copy()
     flat.structure = ""  # every runtime takes and gives flat tensors
     given = tuple(random_inputs(flat, seed) if inputs is None else inputs)
@@ -213,17 +253,17 @@ def race_in_processes(
         torch.save({"inputs": given, "expected": expected}, folder / "tensors.pt")
         del expected, flat
         where = onnx or folder / "onnx" / "model.onnx"
-        prepares = {one.name: partial(_prepare, one, folder, module, where, threads) for one in contenders}
+        prepares = {one.name: partial(_prepare, one, folder, module, where, count) for one in contenders}
         if peak:
             precision = next((one.precision for one in contenders if one.name == reference), "f32")
-            prepares[PEAK] = partial(prepare_peak, precision, threads)
+            prepares[PEAK] = partial(prepare_peak, precision, count)
         return interleave_processes(
             prepares,
             reference=reference,
             rounds=rounds,
             repeats=repeats,
             seed=seed,
-            threads=threads,
+            threads=count,
             progress=progress,
         )
 

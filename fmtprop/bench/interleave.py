@@ -1,10 +1,10 @@
-"""Interleaved timing of several callables, after their answers have been compared.
+"""Interleaved timing: turns in random order, and what a benchmark says of each that took part.
 
 Machines drift by 10 to 15 % within an hour, so two figures mean something together only if they were taken
-alternately: every round runs every callable once, in a new random order, and speed-ups are ratios *within* a round.
-A callable whose outputs differ from the oracle's is not timed at all, so there is no figure to quote.
+alternately: in every round each has a turn, in a new random order, and speed-ups are ratios *within* a round.
+What disagrees with the right outputs is not timed at all, so there is no figure to quote.
 
-Knows nothing of the callables; they take torch tensors and return them.
+Knows nothing of what takes the turns.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
 
-from fmtprop.bench.compare import Agreement, compare_outputs, tensors_of
+from fmtprop.bench.compare import Agreement
 from fmtprop.bench.environment import Environment
-from fmtprop.errors import FmtpropError
 from fmtprop.runtime.benchmark import quartiles
 from fmtprop.system import collector
 
@@ -34,7 +32,6 @@ __all__ = [
     "Entry",
     "Quartiles",
     "entry_of",
-    "interleave",
     "take_turns",
     "time_turn",
     "uncollected",
@@ -69,7 +66,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Entry:
-    """One callable's result.
+    """What became of one that took part.
 
     Parameters
     ----------
@@ -95,16 +92,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The result of :func:`interleave`.
+    """The result of a race.
 
     Parameters
     ----------
     reference : str
-        Name of the callable that speed-ups are relative to.
+        Name of the one that speed-ups are relative to.
     rounds, repeats, seed : int
         How it was measured.
     entries : tuple of Entry
-        In the order in which the callables were given.
+        In the order in which they were given.
     environment : Environment
         Machine and libraries.
     """
@@ -117,7 +114,7 @@ class Benchmark:
     environment: Environment
 
     def __getitem__(self, name: str) -> Entry:
-        """Return the entry of one callable."""
+        """Return the entry of a name."""
         for entry in self.entries:
             if entry.name == name:
                 return entry
@@ -125,7 +122,7 @@ class Benchmark:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is wrong with each callable that was not timed; empty if all were."""
+        """What is wrong with each that was not timed; empty if all were."""
         return tuple(
             f"{entry.name} disagrees with the oracle and was not timed: {entry.agreement.message}"
             if entry.agreement.ran
@@ -151,99 +148,6 @@ class Benchmark:
         from fmtprop.bench.text import benchmark_text
 
         return benchmark_text(self)
-
-
-def interleave(
-    callables: Mapping[str, Runnable],
-    inputs: Sequence[torch.Tensor],
-    *,
-    oracle: Runnable,
-    reference: str,
-    tolerance: float | Mapping[str, float] = 1e-4,
-    rounds: int = 20,
-    repeats: int = 3,
-    warmup: int = 3,
-    rest: float = 0.01,
-    seed: int = 0,
-    environment: Environment | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Benchmark:
-    """Time several callables on the same inputs, alternately, after comparing their outputs.
-
-    Each turn of a callable is a rest, one untimed run that warms the caches again, then ``repeats`` timed runs
-    whose median is the turn's figure.
-
-    Parameters
-    ----------
-    callables : mapping of str to callable
-        What to time; each is called with the inputs.
-    inputs : sequence of torch.Tensor
-        Arguments of every call.
-    oracle : callable
-        Gives the right outputs, normally the module in torch eager; it is run once and not timed.
-    reference : str
-        Key of the callable that speed-ups are relative to.
-    tolerance : float or mapping of str to float, optional
-        Largest relative error, for all callables or by key.
-    rounds : int, optional
-        Turns of every callable.
-    repeats : int, optional
-        Timed runs in a turn.
-    warmup : int, optional
-        Untimed runs of every callable before the first round, beside the one that is compared.
-    rest : float, optional
-        Seconds of sleep before a turn. Thread pools of the previous callable spin for a while after its last run
-        and would otherwise take the cores from the next one.
-    seed : int, optional
-        Seed of the order within the rounds.
-    environment : Environment, optional
-        Recorded with the result; captured if not given.
-    progress : callable, optional
-        Called with (turns done, turns in all) after each turn.
-
-    Returns
-    -------
-    Benchmark
-        Entries in the order of ``callables``. Those that disagree with the oracle have no figures.
-
-    Raises
-    ------
-    FmtpropError
-        If the reference or a tolerance names no callable or is missing, or a count is out of range.
-
-    Examples
-    --------
-    >>> x = torch.ones(4)
-    >>> result = interleave(
-    ...     {"double": lambda x: 2 * x, "wrong": lambda x: 3 * x}, [x],
-    ...     oracle=lambda x: x + x, reference="double", rounds=2, rest=0.0,
-    ... )
-    >>> result["double"].speedup.median, result["wrong"].speedup
-    (1.0, None)
-    >>> result["wrong"].agreement.message
-    'output 0: largest relative error 0.5 exceeds the tolerance 0.0001'
-    """
-    tolerances = _tolerances(callables, tolerance)
-    _check_arguments(callables, reference, rounds, repeats, warmup)
-    expected = [tensor.clone() for tensor in tensors_of(oracle(*inputs))]
-    agreements = {
-        name: compare_outputs(tensors_of(run(*inputs)), expected, tolerances[name]) for name, run in callables.items()
-    }
-    timed = {name: run for name, run in callables.items() if agreements[name].passed}
-    for run in timed.values():
-        for _ in range(warmup):
-            run(*inputs)
-    turns = {name: partial(time_turn, run, inputs, repeats, rest) for name, run in timed.items()}
-    with uncollected():
-        times = take_turns(turns, rounds, seed, progress)
-    return Benchmark(
-        reference=reference,
-        rounds=rounds,
-        repeats=repeats,
-        seed=seed,
-        entries=tuple(entry_of(name, agreements[name], times, reference) for name in callables),
-        environment=environment or Environment.capture(),
-    )
 
 
 def take_turns(
@@ -351,20 +255,3 @@ def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float
     if reference in times:
         speedup = Quartiles.of([theirs / mine for theirs, mine in zip(times[reference], own, strict=True)])
     return Entry(name, agreement, tuple(own), Quartiles.of(own), speedup)
-
-
-def _tolerances(callables: Mapping[str, Runnable], tolerance: float | Mapping[str, float]) -> Mapping[str, float]:
-    if not isinstance(tolerance, Mapping):
-        return dict.fromkeys(callables, tolerance)
-    if set(tolerance) != set(callables):
-        odd = sorted(set(tolerance) ^ set(callables))
-        raise FmtpropError(f"interleave: tolerance must have the same keys as callables; they differ in {odd}")
-    return tolerance
-
-
-def _check_arguments(callables: Mapping[str, Runnable], reference: str, rounds: int, repeats: int, warmup: int) -> None:
-    if reference not in callables:
-        raise FmtpropError(f"interleave: reference {reference!r} is not one of the callables: {', '.join(callables)}")
-    for name, value, least in (("rounds", rounds, 1), ("repeats", repeats, 1), ("warmup", warmup, 0)):
-        if value < least:
-            raise FmtpropError(f"interleave: {name} is {value}, must be at least {least}")

@@ -18,8 +18,9 @@ def bench(
         typer.Option(
             "--vs",
             metavar="NAME[,NAME...]",
-            help="torch, torch-channels-last, inductor, onnxruntime, openvino, openvino-bf16. Speed-ups are relative "
-            "to the first. ONNX Runtime and OpenVINO come with pip install 'fmtprop[bench]'.",
+            help="torch, torch-channels-last, inductor, onnxruntime, openvino, openvino-bf16, or fmtprop with another "
+            "policy, tune or dtype (fmtprop-plain). Speed-ups are relative to the first. ONNX Runtime and OpenVINO "
+            "come with pip install 'fmtprop[bench]'.",
             show_default="torch",
         ),
     ] = None,
@@ -42,7 +43,7 @@ def bench(
     """
     with progress() as say:
         from fmtprop.api import Options
-        from fmtprop.bench.models import choose_peers, race
+        from fmtprop.bench.contenders import against, race
         from fmtprop.frontends import load
         from fmtprop.report.files import check_destination, write_report
 
@@ -50,9 +51,9 @@ def bench(
             if report is not None:
                 check_destination(report)
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special_values)
-            peers = choose_peers(words(versus or ["torch"]))
+            contenders = against(words(versus or ["torch"]), options)
             graph = load(model)
-        result = race(graph, peers, options, threads=threads, rounds=rounds, progress=say)
+        result = race(graph, contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)
     emit(result.to_json() if as_json else result.to_text())
     if report is not None:
         write_report(result, report)

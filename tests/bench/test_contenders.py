@@ -12,7 +12,7 @@ from torch import nn
 from fmtprop import dnnl
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
 from fmtprop.bench import PEERS, TorchEager, peak
-from fmtprop.bench.contenders import Contender, Material, contender, race_in_processes
+from fmtprop.bench.contenders import Contender, Material, against, contender, race
 from fmtprop.bench.flops import count_flops
 from fmtprop.bench.peak import DEPTH, PEAK, PEAK_FLOPS, kernels
 from fmtprop.errors import FmtpropError
@@ -76,7 +76,7 @@ class Twice(nn.Module):
 
 def test_race() -> None:
     contenders = [contender("fmtprop-plain"), contender("torch"), Contender("absent", Absent())]
-    result = race_in_processes(load("chain"), contenders, reference="torch", threads=1, rounds=2, repeats=1, peak=True)
+    result = race(load("chain"), contenders, reference="torch", threads=1, rounds=2, repeats=1, peak=True)
     assert [entry.name for entry in result.entries] == ["fmtprop-plain", "torch", "absent", PEAK]
     ours, torch_, absent, peak = result.entries
     assert all(entry.agreement.passed and len(entry.milliseconds) == 2 for entry in (ours, torch_, peak))
@@ -90,11 +90,79 @@ def test_module_and_inputs_are_the_callers() -> None:
     """Peers take the module, fmtprop the graph, all the same inputs: a graph that computes something else is found."""
     (x,) = random_inputs(load("chain"), seed=5)
     contenders = [contender("fmtprop"), contender("torch")]
-    result = race_in_processes(
-        load("chain"), contenders, reference="torch", threads=1, rounds=1, inputs=[x], module=Twice
-    )
+    result = race(load("chain"), contenders, reference="torch", threads=1, rounds=1, inputs=[x], module=Twice)
     assert result["torch"].agreement.error == 0.0
     assert result["fmtprop"].agreement.message == "output 0: shape (1, 32, 16, 16), expected (1, 3, 32, 32)"
+
+
+class Watcher(TorchEager):
+    """Says in its process what it was given."""
+
+    def prepare(self, module, example_inputs, threads):
+        weights = sum(p.numel() for p in module.parameters())
+        if (weights, threads, torch.get_num_threads()) != (896, 1, 1):
+            raise FmtpropError(f"was given {weights} weights and {threads} threads")
+        if [tuple(x.shape) for x in example_inputs] != [(1, 3, 32, 32)]:
+            raise FmtpropError("was given other inputs")
+        return super().prepare(module, example_inputs, threads)
+
+
+class Wrong(TorchEager):
+    name = "wrong"
+
+    def prepare(self, module, example_inputs, threads):
+        return lambda *inputs: 2 * module(*inputs) + 1
+
+
+def test_everyone_gets_the_same_and_the_text_says_what_came_out():
+    told = []
+    entrants = [contender("fmtprop"), Contender("torch", Watcher()), Contender("wrong", Wrong())]
+    result = race(
+        load("chain"),
+        entrants,
+        reference="torch",
+        threads=1,
+        rounds=2,
+        progress=lambda what, done, total: told.append((what, done)),
+    )
+    assert result.environment.threads == 1
+    assert [entry.name for entry in result.entries] == ["fmtprop", "torch", "wrong"]
+    assert result.reference == "torch" and result["fmtprop"].speedup is not None
+    assert told[0] == ("preparing fmtprop", 0) and told[-1] == ("timing", 4)
+    text = result.to_text()
+    assert "speed-up over torch" in text and "threads of" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("│ wrong")]
+    assert row.count("not timed") == 2
+    (failure,) = result.failures
+    assert failure.startswith("wrong disagrees with the oracle and was not timed: output 0: largest relative error")
+    assert failure[:80] in text
+
+
+def test_nested_arguments_and_results_are_flattened():
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"sum": x + more["y"], "relu": x.relu()}
+
+    graph = from_torch(Net().eval(), (torch.randn(2, 3), {"y": torch.randn(2, 3)}))
+    result = race(graph, against(["torch"]), rounds=1)
+    assert result.failures == ()
+    assert graph.structure, "the graph itself keeps its structure"
+
+
+def test_peers_are_checked_before_the_work():
+    with pytest.raises(FmtpropError, match="no peer to compare with; give at least one, such as torch"):
+        against([])
+    with pytest.raises(FmtpropError, match="'torch' is given twice"):
+        against(["torch", "torch"])
+    with pytest.raises(FmtpropError, match="unknown contender 'tflite'; known: fmtprop,"):
+        against(["tflite"])
+
+
+@pytest.mark.peers
+def test_the_other_runtimes():
+    result = race(load("residual"), against(["torch", "onnxruntime", "openvino"]), rounds=1, repeats=1)
+    assert result.failures == ()
+    assert set(result.environment.versions) >= {"onnxruntime", "openvino"}
 
 
 @pytest.mark.parametrize("index", range(len(kernels())))

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from fmtprop.bench import models, peers
+from fmtprop.bench import contenders, peers
 from fmtprop.errors import FmtpropError
 from tests.cli.command import fmtprop
 
@@ -27,15 +27,15 @@ def test_bench_json(capsys):
     _, out, err = fmtprop(capsys, "bench", "chain", "--rounds", 1, "--vs", "torch,torch-channels-last", "--json")
     assert err == ""
     data = json.loads(out)
-    assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch", "torch channels_last"]
+    assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch", "torch-channels-last"]
     assert set(data["environment"]) >= {"cpu", "isa", "threads", "versions"}
 
 
 def test_special_values_reach_the_race(capsys, monkeypatch):
-    def stopped(graph, peers, options, **how):
-        raise FmtpropError(f"special values: {options.special_values}")
+    def stopped(graph, entrants, **how):
+        raise FmtpropError(f"special values: {entrants[0].how.special_values}")
 
-    monkeypatch.setattr(models, "race", stopped)
+    monkeypatch.setattr(contenders, "race", stopped)
     assert "special values: exact" in fmtprop(capsys, "bench", "chain", "--special-values", "exact").err
 
 
@@ -55,7 +55,7 @@ def test_missing_peer_names_the_extra(capsys, monkeypatch, name):
 def test_unknown_peer(capsys):
     code, _, err = fmtprop(capsys, "bench", "chain", "--vs", "tflite")
     assert code == 2
-    assert err.startswith("error: unknown peer 'tflite'; known peers: torch, ")
+    assert err.startswith("error: unknown contender 'tflite'; known: fmtprop, fmtprop-VALUE")
 
 
 class Wrong:

@@ -8,7 +8,7 @@ import stat
 import pytest
 import torch
 
-from fmtprop.bench import models, policies
+from fmtprop.bench import contenders, policies
 from fmtprop.frontends import from_torch, load, save
 from tests.cli.command import fmtprop
 
@@ -63,7 +63,7 @@ OUTPUTS = {
 @pytest.mark.parametrize("what", OUTPUTS)
 @pytest.mark.parametrize("command", [("report", "-o"), ("run", "-r"), ("bench", "-r")], ids=lambda pair: pair[0])
 def test_nothing_else_than_a_report_is_replaced(capsys, tmp_path, monkeypatch, model, command, what):
-    for module in (policies, models):
+    for module in (policies, contenders):
         monkeypatch.setattr(module, "check_memory", None)  # nothing may begin
     make, message = OUTPUTS[what]
     output = make(tmp_path, model)
