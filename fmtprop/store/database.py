@@ -168,7 +168,7 @@ def _is_sound(value: object) -> bool:
 
 
 def _checksum(kind: str, key: str, value: float | str) -> int:
-    return zlib.crc32(repr((kind, key, value)).encode())
+    return zlib.crc32(f"{kind} {key} {value!r}".encode())
 
 
 def _with(path: Path, mode: str, timeout: float, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -187,6 +187,8 @@ def _with(path: Path, mode: str, timeout: float, work: Callable[[sqlite3.Connect
             with _connected.current, closing(_connect(path, mode)) as connection:
                 return work(connection)
         except sqlite3.OperationalError as error:
+            if "decode" in str(error):  # Python's complaint of damaged text
+                raise sqlite3.DatabaseError(str(error)) from error
             if "locked" not in str(error) or monotonic() >= deadline:
                 raise OSError(errno.EIO, str(error), str(path)) from error
         sleep(_PAUSE_SECONDS)
@@ -203,10 +205,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         if mode == "rw":
             raise
     address = f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(address, uri=True, timeout=0.0, isolation_level=None)
-    # damaged text is no error, but a record whose checksum is wrong
-    connection.text_factory = lambda data: str(data, "utf-8", "replace")
-    return connection
+    return sqlite3.connect(address, uri=True, timeout=0.0, isolation_level=None)
 
 
 def _journal(path: Path) -> Path:

@@ -184,6 +184,19 @@ def test_a_flipped_byte_of_a_record_costs_this_record(path: Path) -> None:
         assert lost_in(path) == (1, 1), text
 
 
+def test_text_that_is_none_is_damage(path: Path) -> None:
+    fill(path)
+    sound = path.read_bytes()
+    place = sound.index(b"variant 3")
+    path.write_bytes(sound[:place] + b"\xff" + sound[place + 1 :])
+    lost, warned = lost_in(path)
+    assert 1 <= lost < len(FIGURES) and warned == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fill(path)
+    assert lost_in(path) == (0, 0)
+
+
 def test_a_truncated_file_is_noticed_and_replaced(path: Path) -> None:
     fill(path)
     sound = path.read_bytes()
