@@ -103,6 +103,12 @@ newest: ## The tests with the newest versions that there are, which users instal
 	rm -f $(VENV)-newest/.installed*
 	PIP_UPGRADE=1 PIP_UPGRADE_STRATEGY=eager $(MAKE) tests VENV=$(VENV)-newest PINS=/dev/null
 
+.PHONY: docs
+docs: $(VENV)/.installed-docs $(VENV)/.installed-dev ## Run the documents' examples, build the site in build/docs, check its links
+	$(TEST) docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . build/docs
+	@echo build/docs/docs/index.html
+
 ##@ Clean
 
 .PHONY: clean

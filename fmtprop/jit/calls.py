@@ -1,7 +1,7 @@
 """Calls of native functions one after another, with no Python between them.
 
 A call through ctypes takes half a microsecond, and meanwhile the other threads of the run wait. A plan of a hundred
-short steps gains 1 to 6 % when they are one call (docs/performance.md).
+short steps gains 1 to 6 % when they are one call (docs/experiments.md).
 """
 
 from __future__ import annotations

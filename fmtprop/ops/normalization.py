@@ -2,7 +2,7 @@
 
 Owns two primitives and the importers of every ATen form, instance normalization included (it is group normalization
 with one channel per group). Group normalization is PyTorch's: oneDNN's, of 3.3 and later, takes longer in every format
-(docs/performance.md). Training statistics are not computed here.
+(docs/experiments.md). Training statistics are not computed here.
 """
 
 from __future__ import annotations

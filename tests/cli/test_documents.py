@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.command import ROOT, fmtprop, start
 
-DOCUMENTS = ["README.md", "docs/tutorial.md"]
+DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/verbose.md"]
 
 
 def examples(document: str) -> list[tuple[list[str], str]]:
@@ -29,7 +29,7 @@ ALL = [example for document in DOCUMENTS for example in examples(document)]
 
 
 def test_there_are_examples_of_the_main_commands():
-    assert {words[0] for words, _ in ALL} >= {"run", "report", "show", "bench", "models", "layout", "doctor"}
+    assert {words[0] for words, _ in ALL} >= {"run", "report", "show", "bench", "models", "layout", "doctor", "verbose"}
 
 
 @pytest.mark.parametrize("words", [words for words, _ in ALL], ids=" ".join)
@@ -40,10 +40,12 @@ def test_every_example_is_a_command_with_options_that_exist(capsys, words):
     assert {option for option in options if not re.search(rf"(^|[\s,]){option}\b", out)} == set()
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"), [pair for pair in ALL if pair[1] and pair[0][0] == "layout"], ids=lambda value: str(value)[:30]
-)
-def test_shown_output(capsys, words, shown):
+SHOWN = [pair for pair in ALL if pair[1] and pair[0][0] in ("layout", "verbose")]
+
+
+@pytest.mark.parametrize(("words", "shown"), SHOWN, ids=lambda value: str(value)[:30])
+def test_shown_output(capsys, monkeypatch, words, shown):
+    monkeypatch.chdir(ROOT)
     assert fmtprop(capsys, *words).out.strip() == shown
 
 
