@@ -111,7 +111,7 @@ def hollow(net: CompiledModel) -> CompiledModel:
     FmtpropError
         The plan has steps that PyTorch executes.
     """
-    foreign = [step.node.label for step in net.plan.steps if step.primitive is None]
+    foreign = [step.node.label for step in net.plan.steps if step.target == "reference"]
     if foreign:
         raise FmtpropError(
             f"{net.graph.name}: {len(foreign)} steps run in PyTorch, the first is {foreign[0]}; their time cannot be "

@@ -23,7 +23,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
-from fmtprop.runtime.host_check import is_run_by_pytorch
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.store import Store, key_of
@@ -188,8 +187,8 @@ class _Planner:
         self.rerouted += 1
         for mismatch in wrong:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=6)
-            who = self.fallback if is_run_by_pytorch(mismatch.node) else self.target
-            who.reject(mismatch.node)
+            for target in (self.target, self.fallback):
+                target.reject(mismatch.node)
         self.readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
 
     # ------------------------------------------------------------------ which plan

@@ -132,9 +132,8 @@ class Choice:
     cost : float
         Estimated or measured seconds.
     handle : object
-        The target's own object (a primitive descriptor, a kernel); the one that is executed. Not part of equality.
-    after : object, optional
-        What the target runs on the result behind it, for the node's last post-op (:class:`fmtprop.jit.Kernel`).
+        The target's own object, from which is built what is executed
+        (:class:`fmtprop.targets.executable.Implementation`).
     """
 
     target: str
@@ -143,7 +142,6 @@ class Choice:
     reason: str = ""
     cost: float = 0.0
     handle: Any = None
-    after: Any = None
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ class Candidate:
     is_ref : bool
         Whether it is the library's slow reference loop; never planned where another exists.
     handle : object
-        The target's own object, the one that will be executed.
-    after : object, optional
-        What the target runs on the result behind it, for the node's last post-op.
+        The target's own object, from which is built what will be executed
+        (:class:`fmtprop.targets.executable.Implementation`).
     """
 
     target: str
@@ -48,11 +47,15 @@ class Candidate:
     cost: float = 0.0
     is_ref: bool = False
     handle: Any = None
-    after: Any = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the node's last post-op is done behind it, on the finished result."""
+        return getattr(self.handle, "after", None) is not None
 
     def choice(self, reason: str) -> Choice:
         """Return the record of this candidate having been chosen."""
-        return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle, self.after)
+        return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle)
 
 
 #: operand and result names -> a concrete descriptor, or MemoryDesc.any where the target may choose

@@ -19,7 +19,7 @@ from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
-from fmtprop.targets.kernels import JIT
+from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
@@ -80,7 +80,9 @@ class _Builder:
         self.packers: dict[int, Node] = {}
         self.forgotten: set[Value] = set()
         self.freed = 0
-        self.primitives: dict[int, dnnl.Primitive] = {}
+        self.threads = threads_here()
+        #: implementation -> what was built of it
+        self.executables: dict[int, Executable] = {}
         self.computed = computed_nodes(graph)
         self.placement = place_parts(graph, self.computed)
         #: what has a slot, and what has slots inside -> buffer, and elements from its start
@@ -102,7 +104,7 @@ class _Builder:
         )
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak,
-            tuple(self.packed.values()), dnnl.lib().threads,
+            tuple(self.packed.values()), self.threads,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ nodes
@@ -130,7 +132,7 @@ class _Builder:
 
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
-        native = is_native(self.graph, node.name)
+        native = any_numbers_do(self.graph, node.name)
         packed = native and self.computed.isdisjoint(reader for reader, _ in self.graph.readers(Value(node.name)))
         return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed, native=native))
 
@@ -138,10 +140,10 @@ class _Builder:
         """Execute a node of constants now: weights are packed once."""
         operands = {name: (self.constants[self.roots[a.buffer].index], a.desc) for name, a in inputs.items()}
         unread = {index for index in range(len(node.results)) if not self.pending[Value(node.name, index)]}
-        for index, tensor in enumerate(self.constants.compute(node, operands, unread)):
+        for index, tensor in enumerate(self.constants.compute(node, operands, self.threads, unread)):
             self._place(node, index, self._constant(self.constants.keep(tensor)))
         self.packed[node.name] = node
-        if node.op == "reorder" and node.choice is not None and node.choice.target == "onednn":
+        if node.op == "reorder":
             self.packers[self.places[Value(node.name)].buffer] = node
         for value in self.graph.inputs(node.name).values():
             self._forget(value)
@@ -201,15 +203,14 @@ class _Builder:
 
     def _execute(self, node: Node, operands: Mapping[str, Access], results: tuple[Access, ...]) -> None:
         """Add a step with all that it needs beside its operands and results."""
-        scratchpad = None
-        primitive = None
-        if node.choice is not None and node.choice.target == "onednn":
-            primitive = self._primitive(node.choice.handle)
-            if primitive.desc.scratchpad_nbytes:
-                scratchpad = self._root(Home.ARENA, primitive.desc.scratchpad_nbytes, first=len(self.steps))
+        way, scratchpad = implementation(node), None
+        if id(way) not in self.executables:
+            self.executables[id(way)] = way.build(self.threads)
+        if way.scratchpad_nbytes:
+            scratchpad = self._root(Home.ARENA, way.scratchpad_nbytes, first=len(self.steps))
         packers = {name: self.packers[a.buffer] for name, a in operands.items() if a.buffer in self.packers}
         packing = {name: packer for name, packer in packers.items() if packer.descs[0] == operands[name].desc}
-        self._append(Step(node, operands, results, scratchpad, primitive, packing))
+        self._append(Step(node, operands, results, self.executables[id(way)], scratchpad, packing))
 
     def _append(self, step: Step) -> None:
         for access in (*step.operands.values(), *step.results):
@@ -223,7 +224,7 @@ class _Builder:
     def _overwritable(self, node: Node, inputs: Mapping[str, Access]) -> str | None:
         """Return the operand whose buffer the first result may take over, or None."""
         allowed = opdef(node.op).inplace
-        if node.choice is None or node.choice.target not in ("onednn", JIT):
+        if not implementation(node).overwrites:
             return None
         residual = sum_operand(node)
         if Value(node.name) in self.placement.slots:
@@ -253,12 +254,6 @@ class _Builder:
                 self._execute(copy, {"src": source}, (place,))
                 return place
         raise PlanError(f"{node.label}: operand {operand} ({source.desc!r}) cannot be copied")
-
-    def _primitive(self, pd: dnnl.PrimitiveDesc) -> dnnl.Primitive:
-        known = self.primitives.get(id(pd))
-        if known is None:
-            known = self.primitives[id(pd)] = dnnl.Primitive(pd)
-        return known
 
     # ------------------------------------------------------------------ buffers
 
@@ -343,10 +338,15 @@ def computed_nodes(graph: Graph) -> set[str]:
     return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
 
 
-def is_native(graph: Graph, constant: str) -> bool:
-    """Return whether oneDNN alone reads a constant."""
-    choices = [graph.node(reader).choice for reader, _ in graph.readers(Value(constant))]
-    return all(choice is not None and choice.target == "onednn" for choice in choices)
+def is_indifferent(node: Node) -> bool:
+    """Return whether a formatted node takes any numbers, and as long for all."""
+    handle = node.choice.handle if node.choice is not None else None
+    return handle is not None and implementation(node).takes_any_numbers
+
+
+def any_numbers_do(graph: Graph, constant: str) -> bool:
+    """Return whether a constant is read only by what takes any numbers."""
+    return all(is_indifferent(graph.node(reader)) for reader, _ in graph.readers(Value(constant)))
 
 
 def opdef_operand(name: str) -> str:

@@ -10,17 +10,14 @@ from typing import Protocol
 
 import torch
 
-from fmtprop import dnnl
-from fmtprop.errors import PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.calls import call_reference, write_results
-from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.passes.assign import result_names
+from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
 from fmtprop.targets.memory import aligned_bytes, view
-from fmtprop.targets.tail import tail_of
 
 #: bytes that are compared before all of them are
 _SAMPLE = 256
@@ -85,9 +82,9 @@ class ConstantStore:
         desc : MemoryDesc
             A dense plain format.
         packed : bool
-            Whether only `compute` reads it, by oneDNN, now: then the original needs no copy.
+            Whether only `compute` reads it, by what takes any numbers, now: then the original needs no copy.
         native : bool
-            Whether only oneDNN reads it, now or in a run.
+            Whether only what takes any numbers reads it, now or in a run.
 
         Returns
         -------
@@ -104,18 +101,13 @@ class ConstantStore:
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         return self.keep(flat) if own else self._append(flat)
 
-    def compute(self, node: Node, operands: Operands, unread: Collection[int] = ()) -> list[torch.Tensor]:
+    def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
         """Execute a node on constants, once, and return its results as flat bytes; `unread` ones may hold anything."""
         results = [aligned_bytes(desc.nbytes) for desc in node.descs]
-        if node.choice is not None and node.choice.target == "onednn":
-            _execute(node, operands, results)
-        else:
-            tensors = {name: view(flat, desc) for name, (flat, desc) in operands.items()}
-            places = [
-                None if index in unread else view(flat, desc)
-                for index, (flat, desc) in enumerate(zip(results, node.descs, strict=True))
-            ]
-            write_results(node, places, call_reference(node, tensors))
+        places = {name: Place(Memory(flat), desc) for name, (flat, desc) in operands.items()}
+        for index, (name, flat, desc) in enumerate(zip(result_names(node), results, node.descs, strict=True)):
+            places[name] = Place(Memory(flat), desc, is_read=index not in unread)
+        run_once(node, implementation(node).build(threads), places)
         return results
 
 
@@ -161,20 +153,11 @@ def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
     return all(size == 1 or a == b for size, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True))
 
 
-def _execute(node: Node, operands: Operands, results: list[torch.Tensor]) -> None:
-    engine = dnnl.Engine.cpu()
-    if node.choice is None:
-        raise PlanError(f"{node.label} has no choice: assign formats before planning")
-    pd: dnnl.PrimitiveDesc = node.choice.handle
-    memories = {}
-    for name, arg, md in arguments(node, pd):
-        flat, desc = (results[0], node.descs[0]) if name == "dst" else operands[name]
-        memories[arg] = dnnl.Memory(engine, md, flat.data_ptr() + start_of(desc, md), flat)
-    if pd.scratchpad_nbytes:
-        scratchpad = aligned_bytes(pd.scratchpad_nbytes)
-        room = pd.query_md("scratchpad")
-        if room is not None:
-            memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, room, scratchpad.data_ptr(), scratchpad)
-    dnnl.Primitive(pd).execute(dnnl.Stream(engine), memories)
-    if (work := tail_of(node, results[0].data_ptr())) is not None:
-        work.run()
+def run_once(node: Node, executable: Executable, places: dict[str, Place]) -> None:
+    """Run what was built for a node, with a scratchpad of its own."""
+    nbytes, stream = implementation(node).scratchpad_nbytes, Stream()
+    if nbytes:
+        places = {**places, SCRATCHPAD: Place(Memory(aligned_bytes(nbytes)), MemoryDesc((nbytes,), "u8"))}
+    bound = executable.bind(node, places, stream)
+    bound.run()
+    stream.wait()

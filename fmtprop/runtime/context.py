@@ -5,24 +5,23 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from math import inf
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
-from fmtprop import dnnl
-from fmtprop.errors import DnnlError, PlanError
-from fmtprop.jit import Call, CallList, StandaloneWork, no_code
+from fmtprop.jit import Call, CallList, no_code
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.assign import result_names
 from fmtprop.runtime.boundary import Port, write_out
-from fmtprop.runtime.calls import PyTorchCalls, as_planned, bind
-from fmtprop.runtime.plan import Access, Home, Plan, Step
-from fmtprop.targets.arguments import arguments, start_of
-from fmtprop.targets.kernels import JIT
-from fmtprop.targets.memory import huge_bytes, view, view_of_tensor
-from fmtprop.targets.tail import tail_of
+from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
+from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
+from fmtprop.targets.memory import huge_bytes
+
+#: buffers that are tensors of the caller's
+_CALLERS = (Home.INPUT, Home.OUTPUT)
 
 
 class Context:
@@ -38,20 +37,21 @@ class Context:
 
     def __init__(self, plan: Plan, arena: torch.Tensor | None = None) -> None:
         self.plan = plan
-        self._engine = dnnl.Engine.cpu()
-        self._stream = dnnl.Stream(self._engine)
-        self._is_asynchronous = dnnl.lib().runtime == "SYCL"
+        self._stream = Stream()
         self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
-        #: buffer -> the memory objects that look into the caller's tensor of the current run
-        self._external = {i: _External() for i, b in enumerate(plan.buffers) if b.home in (Home.INPUT, Home.OUTPUT)}
-        self._keep: list[object] = []
-        #: the calls of each step
-        self._steps = [self._calls_of(step, index) for index, step in enumerate(plan.steps)]
+        self._memories = [self._memory(buffer) for buffer in plan.buffers]
+        #: of these, the caller's tensors, others in each run
+        self._external = [
+            memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _CALLERS
+        ]
+        #: what each step calls
+        self._bounds = [self._bound(step, index) for index, step in enumerate(plan.steps)]
         #: of the calls, those in a row that are native
         self._lists: list[CallList] = []
-        self._calls = self._joined([call for calls in self._steps for call in calls])
-        self._has_pytorch = any(isinstance(call[0], PyTorchCalls) for call in self._calls)
-        self._inputs = [self._external.get(buffer) for _, _, buffer in plan.inputs]
+        self._calls = self._joined()
+        self._has_python = not all(bound.is_native for bound in self._bounds)
+        self._is_asynchronous = self._stream.is_asynchronous
+        self._inputs = [self._memories[buffer] if buffer >= 0 else None for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
 
     def run(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
@@ -70,7 +70,7 @@ class Context:
             ``out``, or new tensors that are the caller's to keep.
         """
         self._bind(inputs, out)
-        if self._has_pytorch:
+        if self._has_python:
             with as_planned():
                 self._execute()
         else:
@@ -88,52 +88,52 @@ class Context:
         seconds: list[float] = []
         end = perf_counter() + limit
         with as_planned():
-            for calls in self._steps:
+            for bound in self._bounds:
                 start = perf_counter()
                 if start > end:
                     self._unbind()
                     return [], seconds
-                for function, a, b, c, d in calls:
+                for call in bound.calls:
+                    function, a, b, c, d = call
                     status = function(a, b, c, d)
                     self._stream.wait()
                     if status:
-                        self._fail(d, status)
+                        self._fail(call, status)
                 seconds.append(perf_counter() - start)
         return self._results(None), seconds
 
     def close(self) -> None:
         """Release the native objects."""
-        for item in self._keep:
-            close = getattr(item, "close", None)
-            if close is not None:
-                close()
+        for bound in self._bounds:
+            bound.close()
         self._calls.clear()
         self._lists.clear()
-        self._steps.clear()
+        self._bounds.clear()
         self._stream.close()
 
     # ------------------------------------------------------------------ a run
 
     def _execute(self) -> None:
-        for function, a, b, c, d in self._calls:
+        for call in self._calls:
+            function, a, b, c, d = call
             status = function(a, b, c, d)
             if status:
-                self._fail(d, status)
+                self._fail(call, status)
 
     def _bind(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None) -> None:
         """Point the external memories at this run's tensors."""
-        for external, tensor in zip(self._inputs, inputs, strict=True):
-            if external is not None:
-                external.point(tensor)
+        for memory, tensor in zip(self._inputs, inputs, strict=True):
+            if memory is not None:
+                memory.put(tensor)
         for index, output in enumerate(self._outputs):
             if output.external is not None:
                 given = out[index] if out is not None and output.port.holds(out[index]) else None
-                output.external.point(given if given is not None else output.new())
+                output.external.put(given if given is not None else output.new())
 
     def _results(self, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         results = []
         for index, output in enumerate(self._outputs):
-            result = self._tensor(output.access) if output.external is None else output.external.tensor
+            result = output.place.tensor() if output.external is None else output.external.tensor
             if out is not None:
                 given = out[index]
                 if result is not given:
@@ -146,157 +146,55 @@ class Context:
         return results
 
     def _unbind(self) -> None:
-        for external in self._external.values():
-            external.tensor = _NOTHING
+        for memory in self._external:
+            memory.clear()
 
-    def _fail(self, array: object, status: int) -> None:
-        if array is None:  # a list: it stopped where one of its calls failed
-            array = next(call[4] for call in (calls.reached for calls in self._lists) if call is not None)
-        step = next(step for step, calls in zip(self.plan.steps, self._steps, strict=True) if calls[0][4] is array)
-        pd = step.primitive.desc
-        raise DnnlError(
-            "dnnl_primitive_execute", dnnl.status_name(status), f"{step.node.label} with {pd.impl}", pd.repro
-        )
+    def _fail(self, call: Call, status: int) -> None:
+        # a list stopped where one of its calls failed
+        reached = next((found for calls in self._lists if calls.call is call and (found := calls.reached)), call)
+        bound = next(bound for bound in self._bounds if any(one is reached for one in bound.calls))
+        raise bound.failure(status)
 
     # ------------------------------------------------------------------ building
 
     def _output(self, name: str, access: Access) -> _Output:
+        place = self._place(access)
         is_written = self.plan.buffers[access.buffer].home is Home.OUTPUT
-        return _Output(Port(name, access.desc), access, self._external[access.buffer] if is_written else None)
+        return _Output(Port(name, access.desc), place, place.memory if is_written else None)
 
-    def _calls_of(self, step: Step, index: int) -> list[Call]:
-        if step.target == JIT:
-            return [self._kernel_call(step)]
-        if step.primitive is None:
-            read = [a if self.plan.buffers[a.buffer].last > index else None for a in step.results]
-            return [(PyTorchCalls([(step.node, self._pytorch_call(step, read))]), None, None, None, None)]
-        places = _places(step)
-        pd = step.primitive.desc
-        bound = [(number, self._memory(places[name], md)) for name, number, md in arguments(step.node, pd)]
+    def _bound(self, step: Step, index: int) -> Bound:
+        places = {name: self._place(access) for name, access in step.operands.items()}
+        for name, access in zip(result_names(step.node), step.results, strict=True):
+            places[name] = self._place(access, is_read=self.plan.buffers[access.buffer].last > index)
         if step.scratchpad is not None:
-            md = pd.query_md("scratchpad")
-            pointer = self._arena.data_ptr() + self.plan.buffers[step.scratchpad].offset
-            bound.append((dnnl.Arg.SCRATCHPAD, dnnl.Memory(self._engine, md, pointer)))
-        call = dnnl.ExecArgs(bound)
-        self._keep += [memory for _, memory in bound]
-        self._keep.append(call)
-        calls: list[Call] = [(dnnl.hot_execute, step.primitive.handle, self._stream.handle, call.count, call.array)]
-        work = tail_of(step.node)
-        if work is not None:
-            # a source of a concat in place begins where its part of the buffer does, of which its node knows nothing
-            self._point_at_first(work, step.results[0])
-            self._keep.append(work)
-            calls.append(work.call)
-        return calls
+            nbytes = self.plan.buffers[step.scratchpad].nbytes
+            places[SCRATCHPAD] = self._place(Access(step.scratchpad, MemoryDesc((nbytes,), "u8")))
+        return step.executable.bind(step.node, places, self._stream)
 
-    def _kernel_call(self, step: Step) -> Call:
-        """Return the call of a kernel that runs instead of a primitive."""
-        choice = step.node.choice
-        if choice is None:
-            raise PlanError(f"{step.node.label} has no choice: assign formats before running")
-        work: StandaloneWork = choice.handle.work(self.plan.threads)
-        for name, access in _places(step).items():
-            self._point_at_first(work.pointers[name], access)
-        self._keep.append(work)
-        return work.call
+    def _place(self, access: Access, *, is_read: bool = True) -> Place:
+        return Place(self._memories[access.buffer], access.desc, is_read=is_read)
 
-    def _joined(self, calls: Sequence[Call]) -> list[Call]:
-        """Return the same calls, native ones in a row as one."""
-        if no_code():
-            return list(calls)
+    def _memory(self, buffer: Buffer) -> Memory:
+        if buffer.home is Home.ARENA:
+            return Memory(self._arena[buffer.offset : buffer.offset + buffer.nbytes])
+        if buffer.home is Home.CONSTANT and buffer.index >= 0:
+            return Memory(self.plan.constants[buffer.index])
+        return Memory()
+
+    def _joined(self) -> list[Call]:
+        """Return the calls of all steps, neighbours of one kind as one."""
         joined: list[Call] = []
-        for is_python, some in groupby(calls, key=lambda call: isinstance(call[0], PyTorchCalls)):
-            if is_python:
-                pairs = [pair for call in some if isinstance(call[0], PyTorchCalls) for pair in call[0].pairs]
-                joined.append((PyTorchCalls(pairs), None, None, None, None))
+        for is_native, some in groupby(self._bounds, key=lambda bound: bound.is_native):
+            bounds = list(some)
+            calls = [call for bound in bounds for call in bound.calls]
+            if not is_native:
+                joined.append((PythonCalls([pair for bound in bounds for pair in bound.pairs]), None, None, None, None))
+            elif no_code():
+                joined += calls
             else:
-                self._lists.append(CallList(list(some)))
+                self._lists.append(CallList(calls))
                 joined.append(self._lists[-1].call)
         return joined
-
-    def _memory(self, access: Access, md: dnnl.NativeDesc) -> dnnl.Memory:
-        memory = dnnl.Memory(self._engine, md, None)
-        self._point(memory, access, start_of(access.desc, md))
-        return memory
-
-    def _point_at_first(self, memory: _Movable, access: Access) -> None:
-        """Point a kernel's operand at the first element of a tensor."""
-        self._point(memory, access, access.desc.offset0 * access.desc.dtype.nbytes)
-
-    def _point(self, memory: _Movable, access: Access, start: int) -> None:
-        """Point something at what begins so many bytes behind a buffer's start, now or before each run."""
-        buffer = self.plan.buffers[access.buffer]
-        if buffer.home is Home.ARENA:
-            memory.set_data_handle(self._arena.data_ptr() + buffer.offset + start)
-        elif buffer.home is Home.CONSTANT:
-            memory.set_data_handle(self.plan.constants[buffer.index].data_ptr() + start)
-        else:
-            self._external[access.buffer].views.append((memory, start))
-
-    def _tensor(self, access: Access) -> torch.Tensor:
-        buffer = self.plan.buffers[access.buffer]
-        if buffer.home is Home.ARENA:
-            return view(self._arena, access.desc, buffer.offset)
-        if buffer.home is Home.CONSTANT:
-            return view(self.plan.constants[buffer.index], access.desc)
-        return view_of_tensor(self._external[access.buffer].tensor, access.desc)
-
-    def _pytorch_call(self, step: Step, read: Sequence[Access | None]) -> Callable[[], object]:
-        """Return the call of a step that PyTorch runs: on the same tensors in each run, or on those of the run."""
-        operands = {name: self._lasting(access) for name, access in step.operands.items()}
-        places = [None if access is None else self._lasting(access) for access in read]
-        if not self._external.keys() & {access.buffer for access in (*step.operands.values(), *step.results)}:
-            return bind(step.node, {name: self._tensor(access) for name, access in step.operands.items()}, places)
-
-        def run() -> object:
-            given = {
-                name: self._tensor(step.operands[name]) if tensor is None else tensor
-                for name, tensor in operands.items()
-            }
-            written = [
-                self._tensor(access) if tensor is None and access is not None else tensor
-                for tensor, access in zip(places, read, strict=True)
-            ]
-            return bind(step.node, given, written)()
-
-        return run
-
-    def _lasting(self, access: Access) -> torch.Tensor | None:
-        """Return the tensor that is the same in each run; None for one of the caller's."""
-        return None if access.buffer in self._external else self._tensor(access)
-
-
-class _Movable(Protocol):
-    """What can be pointed at other memory."""
-
-    def set_data_handle(self, pointer: int) -> None:
-        """Point it there."""
-
-
-def _places(step: Step) -> dict[str, Access]:
-    """Return where a step's operands and results lie, by name."""
-    return {**step.operands, **dict(zip(("dst", "dst_1", "dst_2"), step.results, strict=False))}
-
-
-class _External:
-    """A buffer that is the caller's tensor of the current run, and the memory objects that look into it."""
-
-    __slots__ = ("_pointer", "tensor", "views")
-
-    def __init__(self) -> None:
-        self.tensor = _NOTHING
-        #: memory objects, and bytes from the tensor's start to where each begins
-        self.views: list[tuple[_Movable, int]] = []
-        self._pointer = 0
-
-    def point(self, tensor: torch.Tensor) -> None:
-        """Make a tensor the current one."""
-        self.tensor = tensor
-        pointer = tensor.data_ptr()
-        if pointer != self._pointer:  # allocators tend to give the same memory again
-            for memory, start in self.views:
-                memory.set_data_handle(pointer + start)
-            self._pointer = pointer
 
 
 class _Output:
@@ -306,23 +204,19 @@ class _Output:
     ----------
     port : Port
         What the tensor looks like.
-    access : Access
+    place : Place
         Where the plan leaves the result.
-    external : _External or None
+    external : Memory or None
         The caller's tensor; None where the result lies in a buffer of the plan or in an input, and is copied.
     """
 
-    __slots__ = ("_like", "access", "external", "port")
+    __slots__ = ("_like", "external", "place", "port")
 
-    def __init__(self, port: Port, access: Access, external: _External | None) -> None:
-        self.port, self.access, self.external = port, access, external
+    def __init__(self, port: Port, place: Place, external: Memory | None) -> None:
+        self.port, self.place, self.external = port, place, external
         # gives type and device to new tensors, whatever the caller's default device is
         self._like = torch.empty(0, dtype=port.dtype, device="cpu")
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""
         return self._like.new_empty_strided(self.port.dims, self.port.strides)
-
-
-#: what a buffer of the caller's holds between runs, so that nobody's tensors are kept
-_NOTHING = torch.empty(0, device="cpu")

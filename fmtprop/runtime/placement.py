@@ -14,7 +14,7 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.aliasing import is_in_place, overwrite_hazard, parts_of, storage
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.targets.reference import REFERENCE
+from fmtprop.targets.executable import implementation
 
 
 class Slot(NamedTuple):
@@ -40,10 +40,8 @@ class Placement:
 
 
 def sum_operand(node: Node) -> str | None:
-    """Return the operand that a node's sum post-op adds to, or None: PyTorch's operators read it where it lies."""
-    if node.choice is not None and node.choice.target == REFERENCE:
-        return None
-    return next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
+    """Return the operand that a node adds to, and so overwrites, or None: many read it where it lies."""
+    return None if node.choice is None or node.choice.handle is None else implementation(node).residual(node)
 
 
 def place_parts(graph: Graph, computed: Set[str]) -> Placement:

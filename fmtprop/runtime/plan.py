@@ -9,6 +9,7 @@ from typing import Any
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.targets.executable import Executable
 
 
 class Home(str, Enum):
@@ -75,15 +76,15 @@ class Step:
     Parameters
     ----------
     node : Node
-        The node it executes; ``node.choice.handle`` is the primitive descriptor of a oneDNN step, or the kernel.
+        The node it executes, with the choice that its executable was built from.
     operands : mapping of str to Access
         What it reads.
     results : tuple of Access
         What it writes.
+    executable : Executable
+        What runs it, shared by equal steps.
     scratchpad : int, optional
         Buffer index of its scratchpad.
-    primitive : object
-        The compiled primitive, shared by equal steps; None on the reference target and where a kernel of our own runs.
     packing : mapping of str to Node
         The reorder that ran once, while the plan was built, for each operand that one packed for this step.
     """
@@ -91,8 +92,8 @@ class Step:
     node: Node
     operands: Mapping[str, Access]
     results: tuple[Access, ...]
+    executable: Executable
     scratchpad: int | None = None
-    primitive: Any = None
     packing: Mapping[str, Node] = field(default_factory=dict)
 
     @property

@@ -12,18 +12,17 @@ from functools import partial
 
 import torch
 
-from fmtprop.ir.aliasing import is_view
+from fmtprop.ir.aliasing import is_in_place, is_view
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import Constant
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
-from fmtprop.runtime.build import build_plan, computed_nodes, is_native
+from fmtprop.runtime.build import any_numbers_do, build_plan, computed_nodes, is_indifferent
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
-from fmtprop.targets.kernels import JIT
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
 __all__ = ["can_rehearse", "outline", "rehearsals"]
@@ -36,12 +35,12 @@ def can_rehearse(graph: Graph) -> bool:
     """
     stirred: set[str] = set()  # what depends on the numbers
     for node in graph.nodes():
-        target = node.choice.target if node.choice is not None else ""
         reads = {value.node for value in graph.inputs(node.name).values()} & stirred
-        if target == "onednn" or reads:
+        indifferent = is_indifferent(node)
+        if indifferent or reads:
             stirred.add(node.name)
-        indifferent = target in ("onednn", JIT, "view")
-        if reads and not (indifferent or node.is_boundary or is_view(graph, node.name)):
+        moves_nothing = node.is_boundary or is_view(graph, node.name) or is_in_place(node)
+        if reads and not (indifferent or moves_nothing):
             return False
     return True
 
@@ -97,10 +96,10 @@ class _StandIns(ConstantStore):
             return self._append(self._take(desc))
         return super().add(data, type_, desc, packed=True, native=native)
 
-    def compute(self, node: Node, operands: Operands, unread: Collection[int] = ()) -> list[torch.Tensor]:
-        """Return numbers for what oneDNN would compute."""
-        if node.choice is None or node.choice.target != "onednn":
-            return super().compute(node, operands, unread)
+    def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
+        """Return numbers for what takes any."""
+        if not is_indifferent(node):
+            return super().compute(node, operands, threads, unread)
         return [self._take(desc) for desc in node.descs]
 
     def _take(self, desc: MemoryDesc) -> torch.Tensor:
@@ -120,9 +119,10 @@ def _stand_in_sizes(graph: Graph) -> Iterator[int]:
     computed = computed_nodes(graph)
     for node in graph.nodes():
         if node.op == "constant":
-            is_read = is_native(graph, node.name) and any(to in computed for to, _ in graph.readers(Value(node.name)))
+            readers = {to for to, _ in graph.readers(Value(node.name))}
+            is_read = any_numbers_do(graph, node.name) and not computed.isdisjoint(readers)
         else:
-            is_read = node.name not in computed and node.choice is not None and node.choice.target == "onednn"
+            is_read = node.name not in computed and is_indifferent(node)
         if is_read:
             yield from map(_room, node.descs)
 

@@ -1,4 +1,4 @@
-"""A plan checks itself: each distinct primitive runs once on small numbers and is compared with its reference.
+"""A plan checks itself: each distinct implementation runs once on small numbers, beside the op's reference.
 
 Those too that ran while the plan was made: reorders that packed an operand for a step lay out its numbers, and are so
 checked with it; what else computed with constants is checked by itself. All other operands are laid out, and results
@@ -8,38 +8,40 @@ remembered on disk by problem, library, CPU and threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
-from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
+from fmtprop.passes.assign import result_names
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
-from fmtprop.runtime.calls import call_reference
+from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
-from fmtprop.runtime.host_check import check_call, is_run_by_pytorch, needs_check
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
-from fmtprop.targets import OneDnnTarget
-from fmtprop.targets.arguments import arguments, start_of
-from fmtprop.targets.kernels import JIT
+from fmtprop.targets.executable import Executable, Memory, Place, Targets, implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
-from fmtprop.targets.reference import REFERENCE
-from fmtprop.targets.tail import own_code, tail_of
+from fmtprop.targets.pytorch import call_reference
 from fmtprop.tuning.problem import persistent_text
 
 #: what PyTorch would run by a oneDNN of its own
 _INDEPENDENT = {"convolution": convolve}
 
-#: how to see again that PyTorch misreads a memory format, or its operator what it is given
-_BY_PYTORCH = "the operator on the same numbers in these formats, and the op's reference on them row-major"
+#: numbers for an operand of a node: which, and in another data type
+Numbers = Callable[..., torch.Tensor]
+
+#: stands for a result that is wrong as a whole
+_NOTHING = torch.empty(0, 0, device="cpu")
+
+#: bytes behind a result's place that must stay as they are, and what they are
+_GUARD_NBYTES, _GUARD = 4096, 0x55
 
 #: bytes that checks share; what is beyond them has memory of its own
 _ROOM = 48 << 20
@@ -72,12 +74,12 @@ class Mismatch:
 
 
 def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()) -> list[Mismatch]:
-    """Check every distinct primitive, and every kernel, that is not known to be right.
+    """Check every distinct implementation that is not known to be right.
 
     Parameters
     ----------
     steps : iterable of Step
-        A plan's steps; what PyTorch runs by a reference on row-major tensors is right as it is.
+        A plan's steps; those that are their own reference are right as they are.
     store : Store
         What passed before; extended.
     packed : iterable of Node
@@ -87,13 +89,12 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
     Returns
     -------
     list of Mismatch
-        The primitives that are wrong.
+        Those that are wrong.
     """
-    steps = [step for step in steps if step.primitive is not None or step.target == JIT or needs_check(step.node)]
+    steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
     covered = {node.name for step in steps for node in step.packing.values()}
     # what packs for no step by itself: others read it, or make something else of it
-    readable = [node for node in packed if _is_readable(node) or needs_check(node)]
-    alone = [node for node in readable if node.name not in covered]
+    alone = [node for node in packed if _is_readable(node) and node.name not in covered]
     work: dict[str, Callable[[], Mismatch | None]] = {}
     room = _Room()
     for step in steps:
@@ -106,25 +107,24 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
-    if is_run_by_pytorch(node):
-        error, how = check_call(node), _BY_PYTORCH
-    else:
-        error, how = check_primitive(node, room=room), _choice(node).handle.repro
-    return None if error is None else Mismatch(node, error, how)
+    error = check_node(node, room=room)
+    return None if error is None else _mismatch(node, error)
 
 
 def _wrong_in(step: Step, room: _Room) -> Mismatch | None:
-    """Return what is wrong: the step's primitive, or one that packed an operand for it."""
-    if is_run_by_pytorch(step.node):
-        return _wrong(step.node, room)
-    error = check_primitive(step.node, step.primitive, room, step.packing)
+    """Return what is wrong: the step's implementation, or one that packed an operand for it."""
+    error = check_node(step.node, step.executable, room, step.packing)
     if error is None:
         return None
-    if step.packing and check_primitive(step.node, step.primitive, room) is None:
+    if step.packing and check_node(step.node, step.executable, room) is None:
         packers = list(step.packing.values())
         packer = next((node for node in packers if _is_readable(node) and _wrong(node, room)), packers[0])
-        return Mismatch(packer, error, _choice(packer).handle.repro, step.node)
-    return Mismatch(step.node, error, _choice(step.node).handle.repro)
+        return _mismatch(packer, error, step.node)
+    return _mismatch(step.node, error)
+
+
+def _mismatch(node: Node, error: float, reader: Node | None = None) -> Mismatch:
+    return Mismatch(node, error, implementation(node).repro, reader)
 
 
 def _step_key(step: Step) -> str:
@@ -134,20 +134,19 @@ def _step_key(step: Step) -> str:
 
 
 def _is_readable(node: Node) -> bool:
-    return node.choice is not None and node.choice.target == "onednn" and node.descs[0].kind == "blocked"
+    return node.descs[0].kind == "blocked" and implementation(node).needs_check(node)
 
 
 def primitive_key(node: Node) -> str:
-    """Return a hash of everything that the result of a node's primitive depends on."""
+    """Return a hash of everything that a node's result depends on, as it is implemented."""
     choice = _choice(node)
-    by = {"torch": torch.__version__, "as": "it runs"} if choice.target == REFERENCE else {}
     problem = {
-        **by,
         "op": node.op,
         "attrs": node.attrs.to_json(),
         "post_ops": [(p.op, p.attrs.to_json(), p.operand) for p in node.post_ops],
+        "target": choice.target,
         "impl": choice.impl,
-        **own_code(choice),
+        **implementation(node).identity,
         "operands": {name: persistent_text(desc) for name, desc in choice.operands.items()},
         "results": [persistent_text(desc) for desc in node.descs],
     }
@@ -160,8 +159,8 @@ class _Room:
     def __init__(self) -> None:
         self._block = aligned_bytes(_ROOM)
         self._next = 0
-        #: asked for smaller primitives
-        self.target = OneDnnTarget()
+        #: asked for smaller problems
+        self.targets = Targets()
 
     def clear(self) -> None:
         """Let the next check have it all."""
@@ -174,40 +173,46 @@ class _Room:
         return taken.fill_(fill)
 
 
-def check_primitive(
+def check_node(
     node: Node,
-    primitive: dnnl.Primitive | None = None,
+    executable: Executable | None = None,
     room: _Room | None = None,
-    packing: Mapping[str, Node] | None = None,
+    packing: Mapping[str, Node] = MappingProxyType({}),
 ) -> float | None:
-    """Run a node's primitive on small numbers; return its relative error where it is too large, else None.
+    """Run a node as a plan does, on small numbers; return its relative error where it is too large, else None.
 
-    A large node runs cut down to fewer rows or images, where the same implementation does it.
+    A large node runs cut down to fewer rows or images, where the same implementation does it. What takes none of the
+    numbers that are made for it is not checked: they may be indices, or a matrix of some kind.
 
     Parameters
     ----------
     node : Node
-        Formatted, of the oneDNN target or run by a kernel of our own.
-    primitive : Primitive, optional
-        What its choice has been compiled to.
+        Formatted.
+    executable : Executable, optional
+        What was built of its choice.
     room : optional
         Memory of checks before.
     packing : mapping of str to Node, optional
         Reorders that are to lay out operands; others are laid out by the project's own algebra.
     """
-    room = room or _Room()
-    small = cut_down(node, room.target)
+    room, way = room or _Room(), implementation(node)
+    small = cut_down(node, room.targets.of(way))
     if small is not None:
-        node, primitive = small, None
-    if _choice(node).target == JIT:
-        got = _execute_kernel(node, room)
-    else:
-        got = _execute(node, primitive or dnnl.Primitive(_choice(node).handle), room, packing or {})
-    # weights are large: what was laid out for the primitive is gone by now
-    tensors = {name: small_numbers(node, name, desc) for name, desc in _choice(node).operands.items()}
-    (expected, *_) = call_reference(node, tensors, _INDEPENDENT)
-    error = error_of_numbers(got, expected)
-    return error if error > TOLERANCE.get(node.descs[0].dtype, 0.0) else None
+        node, executable = small, None
+    executable = executable or implementation(node).build(threads_here())
+    for numbers in (_small, _zeros):
+        try:
+            # weights are large: what the reference reads is gone when the executable's are laid out
+            given = {name: numbers(node, name) for name in _choice(node).operands}
+            expected = call_reference(node, given, _INDEPENDENT)
+            del given
+        except PlanError:
+            if way.takes_any_numbers:
+                raise
+            continue
+        room.clear()
+        return _worst(node, _Trial(node, executable, room, packing, numbers).results(expected), expected)
+    return None
 
 
 def _choice(node: Node) -> Choice:
@@ -216,92 +221,93 @@ def _choice(node: Node) -> Choice:
     return node.choice
 
 
-def _execute(
-    node: Node,
-    primitive: dnnl.Primitive,
-    room: _Room,
-    packing: Mapping[str, Node],
-) -> torch.Tensor:
-    room.clear()
-    natives = {name: md for name, _, md in arguments(node, primitive.desc)}
-    flat = {}
-    for name, desc in _choice(node).operands.items():
-        if name in packing:
-            dtype = _choice(packing[name]).operands["src"].dtype
-            flat[name] = _packed_by(packing[name], small_numbers(node, name, desc, dtype), room)
-        elif desc.kind == "blocked":
-            flat[name] = _packed(small_numbers(node, name, desc), desc, room)
-        else:
-            flat[name] = _packed_by_library(small_numbers(node, name, desc), natives[name], room)
-    flat["dst"] = room.take(node.descs[0].nbytes, 0x55)
-    for post_op in node.post_ops:
-        if post_op.op == "sum" and post_op.operand is not None:
-            flat["dst"] = flat[post_op.operand]
-    _run(node, primitive, flat, room)
-    return _unpacked(flat["dst"], node.descs[0])
+def _small(node: Node, name: str, dtype: DataType | None = None) -> torch.Tensor:
+    return small_numbers(node, name, _choice(node).operands[name], dtype).contiguous()
 
 
-def _execute_kernel(node: Node, room: _Room) -> torch.Tensor:
-    room.clear()
-    choice, dst = _choice(node), node.descs[0].at_start()
-    flat = {
-        name: _packed(small_numbers(node, name, desc), desc.at_start(), room) for name, desc in choice.operands.items()
-    }
-    flat["dst"] = room.take(dst.nbytes, 0x55)
-    work = choice.handle.work(dnnl.lib().threads)
-    for name, pointer in work.pointers.items():
-        pointer.set_data_handle(flat[name].data_ptr())
-    work.run()
-    return _unpacked(flat["dst"], dst)
+def _zeros(node: Node, name: str, dtype: DataType | None = None) -> torch.Tensor:
+    return torch.zeros_like(_small(node, name, dtype))
 
 
-def _run(node: Node, primitive: dnnl.Primitive, flat: Mapping[str, torch.Tensor], room: _Room) -> None:
-    engine, pd = dnnl.Engine.cpu(), primitive.desc
-    descs = {**_choice(node).operands, "dst": node.descs[0]}
-    memories = {
-        arg: dnnl.Memory(engine, md, flat[name].data_ptr() + start_of(descs[name], md))
-        for name, arg, md in arguments(node, pd)
-    }
-    if pd.scratchpad_nbytes and (md := pd.query_md("scratchpad")) is not None:
-        scratchpad = room.take(pd.scratchpad_nbytes, 0)
-        memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, md, scratchpad.data_ptr(), scratchpad)
-    primitive.execute(dnnl.Stream(engine), memories)
-    if (work := tail_of(node, flat["dst"].data_ptr())) is not None:
-        work.run()
+def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor]) -> float | None:
+    worst = 0.0
+    for got, wanted, type_ in zip(results, expected, node.results, strict=True):
+        error = 0.0 if got is None else error_of_numbers(got, wanted)
+        if error > TOLERANCE.get(type_.dtype, 0.0):
+            worst = max(worst, error)
+    return worst or None
+
+
+class _Trial:
+    """One run of an executable on numbers of the check's own."""
+
+    def __init__(
+        self, node: Node, executable: Executable, room: _Room, packing: Mapping[str, Node], numbers: Numbers
+    ) -> None:
+        self.node, self.executable, self.room, self.packing, self.numbers = node, executable, room, packing, numbers
+
+    def results(self, expected: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Return what it gives; None for a result that nobody can read, nothing where it fails or writes elsewhere."""
+        node, way = self.node, implementation(self.node)
+        places = {name: Place(Memory(self._laid_out(name)), desc) for name, desc in _choice(node).operands.items()}
+        residual, written = way.residual(node), []
+        for index, (name, desc) in enumerate(zip(result_names(node), node.descs, strict=True)):
+            memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD))
+            if index == 0 and residual is not None:
+                memory = places[residual].memory
+            # what is of another shape than the exporter says fails the run where anybody reads it
+            places[name] = Place(memory, desc, is_read=expected[index].shape == torch.Size(desc.dims))
+            written.append(places[name])
+        try:
+            run_once(node, self.executable, places)
+        except PlanError:
+            if way.takes_any_numbers:
+                raise
+            return [_NOTHING for _ in written]
+        return [_read(place) if place.is_read else None for place in written]
+
+    def _laid_out(self, name: str) -> torch.Tensor:
+        """Return an operand's numbers as it reads them."""
+        desc, packer = _choice(self.node).operands[name], self.packing.get(name)
+        if packer is not None:
+            return _packed_by(packer, self.numbers(self.node, name, _choice(packer).operands["src"].dtype), self.room)
+        tensor = self.numbers(self.node, name)
+        if desc.kind == "blocked":
+            return _packed(tensor, desc, self.room)
+        return self.executable.lay_out(self.node, name, tensor)
+
+
+def _read(place: Place) -> torch.Tensor:
+    """Return what was written to a place; nothing where more was written than that."""
+    memory, desc = place.memory.tensor, place.desc
+    if not place.memory.is_fixed:
+        return memory if memory.layout is torch.strided else memory.to_dense()
+    # some operators resize what they are given to hold what they make on the way
+    if not (memory[-_GUARD_NBYTES:] == _GUARD).all():
+        return _NOTHING
+    return _unpacked(memory[: desc.nbytes], desc)
 
 
 def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
     """Lay numbers out as a constant was, by the very reorder."""
-    src = _choice(packer).operands["src"]
+    src, way = _choice(packer).operands["src"], implementation(packer)
     # weights are large: where they lie already as they are read, they are not copied
     in_place = src == MemoryDesc(src.dims, src.dtype) and tensor.is_contiguous()
     source = tensor.view(-1).view(torch.uint8) if in_place else _packed(tensor, src, room)
-    flat = {"src": source, "dst": room.take(packer.descs[0].nbytes, 0)}
-    _run(packer, dnnl.Primitive(_choice(packer).handle), flat, room)
-    return flat["dst"]
+    result = Memory() if way.makes_results else Memory(room.take(packer.descs[0].nbytes, 0))
+    places = {"src": Place(Memory(source), src), "dst": Place(result, packer.descs[0])}
+    run_once(packer, way.build(threads_here()), places)
+    return result.tensor
 
 
 def _packed(tensor: torch.Tensor, desc: MemoryDesc, room: _Room) -> torch.Tensor:
     bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    flat = room.take(desc.nbytes, 0)
-    pack(bits, desc, flat.numpy())
+    flat = room.take(desc.nbytes + _GUARD_NBYTES, _GUARD)  # whoever adds to it writes the result here
+    pack(bits, desc, flat[: desc.nbytes].zero_().numpy())
     return flat
-
-
-def _packed_by_library(tensor: torch.Tensor, md: dnnl.NativeDesc, room: _Room) -> torch.Tensor:
-    """Lay numbers out in a format that only the library knows."""
-    plain = MemoryDesc(tensor.shape, tensor_type(tensor).dtype)
-    source, result = _packed(tensor, plain, room), room.take(md.nbytes, 0)
-    engine, native = dnnl.Engine.cpu(), dnnl.NativeDesc.from_desc(plain)
-    memories: dict[int | dnnl.Arg, dnnl.Memory] = {
-        dnnl.Arg.FROM: dnnl.Memory(engine, native, source.data_ptr()),
-        dnnl.Arg.TO: dnnl.Memory(engine, md, result.data_ptr()),
-    }
-    dnnl.Primitive(dnnl.create(dnnl.Reorder(src=native, dst=md))).execute(dnnl.Stream(engine), memories)
-    return result
 
 
 def _unpacked(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     array = unpack(flat.numpy().view(desc.dtype.numpy_dtype), desc)
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)  # numpy makes an axis of none
     return tensor.view(torch.bfloat16) if desc.dtype is DataType.BF16 else tensor

@@ -10,8 +10,8 @@ import torch
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.calls import call_reference
 from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.pytorch import call_reference
 
 __all__ = ["function_of", "lies_as", "viewed"]
 

@@ -8,12 +8,12 @@ import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
-from fmtprop.runtime.calls import call_reference
-from fmtprop.runtime.host_check import check_strides, is_run_by_pytorch
 from fmtprop.runtime.plan import Step
+from fmtprop.runtime.selfcheck import check_node
 from fmtprop.runtime.tensor_calls import function_of
 from fmtprop.targets.mkldnn.fused import stored
 from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.pytorch import call_reference
 from fmtprop.targets.reference import reads_strides
 
 __all__ = ["check_tensor_steps"]
@@ -30,8 +30,10 @@ def check_tensor_steps(steps: Iterable[Step]) -> Iterator[str]:
     seen: set[object] = set()
     for step in steps:
         node, choice = step.node, step.node.choice
-        if is_run_by_pytorch(node) and reads_strides(node) and (error := check_strides(node)):
-            yield f"{node.label}: PyTorch's operator is off by {error:.1e} relative in these memory formats"
+        if choice is not None and not isinstance(choice.handle, Kernel) and reads_strides(node):
+            error = check_node(node)
+            if error:
+                yield f"{node.label}: PyTorch's operator is off by {error:.1e} relative in these memory formats"
         if choice is None or not isinstance(choice.handle, Kernel) or node.op == "reorder":
             continue
         key = (node.op, node.attrs, node.post_ops, choice.impl, tuple(choice.operands.items()), node.descs)

@@ -134,7 +134,7 @@ class _Builder:
                 self.made[buffer] = desc
             self._place(node, index, buffer)
             results.append(self.places[Value(node.name, index)])
-        self.steps.append(Step(node, inputs, tuple(results)))
+        self.steps.append(Step(node, inputs, tuple(results), None))  # type: ignore[arg-type]
         for access in inputs.values():
             self.reads[access.buffer] -= 1
         for index, access in enumerate(results):

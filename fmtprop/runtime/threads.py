@@ -28,7 +28,7 @@ from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
-from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.executable import Executable, Targets, implementation
 from fmtprop.targets.memory import check_fits
 
 #: how often primitives are chosen again when some failed their check
@@ -89,11 +89,11 @@ def for_threads(plan: Plan, threads: int, store: Store | None) -> Plan:
     PlanError
         Primitives keep failing their check.
     """
-    target = OneDnnTarget()
+    targets = Targets()
     with running_with(threads), on_cpu(), torch.autocast("cpu", enabled=False):
         for _ in range(_ATTEMPTS):
             try:
-                other = _Rebuilder(plan, dnnl.lib().threads, target).build()
+                other = _Rebuilder(plan, dnnl.lib().threads, targets).build()
             except _NoPrimitiveError as error:
                 warnings.warn(
                     f"model {plan.name} keeps running with {plan.threads} threads: {error}; compile it again with "
@@ -107,7 +107,7 @@ def for_threads(plan: Plan, threads: int, store: Store | None) -> Plan:
                 return other
             for mismatch in wrong:
                 warnings.warn(f"{mismatch}; choosing another implementation", RuntimeWarning, stacklevel=2)
-                target.reject(mismatch.node)
+                targets.reject(mismatch.node)
     raise PlanError(
         f"model {plan.name}: primitives for {threads} threads keep failing their check; the last: {wrong[0]}"
     )
@@ -136,12 +136,13 @@ def _torch_governs() -> bool:
 class _Rebuilder:
     """A plan in the making: the same steps with other primitives."""
 
-    def __init__(self, plan: Plan, threads: int, target: Target) -> None:
-        self.plan, self.threads, self.target = plan, threads, target
+    def __init__(self, plan: Plan, threads: int, targets: Targets) -> None:
+        self.plan, self.threads, self.targets = plan, threads, targets
         self.buffers = list(plan.buffers)
         self.added: list[torch.Tensor] = []
         self.packed: list[Node] = []
-        self.compiled: dict[int, dnnl.Primitive] = {}
+        #: implementation -> what was built of it
+        self.executables: dict[int, Executable] = {}
         #: (buffer, format) -> the same constant in that format
         self.copies: dict[tuple[int, MemoryDesc], Access] = {}
         #: buffer -> the reorder that packed it
@@ -162,24 +163,26 @@ class _Rebuilder:
         )  # fmt: skip
 
     def _rebuilt(self, number: int, step: Step) -> Step:
-        choice = step.node.choice
-        if step.primitive is None or choice is None or step.target != self.target.name:
-            return step  # PyTorch and kernels of our own ask for the number at each call
+        choice, way = step.node.choice, implementation(step.node)
+        if choice is None or not way.is_for_threads:
+            return replace(step, executable=self._built(step.node))
         constants = {n for n, a in step.operands.items() if self.plan.buffers[a.buffer].home is Home.CONSTANT}
-        candidate = _closest(step.node, choice, constants, self.target)
+        candidate = _closest(step.node, choice, constants, self.targets.of(way))
         operands, packing = dict(step.operands), dict(step.packing)
         for name in constants:
             if candidate.operands[name] != choice.operands[name]:
                 operands[name] = self._repacked(step, name, candidate.operands[name])
                 packing[name] = self.packers[operands[name].buffer]
-        primitive = self.compiled.get(id(candidate.handle))
-        if primitive is None:
-            primitive = self.compiled[id(candidate.handle)] = dnnl.Primitive(candidate.handle)
         formats = {n: candidate.operands[n] if n in constants else desc for n, desc in choice.operands.items()}
-        chosen = replace(choice, impl=candidate.impl, operands=formats, handle=candidate.handle, after=candidate.after)
-        scratchpad = self._make_room(step.scratchpad, primitive.desc.scratchpad_nbytes, number)
-        node = step.node.with_(choice=chosen)
-        return replace(step, node=node, operands=operands, primitive=primitive, scratchpad=scratchpad, packing=packing)
+        node = step.node.with_(choice=replace(choice, impl=candidate.impl, operands=formats, handle=candidate.handle))
+        scratchpad = self._make_room(step.scratchpad, implementation(node).scratchpad_nbytes, number)
+        return Step(node, operands, step.results, self._built(node), scratchpad, packing)
+
+    def _built(self, node: Node) -> Executable:
+        way = implementation(node)
+        if id(way) not in self.executables:
+            self.executables[id(way)] = way.build(self.threads)
+        return self.executables[id(way)]
 
     def _repacked(self, step: Step, name: str, desc: MemoryDesc) -> Access:
         """Return a constant in the format that this number of threads wants."""
@@ -189,11 +192,12 @@ class _Rebuilder:
             return known
         type_ = TensorType(desc.dims, desc.dtype)
         node = Node(f"{step.node.name}.{name}_for_{self.threads}", "reorder", opdef("reorder").attrs(), (type_,))
-        for candidate in self.target.candidates(node, {"src": access.desc, "dst": desc}):
+        target = self.targets.of(implementation(step.node))
+        for candidate in target.candidates(node, {"src": access.desc, "dst": desc}):
             reason = f"{step.node.name}.{name} wants {desc} with {self.threads} threads"
             reorder = node.with_(descs=(desc,), choice=candidate.choice(reason))
             flat = self.plan.constants[self.plan.buffers[access.buffer].index]
-            (packed,) = ConstantStore().compute(reorder, {"src": (flat, access.desc)})
+            (packed,) = ConstantStore().compute(reorder, {"src": (flat, access.desc)}, self.threads)
             index = len(self.plan.constants) + len(self.added)
             self.added.append(packed)
             self.packed.append(reorder)

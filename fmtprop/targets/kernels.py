@@ -18,6 +18,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import channels_last, like, plain
 from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.standalone import KernelImplementation
 
 __all__ = ["JIT", "kernel_candidates"]
 
@@ -151,4 +152,4 @@ def _is_served(asked: MemoryDesc, desc: MemoryDesc) -> bool:
 
 
 def _candidate(kernel: StandaloneKernel, operands: Request, dst: MemoryDesc) -> Candidate:
-    return Candidate(JIT, kernel.impl, operands, (dst,), handle=kernel)
+    return Candidate(JIT, kernel.impl, operands, (dst,), handle=KernelImplementation(kernel))

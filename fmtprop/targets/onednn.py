@@ -18,8 +18,9 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
-from fmtprop.targets.kernels import kernel_candidates
+from fmtprop.targets.kernels import JIT, kernel_candidates
 from fmtprop.targets.known_bad import known_bad
+from fmtprop.targets.primitive import PrimitiveImplementation
 
 #: what oneDNN computes in; everything else runs on the reference target
 _FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
@@ -50,8 +51,8 @@ class OneDnnTarget:
         self._attrs: dict[object, dnnl.PrimitiveAttr] = {}
 
     def reject(self, node: Node) -> None:
-        """Never offer again the implementation that a formatted node chose: it gave a wrong answer."""
-        if node.choice is not None:
+        """Never offer again the implementation that a formatted node chose, if it is this target's: it was wrong."""
+        if node.choice is not None and node.choice.target in (self.name, JIT):
             self._rejected.add(_identity(node, node.choice.impl, node.choice.operands, node.descs))
             self.forget()
 
@@ -101,7 +102,7 @@ class OneDnnTarget:
             fits = dst.kind == "blocked" and dst.is_dense and dst.nbytes % CHUNK_NBYTES == 0
             if candidate.is_ref or not fits or self._is_rejected(node, impl, candidate.operands, candidate.results):
                 continue
-            yield replace(candidate, impl=impl, after=kernel)
+            yield replace(candidate, impl=impl, handle=replace(candidate.handle, after=kernel))
 
     def _implementations(self, node: Node, request: Request) -> Iterator[Candidate]:
         """Yield the op's own primitive's implementations, then those of its equivalents."""
@@ -189,7 +190,8 @@ class OneDnnTarget:
             return None
         identity = (impl, tuple(operands), tuple(operands.values()), results)
         if identity not in known:
-            known[identity] = Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), pd.sketch())
+            handle = PrimitiveImplementation(pd.sketch(), OneDnnTarget)
+            known[identity] = Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), handle)
         return known[identity]
 
     def _is_rejected(

@@ -6,13 +6,20 @@ oneDNN only has loops for (`ref`) is never faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import like, plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
+from fmtprop.targets.pytorch import bind
 
 #: who executes, in choices and reports
 REFERENCE = "reference"
@@ -37,6 +44,8 @@ class ReferenceTarget:
 
     def reject(self, node: Node) -> None:
         """Never again run a node, or one like it, so: on operands that are not row-major, or else by its operator."""
+        if node.choice is None or node.choice.target != self.name:
+            return
         (self._rejected if reads_strides(node) else self._without_operator).add(_identity(node))
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
@@ -60,7 +69,7 @@ class ReferenceTarget:
             return
         cost = sum(desc.nbytes for desc in formats.values()) / _BANDWIDTH
         impl = MEANING if _identity(node) in self._without_operator else OPERATOR
-        yield Candidate(self.name, impl, operands, results, cost)
+        yield Candidate(self.name, impl, operands, results, cost, handle=ReferenceImplementation(impl))
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the time of a strided copy; None for blocked or opaque formats."""
@@ -71,6 +80,75 @@ class ReferenceTarget:
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the strided formats that PyTorch knows: row-major and channels-last."""
         return worth_trying(dims, dtype, ())
+
+
+@dataclass(frozen=True)
+class ReferenceImplementation(Implementation):
+    """An op's reference, or PyTorch's operators in its place.
+
+    Parameters
+    ----------
+    impl : str
+        Which.
+    """
+
+    impl: str
+
+    identity = MappingProxyType({"torch": torch.__version__, "as": "it runs"})
+
+    @property
+    def repro(self) -> str:
+        """In words: there is no program for it."""
+        return "the operator on the same numbers in these formats, and the op's reference on them row-major"
+
+    def target(self) -> Provider:
+        """Return a reference target."""
+        return ReferenceTarget()
+
+    def build(self, threads: int) -> Executable:
+        """Return what runs it: operators ask for the number of threads themselves."""
+        return _Executable(by_operator=self.impl != MEANING)
+
+    def needs_check(self, node: Node) -> bool:
+        """Say whether it runs otherwise than the reference does: by an operator, or on strides."""
+        if node.op == "reorder":
+            return False  # which copies
+        by_operator = opdef(node.op).operator is not None and self.impl != MEANING
+        return reads_strides(node) or (by_operator and node.choice is not None and bool(node.choice.operands))
+
+
+class _Executable(Executable):
+    def __init__(self, *, by_operator: bool) -> None:
+        self._by_operator = by_operator
+
+    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+        names = () if node.choice is None else node.choice.operands
+        read = {name: places[name] for name in names}
+        written = [places[name] if places[name].is_read else None for name in result_names(node)]
+        used = [*read.values(), *(place for place in written if place is not None)]
+        if all(place.memory.is_fixed for place in used):
+            return Bound(python=(node, self._call(node, read, written)))
+        lasting = {id(place): place.tensor() for place in used if place.memory.is_fixed}
+
+        def run() -> object:
+            return self._call(node, read, written, lasting)()
+
+        return Bound(python=(node, run))
+
+    def _call(
+        self,
+        node: Node,
+        read: Mapping[str, Place],
+        written: Sequence[Place | None],
+        lasting: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> Callable[[], object]:
+        def tensor(place: Place) -> torch.Tensor:
+            known = lasting.get(id(place))
+            return place.tensor() if known is None else known
+
+        operands = {name: tensor(place) for name, place in read.items()}
+        results = [None if place is None else tensor(place) for place in written]
+        return bind(node, operands, results, by_operator=self._by_operator)
 
 
 def reads_strides(node: Node) -> bool:

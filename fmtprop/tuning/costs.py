@@ -15,14 +15,15 @@ from time import perf_counter
 from typing import Any
 
 from fmtprop import dnnl
-from fmtprop.errors import FmtpropError, FormatError, UnsupportedOpError
+from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import Candidate
+from fmtprop.passes.target import Candidate, Target
 from fmtprop.store import Store, key_of
+from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
-from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of
+from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
 #: where costs may come from
@@ -86,6 +87,7 @@ def costs_for(
     budget: float | None = None,
     progress: Progress | None = None,
     store: Store | None = None,
+    target: Target | None = None,
 ) -> TunedCosts:
     """Return the costs that a compilation is to use, for the number of threads that is set now.
 
@@ -105,6 +107,8 @@ def costs_for(
         Told (done, total) while problems are measured.
     store : Store, optional
         What was measured before; by default the user's.
+    target : Target, optional
+        Who is asked for the reorders that are timed; by default oneDNN.
 
     Returns
     -------
@@ -122,7 +126,7 @@ def costs_for(
     small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
     figures = peaks(known, weights_nbytes) if small else peaks(known)
     model = ModelCosts(figures, weights_nbytes, 16 if "avx512" in dnnl.lib().isa else 8)
-    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress)
+    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target)
 
 
 @dataclass
@@ -161,6 +165,8 @@ class TunedCosts:
         Seconds for measuring.
     progress : callable, optional
         Told (done, total).
+    target : Target, optional
+        Who is asked for reorders.
 
     Notes
     -----
@@ -177,8 +183,10 @@ class TunedCosts:
         weights_nbytes: int,
         budget: float = inf,
         progress: Progress | None = None,
+        target: Target | None = None,
     ) -> None:
         self.model, self.store, self.tune = model, store, tune
+        self._target = target or OneDnnTarget()
         self.tuning = Tuning()
         self._weights_nbytes, self._budget, self._progress = weights_nbytes, budget, progress
         #: measured seconds, by identity
@@ -281,12 +289,12 @@ class TunedCosts:
         for name, group in groups.items():
             group.count = len(names[name])
             group.modelled = {identity: self.model.node(*way) for identity, way in group.ways.items()}
-            candidates = [candidate for _, candidate in group.ways.values() if candidate.handle is not None]
+            candidates = [candidate for _, candidate in group.ways.values() if is_timed(candidate)]
             real = any(not candidate.is_ref for candidate in candidates)
             far = _FAR * min(group.modelled.values())
             for identity, (node, candidate) in group.ways.items():
                 hopeless = (candidate.is_ref and real) or group.modelled[identity] > far
-                if candidate.handle is not None and not hopeless:
+                if is_timed(candidate) and not hopeless:
                     group.keys[identity] = key_of(describe(node, candidate, self._weights_nbytes))
         return groups
 
@@ -342,14 +350,11 @@ class TunedCosts:
             if isinstance(first, Node):
                 jobs.append(job_of(identity, first, second))
                 continue
-            try:
-                job = job_of_reorder(identity, first, second)
-            except (FormatError, UnsupportedOpError):
-                continue  # oneDNN can't even describe one of the two: another target copies, at the modelled cost
-            if job is None:
-                self._absent.add(identity)
-            else:
+            job = job_of_reorder(identity, first, second, self._target)
+            if job is not None:
                 jobs.append(job)
+            elif not (first.is_plain and second.is_plain):  # such are copied by another target, at the modelled cost
+                self._absent.add(identity)
         return jobs
 
     # ------------------------------------------------------------------ comparing

@@ -34,16 +34,15 @@ from typing import Any
 
 import torch
 
-from fmtprop import dnnl
-from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
-from fmtprop.jit import Kernel, StandaloneKernel, Work
+from fmtprop.ir.op import opdef
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import Candidate
+from fmtprop.passes.assign import result_names
+from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
-from fmtprop.targets.arguments import arguments
+from fmtprop.targets.executable import SCRATCHPAD, Memory, Place, Stream, implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT, numbers
-from fmtprop.tuning.calls import Argument, TimedCall, TimedKernel
 from fmtprop.tuning.problem import parameters, regime
 
 #: rounds after which a way that takes so many times the best one's time is dropped
@@ -75,54 +74,51 @@ _SHARE = 0.25
 
 @dataclass(frozen=True)
 class Operand:
-    """An argument of a job.
+    """What a job reads or writes.
 
     Parameters
     ----------
-    number : int or str
-        The primitive's argument, or what a kernel calls it.
-    md : NativeDesc
-        Its descriptor.
+    name : str
+        Of the operand or result.
+    desc : MemoryDesc
+        Its format.
     kind : {"activation", "parameter", "result"}
         Where it lies and how it is kept warm.
     """
 
-    number: int | str
-    md: dnnl.NativeDesc
+    name: str
+    desc: MemoryDesc
     kind: str
 
 
 @dataclass(frozen=True)
 class Job:
-    """One primitive, or kernel, to be timed.
+    """One way to run a node, to be timed.
 
     Parameters
     ----------
     key : object
         The caller's name for it.
+    node : Node
+        Formatted.
     operands : tuple of Operand
-        All arguments but the scratchpad.
-    pd : PrimitiveDesc or StandaloneKernel
-        What to run.
-    after : Kernel, optional
-        What runs on the result behind it.
+        All but the scratchpad, and what is added to: that lies in the result.
     """
 
     key: Any
+    node: Node
     operands: tuple[Operand, ...]
-    pd: dnnl.PrimitiveDesc | StandaloneKernel
-    after: Kernel | None = None
 
     @property
     def activations_nbytes(self) -> int:
         """Bytes of everything that lies in the block of activations."""
-        sizes = [_room(o.md.nbytes) for o in self.operands if o.kind != "parameter"]
-        return sum(sizes) + _room(self.pd.scratchpad_nbytes)
+        sizes = [_room(o.desc.nbytes) for o in self.operands if o.kind != "parameter"]
+        return sum(sizes) + _room(implementation(self.node).scratchpad_nbytes)
 
     @property
     def parameters_nbytes(self) -> int:
         """Bytes of the weights, the bias and the like."""
-        return sum(_room(o.md.nbytes) for o in self.operands if o.kind == "parameter")
+        return sum(_room(o.desc.nbytes) for o in self.operands if o.kind == "parameter")
 
 
 def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
@@ -135,45 +131,25 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
     node : Node
         The node.
     candidate : Candidate
-        With a primitive descriptor or a kernel as its handle.
+        One that takes any numbers.
     """
-    if isinstance(candidate.handle, StandaloneKernel):
-        formats = {**candidate.operands, "dst": candidate.results[0]}
-        named = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in formats.items()}
-        read = (Operand(name, md, "result" if name == "dst" else "activation") for name, md in named.items())
-        return Job(key, tuple(read), candidate.handle)
     formatted = node.with_(choice=candidate.choice("to be timed"), descs=candidate.results)
-    learned = parameters(node.op, candidate.operands)
-    residual = {post_op.operand for post_op in node.post_ops if post_op.op == "sum"}
-    operands = []
-    for name, number, md in arguments(formatted, candidate.handle):
-        kind = "parameter" if name in learned else "activation" if name in candidate.operands else "result"
-        if name not in residual:  # it lies in dst
-            operands.append(Operand(number, md, kind))
-    return Job(key, tuple(operands), candidate.handle, candidate.after)
+    learned, residual = parameters(node.op, candidate.operands), implementation(formatted).residual(formatted)
+    read = [
+        Operand(name, desc.at_start(), "parameter" if name in learned else "activation")
+        for name, desc in candidate.operands.items()
+        if name != residual
+    ]
+    written = zip(result_names(node), candidate.results, strict=True)
+    return Job(key, formatted, (*read, *(Operand(name, desc.at_start(), "result") for name, desc in written)))
 
 
-def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc) -> Job | None:
-    """Return the job that times a reorder, or None where oneDNN has none, or one that would not work.
-
-    Raises
-    ------
-    DnnlError
-        oneDNN failed, which is not to decline.
-    FormatError, UnsupportedOpError
-        oneDNN has no such format, or not in this data type.
-    """
-    if dst.has_broadcast:
-        return None
-    source, target = (dnnl.NativeDesc.from_desc(desc.at_start()) for desc in (src, dst))
-    try:
-        pd = dnnl.create(dnnl.Reorder(src=source, dst=target))
-    except DnnlError as error:
-        if error.status not in ("unimplemented", "invalid_arguments"):
-            raise
-        return None
-    operands = (Operand(int(dnnl.Arg.SRC), source, "activation"), Operand(int(dnnl.Arg.DST), target, "result"))
-    return Job(key, operands, pd)
+def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc, target: Target) -> Job | None:
+    """Return the job that times a reorder, or None where the target has none."""
+    node = Node("reorder", "reorder", opdef("reorder").attrs(), (TensorType(dst.dims, dst.dtype),))
+    request = {"src": src.at_start(), "dst": dst.at_start()}
+    candidate = next(iter(target.candidates(node, request)), None)
+    return None if candidate is None or dst.has_broadcast else job_of(key, node, candidate)
 
 
 class Bench:
@@ -265,7 +241,7 @@ class Bench:
             run.warm_up(self._place(job))
         return race
 
-    def _place(self, job: Job) -> int:
+    def _place(self, job: Job) -> torch.Tensor:
         """Return where the parameters of the next execution start: behind those of the last one."""
         size = job.parameters_nbytes
         if self._next + size > self._footprint:
@@ -274,7 +250,7 @@ class Bench:
         self._next += -(-size // _PAGE) * _PAGE  # equal weights start in equal places of a page, as in a plan
         if self._resident and size:
             self._weights[start : start + size].view(torch.int32).bitwise_xor_(_SIGNS)
-        return self._weights.data_ptr() + start
+        return self._weights[start:]
 
 
 class _Race:
@@ -302,7 +278,7 @@ class _Race:
             return False
         return self._seconds > _GROUP_SECONDS or all(run.quartile <= _SETTLED * run.fastest for run in live)
 
-    def round(self, place: Callable[[Job], int]) -> None:
+    def round(self, place: Callable[[Job], torch.Tensor]) -> None:
         """Time every way that is not hopeless once."""
         start = perf_counter()
         for run in self._live():
@@ -335,29 +311,31 @@ class _Run:
         self.job = job
         self.times: list[float] = []
         self._warm: list[torch.Tensor] = []
-        self._parameters: list[tuple[int | str, int]] = []
-        offset = parameter_offset = 0
-        bound = []
-        after = None
+        #: where each parameter lies, and how far behind the first
+        self._parameters: list[tuple[Memory, int]] = []
+        self._stream = Stream()
+        way, offset, parameter_offset = implementation(job.node), 0, 0
+        places: dict[str, Place] = {}
         for operand in job.operands:
-            nbytes = operand.md.nbytes
+            nbytes = operand.desc.nbytes
             if operand.kind == "parameter":
-                bound.append(Argument(operand.number, operand.md, activations.data_ptr()))
-                self._parameters.append((operand.number, parameter_offset))
+                memory = Memory()
+                self._parameters.append((memory, parameter_offset))
                 parameter_offset += _room(nbytes)
-                continue
-            pointer = activations.data_ptr() + offset
-            bound.append(Argument(operand.number, operand.md, pointer))
-            if operand.kind == "result" and job.after is not None:
-                after = Work(job.after, nbytes, pointer)
-            if operand.kind == "activation":
-                self._warm.append(activations[offset : offset + nbytes // 4 * 4].view(torch.int32))
-            offset += _room(nbytes)
-        self._call: TimedCall | TimedKernel
-        if isinstance(job.pd, StandaloneKernel):
-            self._call = TimedKernel(job.pd, bound)
-        else:
-            self._call = TimedCall(job.pd, bound, activations.data_ptr() + offset, after)
+            else:
+                memory = Memory(activations[offset : offset + nbytes])
+                if operand.kind == "activation":
+                    self._warm.append(activations[offset : offset + nbytes // 4 * 4].view(torch.int32))
+                offset += _room(nbytes)
+            places[operand.name] = Place(memory, operand.desc)
+        residual = way.residual(job.node)
+        if residual is not None:
+            places[residual] = places[job.operands[-1].name]
+        if way.scratchpad_nbytes:
+            room = activations[offset : offset + way.scratchpad_nbytes]
+            places[SCRATCHPAD] = Place(Memory(room), MemoryDesc((way.scratchpad_nbytes,), "u8"))
+        self._executable = way.build(threads_here())
+        self._bound = self._executable.bind(job.node, places, self._stream)
 
     @property
     def fastest(self) -> float:
@@ -371,22 +349,25 @@ class _Run:
     def figure(self) -> float:
         return min(self.quartile, _SETTLED * self.fastest)
 
-    def warm_up(self, weights: int) -> None:
+    def warm_up(self, weights: torch.Tensor) -> None:
         """Execute it once, which touches code and pages."""
         self._point(weights)
-        self._call.seconds()
+        self._bound.seconds(self._stream)
 
-    def time(self, weights: int) -> None:
+    def time(self, weights: torch.Tensor) -> None:
         self._point(weights)
         for tensor in self._warm:
             tensor.bitwise_xor_(_SIGNS)  # rewritten, and as good a number as before
-        self.times.append(self._call.seconds())
+        self.times.append(self._bound.seconds(self._stream))
 
     def close(self) -> None:
-        self._call.close()
+        self._bound.close()
+        self._executable.close()
+        self._stream.close()
 
-    def _point(self, weights: int) -> None:
-        self._call.point({number: weights + offset for number, offset in self._parameters})
+    def _point(self, weights: torch.Tensor) -> None:
+        for memory, offset in self._parameters:
+            memory.put(weights[offset:])
 
 
 #: the signs of two bf16 numbers, or of an f32 number and a bit of its mantissa

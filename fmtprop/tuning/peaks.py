@@ -17,8 +17,9 @@ import torch
 from fmtprop import dnnl
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.store import Store, key_of
+from fmtprop.targets.executable import Memory, Stream
 from fmtprop.targets.memory import huge_bytes
-from fmtprop.tuning.calls import Argument, TimedCall
+from fmtprop.targets.primitive import bind_primitive
 
 #: bytes over which weights are streamed again and again: from a part of the last-level cache to beyond a usual one
 #: (as far as a network's weights reach, that is memory which its first compilation needs for a moment)
@@ -132,7 +133,7 @@ def _measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, fl
     for attempt in range(_ATTEMPTS):
         if attempt and perf_counter() - start > _PATIENCE:
             break
-        for name, figure in _attempt(types, footprints, memory.data_ptr()).items():
+        for name, figure in _attempt(types, footprints, memory).items():
             better = min if name == "call" else max
             best[name] = better(best.get(name, figure), figure)
     return best
@@ -145,17 +146,17 @@ def _plausible(name: str, figure: float) -> float:
     return max(figure, _LEAST[name.partition(" ")[0]])
 
 
-def _attempt(types: list[DataType], footprints: tuple[int, ...], pointer: int) -> dict[str, float]:
-    found = {f"flops {dtype}": _flops(dtype, pointer) for dtype in types}
-    found |= {f"reading {n}": value for n, value in _reading(footprints, pointer).items()}
-    found["call"] = call = _copy_seconds(16, pointer)
+def _attempt(types: list[DataType], footprints: tuple[int, ...], memory: torch.Tensor) -> dict[str, float]:
+    found = {f"flops {dtype}": _flops(dtype, memory) for dtype in types}
+    found |= {f"reading {n}": value for n, value in _reading(footprints, memory).items()}
+    found["call"] = call = _copy_seconds(16, memory)
     elements = 1 << 18
-    whole = _copy_seconds(elements, pointer)
+    whole = _copy_seconds(elements, memory)
     found["copying"] = 8 * elements / max(whole - call, whole / 2)  # a call cannot be most of it
     return found
 
 
-def _flops(dtype: DataType, pointer: int) -> float:
+def _flops(dtype: DataType, memory: torch.Tensor) -> float:
     """Return the operations per second of a convolution that stays in cache, and is short: few get interrupted."""
     size, channels = 14, 128
     src, weights, dst = (
@@ -169,18 +170,18 @@ def _flops(dtype: DataType, pointer: int) -> float:
         # the library offers its best first, or second
         for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
-            best = max(best, operations / _fastest(pd, ("SRC", "WEIGHTS", "DST"), pointer, rounds=12))
+            best = max(best, operations / _fastest(pd, ("SRC", "WEIGHTS", "DST"), memory, rounds=12))
     return best
 
 
-def _reading(footprints: tuple[int, ...], pointer: int) -> dict[int, float]:
+def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, float]:
     """Return the bytes per second of a product of one row with weights that come around after a footprint."""
     size = 1024
     src, weights, dst = (_native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
     found = {}
     with dnnl.create(dnnl.InnerProduct(src=src, weights=weights, dst=dst)) as pd:
-        number, start = int(dnnl.Arg.WEIGHTS), 1 << 16
-        call = _call(pd, ("SRC", "WEIGHTS", "DST"), pointer, start)
+        start = 1 << 16
+        call = _Timed(pd, ("SRC", "WEIGHTS", "DST"), memory, start)
         for footprint in footprints:
             offsets = range(start, footprint - _CHUNK + 1, _CHUNK) or range(start, start + 1)
             times: list[float] = []
@@ -188,36 +189,49 @@ def _reading(footprints: tuple[int, ...], pointer: int) -> dict[int, float]:
             for _ in range(max(2, -(-12 // len(offsets)))):
                 times = []
                 for offset in offsets:
-                    call.point({number: pointer + offset})
+                    call.memories["WEIGHTS"].put(memory[offset:])
                     times.append(call.seconds())
             found[footprint] = _CHUNK / sorted(times)[len(times) // 4]
         call.close()
     return found
 
 
-def _copy_seconds(elements: int, pointer: int) -> float:
+def _copy_seconds(elements: int, memory: torch.Tensor) -> float:
     desc = _native(MemoryDesc((elements,), DataType.F32))
     with dnnl.create(dnnl.Eltwise(src=desc, dst=desc, alg="eltwise_relu")) as pd:
-        return _fastest(pd, ("SRC", "DST"), pointer, rounds=20)
+        return _fastest(pd, ("SRC", "DST"), memory, rounds=20)
 
 
-def _fastest(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], pointer: int, rounds: int) -> float:
+def _fastest(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, rounds: int) -> float:
     """Return the seconds of the fastest of several executions: whoever else uses the machine only ever adds to it."""
-    call = _call(pd, names, pointer, 4 << 20)
+    call = _Timed(pd, names, memory, 4 << 20)
     call.seconds()
     best = min(call.seconds() for _ in range(rounds))
     call.close()
     return best
 
 
-def _call(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], pointer: int, stride: int) -> TimedCall:
-    arguments = []
-    for index, name in enumerate(names):
-        number = int(dnnl.Arg[name])
-        md = pd.arg_md(number)
-        if md is not None:
-            arguments.append(Argument(number, md, pointer + index * stride))
-    return TimedCall(pd, arguments, pointer + len(names) * stride)
+class _Timed:
+    """A primitive to be executed many times, its arguments one after another in a piece of memory."""
+
+    def __init__(self, pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, stride: int) -> None:
+        self._primitive, self._stream = dnnl.Primitive(pd), Stream()
+        self.memories = {name: Memory() for name in names}
+        found = {name: pd.arg_md(int(dnnl.Arg[name])) for name in names}
+        arguments = [(int(dnnl.Arg[n]), md, self.memories[n], 0) for n, md in found.items() if md is not None]
+        self._bound = bind_primitive(self._primitive, arguments, Memory(memory[len(names) * stride :]), self._stream)
+        for index, name in enumerate(names):
+            self.memories[name].put(memory[index * stride :])
+
+    def seconds(self) -> float:
+        """Execute it once and return how long that took."""
+        return self._bound.seconds(self._stream)
+
+    def close(self) -> None:
+        """Release the native objects; the primitive descriptor stays its owner's."""
+        self._bound.close()
+        self._primitive.close()
+        self._stream.close()
 
 
 def _native(desc: MemoryDesc) -> dnnl.NativeDesc:

@@ -9,7 +9,6 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.target import Candidate
-from fmtprop.targets.tail import own_code
 
 _MIB = 1 << 20
 
@@ -45,6 +44,11 @@ def _declared(op: str) -> frozenset[str]:
     return frozenset(operand.name for operand in opdef(op).operands if operand.parameter)
 
 
+def is_timed(candidate: Candidate) -> bool:
+    """Say whether a way to run a node can be timed on any numbers."""
+    return getattr(candidate.handle, "takes_any_numbers", False)  # nothing runs a view
+
+
 def group_of(node: Node, candidate: Candidate) -> Hashable:
     """Return what equals among all ways to run equal nodes."""
     shapes = tuple((name, desc.dims, desc.dtype) for name, desc in candidate.operands.items())
@@ -65,7 +69,7 @@ def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str,
         "post_ops": [[p.op, p.attrs.to_json(), p.operand] for p in node.post_ops],
         "target": candidate.target,
         "impl": candidate.impl,
-        **own_code(candidate),
+        **candidate.handle.identity,
         "operands": {name: persistent_text(desc) for name, desc in candidate.operands.items()},
         "results": [persistent_text(desc) for desc in candidate.results],
         "weights": regime(weights_nbytes),

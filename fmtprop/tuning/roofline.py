@@ -190,7 +190,7 @@ class ModelCosts:
                 reached *= _AVX2_LANES / self._lanes
             arithmetic = products(operands, sizes[0]) / (peak * reached)
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
-        post_ops = node.post_ops if candidate.after is None else node.post_ops[:-1]
+        post_ops = node.post_ops if not candidate.is_followed else node.post_ops[:-1]
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
@@ -198,7 +198,7 @@ class ModelCosts:
             else:
                 arithmetic += _operations(post_op.attrs) * prod(before.dims) / (peak * _POINTWISE)
         call = self.peaks.call * (_PRODUCT_CALL if products is not None else 1.0)
-        after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.after is not None else 0.0
+        after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
 
     def _by_pytorch(

@@ -106,8 +106,9 @@ def test_steps_of_pytorch_stand_between_lists(mixed) -> None:
 def test_the_step_that_fails_in_a_list_is_named(mixed) -> None:
     net, _, x = mixed
     context = Context(net.plan)
-    function, primitive, _, count, array = context._steps[-1][-1]
-    broken = CallList([(function, primitive, c_void_p(0), count, array)])  # no stream
+    function, primitive, _, count, array = context._bounds[-1].calls[-1]
+    context._bounds[-1].calls = ((function, primitive, c_void_p(0), count, array),)  # no stream
+    broken = CallList(context._bounds[-1].calls)
     context._lists[-1], context._calls[-1] = broken, broken.call
     with pytest.raises(DnnlError, match="invalid_arguments") as error:
         context.run([x])
@@ -117,5 +118,5 @@ def test_the_step_that_fails_in_a_list_is_named(mixed) -> None:
 def test_without_code_of_our_own_python_calls_each(mixed, no_executable_memory) -> None:
     net, module, x = mixed
     context = Context(net.plan)
-    assert not context._lists and len(context._calls) == sum(map(len, context._steps))
+    assert not context._lists and len(context._calls) == sum(len(bound.calls) for bound in context._bounds)
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)

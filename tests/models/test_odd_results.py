@@ -10,7 +10,7 @@ import fmtprop as fp
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.ir.types import TensorType
-from fmtprop.runtime.calls import write_results
+from fmtprop.targets.pytorch import write_results
 
 
 class Bag(nn.Module):

@@ -338,7 +338,7 @@ def test_equal_primitives_are_compiled_once():
         value = emit(g, "eltwise", {"src": value}, TANH, name=name)
     g.output(value)
     plan = planned(g)
-    assert len({id(s.primitive) for s in plan.steps}) == 1
+    assert len({id(s.executable) for s in plan.steps}) == 1
 
 
 # ---------------------------------------------------------------- the arena

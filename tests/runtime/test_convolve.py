@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fmtprop.ops import convolution
 from fmtprop.ops.convolution import Conv
 from fmtprop.runtime.convolve import convolve
-from fmtprop.runtime.selfcheck import check_primitive
+from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget
 from tests.targets import nodes
 
@@ -56,4 +56,4 @@ def test_checks_do_not_ask_pytorch_for_convolutions(monkeypatch):
     for name in ("conv1d", "conv2d", "conv3d"):
         monkeypatch.setattr(convolution.F, name, refuse)
     node, formats = nodes.convolution()
-    assert check_primitive(nodes.chosen(OneDnnTarget(), node, formats)) is None
+    assert check_node(nodes.chosen(OneDnnTarget(), node, formats)) is None

@@ -16,7 +16,7 @@ from fmtprop.ir.op import OPSET, OpDef
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import ATEN
 from fmtprop.ops.host import host_call
-from fmtprop.runtime.host_check import check_call, check_strides
+from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.reference import MEANING, reads_strides
 from tests.models import odd
@@ -87,8 +87,7 @@ def _misread(monkeypatch):
 
 @pytest.mark.usefixtures("_misread")
 def test_the_check_sees_what_a_memory_format_does_to_an_operator():
-    assert check_strides(unpooling(CHANNELS_LAST)) is not None
-    assert check_call(unpooling(CHANNELS_LAST)) is not None
+    assert check_node(unpooling(CHANNELS_LAST)) is not None
     assert not reads_strides(unpooling(MemoryDesc(DIMS, "f32")))
 
 
@@ -203,8 +202,7 @@ def test_what_takes_any_strides_is_right_with_them(declaration: OpDef, sample):
         (candidate,) = ReferenceTarget().candidates(node, request)
         assert dict(candidate.operands) == operands
         formatted = node.with_(descs=descs, choice=candidate.choice("test"))
-        assert check_strides(formatted) is None
-        assert check_call(formatted) is None
+        assert check_node(formatted) is None
 
 
 def last_axis_outermost(type_: TensorType) -> MemoryDesc:

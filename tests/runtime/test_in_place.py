@@ -24,7 +24,7 @@ from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Access, Home
-from fmtprop.runtime.selfcheck import check_primitive
+from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.runtime.in_place import blocks_of, put_in_place
 
@@ -281,7 +281,7 @@ def test_a_sum_is_added_into_its_slot():
     assert start(plan, "a") == start(plan, "b") == start(plan, "d") == (start(plan, "first")[0], 8)
     for name in "bd":
         step = next(step for step in plan.steps if step.node.name == name)
-        assert check_primitive(step.node, step.primitive) is None
+        assert check_node(step.node, step.executable) is None
 
 
 def test_a_residual_that_a_concat_holds_is_copied_before_it_is_added_to():

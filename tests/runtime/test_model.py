@@ -383,7 +383,7 @@ def test_compiling_and_dropping_leaks_no_handles():
 def test_a_wrong_primitive_is_planned_around(monkeypatch):
     from fmtprop.runtime import selfcheck
 
-    honest = selfcheck.check_primitive
+    honest = selfcheck.check_node
     blamed: list[str] = []
 
     def accuse(node, *how):
@@ -392,7 +392,7 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
             return 1.0
         return honest(node, *how)
 
-    monkeypatch.setattr(selfcheck, "check_primitive", accuse)
+    monkeypatch.setattr(selfcheck, "check_node", accuse)
     monkeypatch.setattr(Store, "has_passed", lambda self, key: False)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(
@@ -410,8 +410,8 @@ def test_checks_are_remembered_across_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     module, x = nn.Conv2d(8, 8, 3).eval(), torch.randn(1, 8, 9, 9)
     counted: list[str] = []
-    honest = selfcheck.check_primitive
-    monkeypatch.setattr(selfcheck, "check_primitive", lambda *a: counted.append(a[0].name) or honest(*a))
+    honest = selfcheck.check_node
+    monkeypatch.setattr(selfcheck, "check_node", lambda *a: counted.append(a[0].name) or honest(*a))
     fp.compile(module, x)
     first = len(counted)
     fp.compile(module, x)

@@ -13,13 +13,16 @@ import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes.formats import plain
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import TOLERANCE
-from fmtprop.runtime.plan import Access, Step
-from fmtprop.runtime.selfcheck import Mismatch, check_primitive, check_steps, primitive_key
+from fmtprop.runtime.plan import Step
+from fmtprop.runtime.selfcheck import Mismatch, check_node, check_steps, primitive_key
 from fmtprop.store import Store, database
-from fmtprop.targets import OneDnnTarget
-from tests.targets.nodes import chosen, convolution, request
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.targets.executable import Bound
+from fmtprop.targets.primitive import laid_out
+from tests.targets.nodes import chosen, convolution, request, step_of
 
 
 @pytest.fixture
@@ -27,13 +30,8 @@ def store(tmp_path) -> Store:
     return Store(tmp_path / "store.sqlite")
 
 
-def step_of(node: Node) -> Step:
-    operands = {name: Access(0, desc) for name, desc in node.choice.operands.items()}
-    return Step(node, operands, tuple(Access(0, d) for d in node.descs), None, dnnl.Primitive(node.choice.handle))
-
-
 def check(step: Step) -> float | None:
-    return check_primitive(step.node, step.primitive)
+    return check_node(step.node, step.executable)
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +69,18 @@ def test_one_wrong_element_of_an_operand_is_found(right, monkeypatch, operand):
 
 
 def test_a_result_that_is_not_written_is_found(right, monkeypatch):
-    monkeypatch.setattr(dnnl.Primitive, "execute", lambda *_: None)
+    monkeypatch.setattr(Bound, "run", lambda self: None)
     assert check(right) is not None
 
 
 def test_a_primitive_that_forgot_the_tail_or_the_bias_is_found(right):
     relu = fp.ir.PostOp("eltwise", fp.ops.Eltwise("relu"))
-    assert check_primitive(right.node.with_(post_ops=(relu,)), right.primitive) is not None
+    assert check_node(right.node.with_(post_ops=(relu,)), right.executable) is not None
     node, formats = convolution()
     bare = chosen(OneDnnTarget(), node, {name: desc for name, desc in formats.items() if name != "bias"})
-    assert check_primitive(bare) is None
+    assert check_node(bare) is None
     with pytest.raises(fp.PlanError, match=r"takes no argument \d+ for operand bias"):
-        check_primitive(right.node, dnnl.Primitive(bare.choice.handle))
+        check_node(right.node.with_(choice=dataclasses.replace(right.node.choice, handle=bare.choice.handle)))
 
 
 def test_a_mismatch_names_node_implementation_error_and_reproducer(right, store, monkeypatch):
@@ -108,7 +106,7 @@ def test_what_passed_is_not_checked_again_and_what_failed_is(right, store, monke
     assert check_steps([right], store) == []
     assert store.has_passed(primitive_key(right.node))
     assert Store(store.path).has_passed(primitive_key(right.node))
-    monkeypatch.setattr(selfcheck, "check_primitive", lambda *_: pytest.fail("checked again"))
+    monkeypatch.setattr(selfcheck, "check_node", lambda *_: pytest.fail("checked again"))
     assert check_steps([right], Store(store.path)) == []
 
 
@@ -116,14 +114,16 @@ def test_equal_steps_are_checked_once(right, store, monkeypatch):
     twin = dataclasses.replace(right, node=right.node.with_(name="conv_2", origin="elsewhere"))
     assert primitive_key(twin.node) == primitive_key(right.node)
     counted = []
-    monkeypatch.setattr(selfcheck, "check_primitive", lambda node, *_: counted.append(node.name))
+    monkeypatch.setattr(selfcheck, "check_node", lambda node, *_: counted.append(node.name))
     check_steps([right, twin], store)
     assert counted == ["conv_1"]
 
 
-def test_steps_of_the_reference_target_are_passed_over(right, store):
-    assert check_steps([dataclasses.replace(right, primitive=None)], store) == []
-    assert not store.has_passed(primitive_key(right.node))
+def test_what_is_its_own_reference_is_passed_over(store):
+    node, formats = convolution()
+    step = step_of(chosen(ReferenceTarget(), node, {name: plain(desc) for name, desc in formats.items()}))
+    assert check_steps([step], store) == []
+    assert not store.has_passed(primitive_key(step.node))
 
 
 def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
@@ -154,8 +154,8 @@ def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
 def test_what_only_the_library_can_lay_out_is_laid_out_by_it(dtype):
     desc = MemoryDesc((5, 17, 3, 3), dtype, tag="ABcd8b8a")
     numbers = torch.randint(-8, 9, desc.dims, generator=torch.Generator().manual_seed(0)).to(dtype)
-    by_library = selfcheck._packed_by_library(numbers, dnnl.NativeDesc.from_desc(desc), selfcheck._Room())
-    assert torch.equal(by_library, selfcheck._packed(numbers, desc, selfcheck._Room()))
+    by_library = laid_out(numbers, dnnl.NativeDesc.from_desc(desc))
+    assert torch.equal(by_library, selfcheck._packed(numbers, desc, selfcheck._Room())[: desc.nbytes])
 
 
 # ---------------------------------------------------------------- what ran once, on constants

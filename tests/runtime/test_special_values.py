@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop import dnnl
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import OPSET, OpDef
@@ -20,9 +19,10 @@ from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspec
 from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import relative_error, small_numbers
-from fmtprop.runtime.calls import call_reference
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.targets.executable import threads_here
 from fmtprop.targets.mkldnn import MkldnnCosts
+from fmtprop.targets.pytorch import call_reference
 from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL, Function
 from tests.targets.nodes import node_of, request
 
@@ -72,10 +72,10 @@ def poisoned_numbers(special, node, name, desc, dtype=None):
 
 def computed(node: Node) -> torch.Tensor:
     """Return what a node's kernel makes of the numbers of a check."""
-    room = selfcheck._Room()
-    if node.choice.target == "jit":
-        return selfcheck._execute_kernel(node, room)
-    return selfcheck._execute(node, dnnl.Primitive(node.choice.handle), room, {})
+    executable = node.choice.handle.build(threads_here())
+    trial = selfcheck._Trial(node, executable, selfcheck._Room(), {}, selfcheck._small)
+    (result,) = trial.results([torch.empty(desc.dims) for desc in node.descs])
+    return result
 
 
 @pytest.mark.parametrize(("declaration", "sample"), samples())

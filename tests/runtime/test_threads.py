@@ -80,9 +80,9 @@ def test_the_plan_for_another_number_keeps_activations_and_shares_constants():
         for name, access in mine.operands.items():
             if net.plan.buffers[access.buffer].home is not Home.CONSTANT:
                 assert theirs.operands[name] == access
-        if mine.primitive is not None:
+        if mine.target == "onednn":
             assert mine.node.choice.impl == theirs.node.choice.impl
-            assert mine.primitive is not theirs.primitive
+            assert mine.executable is not theirs.executable
 
 
 def test_weights_that_the_other_number_blocks_otherwise_are_packed_again(monkeypatch):
@@ -94,14 +94,14 @@ def test_weights_that_the_other_number_blocks_otherwise_are_packed_again(monkeyp
     net = fp.compile(module, x, policy="propagate")
     convolutions = [step for step in net.plan.steps if step.node.op == "convolution"]
     before = {step.node.choice.operands["weights"] for step in convolutions}
-    honest = threading_plans.OneDnnTarget.candidates
+    honest = OneDnnTarget.candidates
 
     def another_block(self, node, request):
         for candidate in honest(self, node, request):
             if node.op != "convolution" or candidate.operands["weights"] not in before:
                 yield candidate
 
-    monkeypatch.setattr(threading_plans.OneDnnTarget, "candidates", another_block)
+    monkeypatch.setattr(OneDnnTarget, "candidates", another_block)
     other = net._executor.prepare(1)
     after = [step for step in other.steps if step.node.op == "convolution"]
     assert not before & {step.node.choice.operands["weights"] for step in after}
@@ -139,7 +139,7 @@ def test_scratchpads_get_the_room_that_they_need():
     other = net._executor.prepare(4)
     for plan in (net.plan, other):
         for step in plan.steps:
-            needed = step.primitive.desc.scratchpad_nbytes
+            needed = step.node.choice.handle.scratchpad_nbytes
             assert (step.scratchpad is not None) == bool(needed)
             if step.scratchpad is not None:
                 buffer = plan.buffers[step.scratchpad]
@@ -188,7 +188,7 @@ def test_where_torch_has_another_openmp_its_number_is_passed_on(monkeypatch):
 
 def test_formats_that_exist_for_one_number_only_are_never_misread(monkeypatch):
     module, net, x = compiled(2)
-    monkeypatch.setattr(threading_plans.OneDnnTarget, "candidates", lambda *_: iter(()))
+    monkeypatch.setattr(OneDnnTarget, "candidates", lambda *_: iter(()))
     torch.set_num_threads(1)
     with pytest.warns(
         RuntimeWarning,
@@ -237,7 +237,7 @@ def test_a_plan_that_keeps_failing_its_check_is_refused(monkeypatch):
     net = fp.compile(module, torch.ones(1, 8, 4, 4))
     step = next(step for step in net.plan.steps if step.node.op == "convolution")
     monkeypatch.setattr(threading_plans, "check_steps", lambda *_: [Mismatch(step.node, 1.0, "benchdnn")])
-    monkeypatch.setattr(threading_plans.OneDnnTarget, "reject", lambda *_: None)
+    monkeypatch.setattr(threading_plans.Targets, "reject", lambda *_: None)
     with (
         pytest.warns(RuntimeWarning, match="choosing another"),
         pytest.raises(fp.PlanError, match=r"primitives for 1 threads keep failing their check; the last: node conv"),

@@ -12,6 +12,8 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import emit
 from fmtprop.ops.convolution import Conv
 from fmtprop.passes.target import Candidate, Target
+from fmtprop.runtime.plan import Access, Step
+from fmtprop.targets.executable import implementation, threads_here
 
 
 def node_of(op: str, attrs: Attrs, types: Mapping[str, TensorType], post_ops: Sequence[PostOp] = ()) -> Node:
@@ -42,3 +44,10 @@ def convolution(
     node = node_of("convolution", Conv((1, 1), (0, 0), (1, 1), (1, 1), 1), types, post_ops)
     formats = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
     return node, {**formats, "bias": MemoryDesc((outputs,), "f32")}
+
+
+def step_of(node: Node) -> Step:
+    """Return the step of a chosen node, without a plan."""
+    operands = {name: Access(0, desc) for name, desc in node.choice.operands.items()}
+    executable = implementation(node).build(threads_here())
+    return Step(node, operands, tuple(Access(0, desc) for desc in node.descs), executable)

@@ -43,15 +43,15 @@ def test_every_implementation_passes_the_plans_own_check(channels, stride, size,
         assert offer.results[0].dims == node.results[0].dims
         assert all(offer.operands[name].dims == types[name].dims for name in types)
         assert all({**offer.operands, "dst": offer.results[0]}[name] == desc for name, desc in formats.items())
-        assert offer.handle.kind == "convolution"
+        assert offer.handle.pd.kind == "convolution"
         if not offer.is_ref:
-            assert selfcheck.check_primitive(formatted) is None, offer.impl
+            assert selfcheck.check_node(formatted) is None, offer.impl
 
 
 def test_weights_and_bias_have_arguments_of_their_own():
     node, types = problem()
     offer, formatted = offers(OneDnnTarget(), node, types)[0]
-    found = {name: number for name, number, _ in arguments(formatted, offer.handle)}
+    found = {name: number for name, number, _ in arguments(formatted, offer.handle.pd)}
     assert found["post_op_1"] == dnnl.Arg.ATTR_POST_OP_DW | dnnl.Arg.WEIGHTS
     assert found["post_op_1_bias"] == dnnl.Arg.ATTR_POST_OP_DW | dnnl.Arg.BIAS
     assert len(found) == len(types) + 1

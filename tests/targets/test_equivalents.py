@@ -45,7 +45,7 @@ def offers(op, attrs, types, post_ops=(), formats=None):
 
 def others(nodes):
     """Return the nodes that run by another primitive than their op's own."""
-    return [node for node in nodes if node.choice.handle.kind != node.op]
+    return [node for node in nodes if node.choice.handle.pd.kind != node.op]
 
 
 def has_its_own_only(op, attrs, types):
@@ -70,15 +70,15 @@ def typed(**dims):
 )
 def test_each_is_offered_after_the_ops_own_and_named_by_its_primitive(op, attrs, types, kinds):
     nodes = offers(op, attrs, types)
-    first = [node.choice.handle.kind == op for node in nodes]
+    first = [node.choice.handle.pd.kind == op for node in nodes]
     assert first == sorted(first, reverse=True)
-    assert {node.choice.handle.kind for node in others(nodes)} == kinds
+    assert {node.choice.handle.pd.kind for node in others(nodes)} == kinds
     for node in nodes:
         kind, _, impl = node.choice.impl.partition(":")
-        if node.choice.handle.kind != op:
-            assert (kind, impl) == (node.choice.handle.kind, node.choice.handle.impl)
+        if node.choice.handle.pd.kind != op:
+            assert (kind, impl) == (node.choice.handle.pd.kind, node.choice.handle.pd.impl)
         else:
-            assert node.choice.impl == node.choice.handle.impl
+            assert node.choice.impl == node.choice.handle.pd.impl
     assert len({(node.choice.impl, *node.choice.operands.values(), *node.descs) for node in nodes}) == len(nodes)
 
 
@@ -129,7 +129,7 @@ def test_each_passes_the_plans_own_check(op, sample, tails):
         pytest.skip("this oneDNN has no fast code for this tail")
     assert nodes
     for node in nodes:
-        assert selfcheck.check_primitive(node) is None, node.choice.impl
+        assert selfcheck.check_node(node) is None, node.choice.impl
         assert node.choice.handle.repro.startswith("benchdnn"), node.choice.handle.repro
         for name, desc in node.choice.operands.items():
             assert desc.kind == "blocked", name
@@ -144,7 +144,7 @@ def test_a_channels_last_operand_of_a_tail_is_seen_as_rows():
     assert nodes
     for node in nodes:
         assert node.choice.operands["post_op_0"] == last
-        assert selfcheck.check_primitive(node) is None
+        assert selfcheck.check_node(node) is None
     plain = offers("convolution", Conv.make(2), types, post_ops, {"post_op_0": MemoryDesc((2, 16, 5, 7))})
     assert plain
     assert others(plain) == []
@@ -162,7 +162,7 @@ def test_products_run_in_channels_last_slices_where_convolutions_have_slow_code_
     whole = MemoryDesc((2, 48, 5, 7), tag="acdb")
     formats = {"src": whole.slice((0, 16, 0, 0), (2, 32, 5, 7)), "dst": whole.slice((0, 0, 0, 0), (2, 16, 5, 7))}
     nodes = offers("convolution", Conv.make(2), typed(src=(2, 32, 5, 7), weights=(16, 32, 1, 1)), (), formats)
-    products = [node for node in others(nodes) if node.choice.handle.kind == "matmul"]
+    products = [node for node in others(nodes) if node.choice.handle.pd.kind == "matmul"]
     assert products
     assert all(node.choice.operands["src"] == formats["src"] for node in products)
     assert all(node.descs == (formats["dst"],) for node in products)
@@ -174,6 +174,6 @@ def test_weights_hold_the_same_elements_in_either_shape(op):
     nodes = others(offers(op.name, sample.attrs, sample.types))
     assert nodes
     for node in nodes:
-        seen = node.choice.handle.query_md("weights")
+        seen = node.choice.handle.pd.query_md("weights")
         assert seen.nbytes == node.choice.operands["weights"].nbytes, node.choice.impl
         assert seen.desc.padding_bytes == node.choice.operands["weights"].padding_bytes

@@ -54,7 +54,7 @@ def errors(net: fp.CompiledModel, graph: fp.Graph) -> float:
 
 def complaints(node) -> list[str]:
     operands = {name: Access(index, desc) for index, (name, desc) in enumerate(node.choice.operands.items())}
-    return list(check_tensor_steps([Step(node, operands, tuple(Access(99, desc) for desc in node.descs))]))
+    return list(check_tensor_steps([Step(node, operands, tuple(Access(99, desc) for desc in node.descs), None)]))
 
 
 @pytest.mark.parametrize("recipe", [ConvPacking, DeconvPacking, LinearPacking])

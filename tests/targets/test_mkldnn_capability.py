@@ -77,7 +77,7 @@ def test_parameters_of_opaque_operators_stay_dense(op):
     node = chosen(MkldnnTarget(), node, {"src": opaque(plain), **operands})
     assert node.descs == (opaque(plain),)
     accesses = {name: Access(i, desc) for i, (name, desc) in enumerate(node.choice.operands.items())}
-    assert list(check_tensor_steps([Step(node, accesses, (Access(9, node.descs[0]),))])) == []
+    assert list(check_tensor_steps([Step(node, accesses, (Access(9, node.descs[0]),), None)])) == []
 
 
 def linear() -> tuple[fp.Graph, torch.nn.Module, torch.Tensor]:

@@ -22,11 +22,10 @@ from fmtprop.ops.resampling import Resampling
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 from fmtprop.runtime import selfcheck
-from fmtprop.runtime.plan import Access, Step
 from fmtprop.targets import OneDnnTarget, onednn
 from fmtprop.targets.arguments import arguments
 from fmtprop.targets.known_bad import known_bad
-from tests.targets.nodes import chosen, convolution, node_of, request
+from tests.targets.nodes import chosen, convolution, node_of, request, step_of
 
 needs_bf16 = pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
 RELU = PostOp("eltwise", Eltwise("relu"))
@@ -36,12 +35,6 @@ IMAGE = (2, 16, 12, 12)
 @pytest.fixture
 def target() -> OneDnnTarget:
     return OneDnnTarget()
-
-
-def step_of(node) -> Step:
-    """Return the step of a chosen node, without a plan."""
-    operands = {name: Access(0, desc) for name, desc in node.choice.operands.items()}
-    return Step(node, operands, tuple(Access(0, d) for d in node.descs), None, dnnl.Primitive(node.choice.handle))
 
 
 # ---------------------------------------------------------------- offers
@@ -55,11 +48,11 @@ def test_any_becomes_concrete_and_the_best_comes_first(target):
         assert set(offer.operands) == {"src", "weights", "bias"}
         assert all(desc.kind != "any" for desc in (*offer.operands.values(), *offer.results))
         assert offer.target == "onednn"
-        assert offer.is_ref == offer.impl.startswith("ref") == offer.handle.is_reference
+        assert offer.is_ref == offer.impl.startswith("ref") == offer.handle.pd.is_reference
     assert not offers[0].is_ref
     # what oneDNN itself would take
-    assert [offer.handle.index for offer in offers] == sorted(offer.handle.index for offer in offers)
-    assert offers[0].handle.index == 0
+    assert [offer.handle.pd.index for offer in offers] == sorted(offer.handle.pd.index for offer in offers)
+    assert offers[0].handle.pd.index == 0
 
 
 def test_a_concrete_request_is_served_as_asked(target):
@@ -90,7 +83,7 @@ def test_offers_hold_no_native_objects_until_they_are_used(target):
     before = dnnl.live_handles().get("primitive_desc", 0)
     offers = list(target.candidates(node, request(node, formats)))
     assert dnnl.live_handles().get("primitive_desc", 0) == before
-    dnnl.Primitive(offers[0].handle)
+    dnnl.Primitive(offers[0].handle.pd)
     assert dnnl.live_handles()["primitive_desc"] == before + 1
 
 
@@ -109,7 +102,7 @@ def test_offers_end_although_their_primitives_are_made_on_the_way(target):
     offers = []
     for offer in target.candidates(node, request(node, formats)):
         offers.append((offer.impl, *offer.results))
-        dnnl.Primitive(offer.handle)
+        dnnl.Primitive(offer.handle.pd)
         assert len(offers) < 50
     assert len(set(offers)) == len(offers) > 1
     again = [(offer.impl, *offer.results) for offer in OneDnnTarget().candidates(node, request(node, formats))]
@@ -132,7 +125,7 @@ def test_a_sum_scales_what_it_adds(target, scale):
     node, formats = convolution(post_ops=[PostOp("sum", Sum((scale,)), "post_op_0")])
     residual = MemoryDesc.any((2, 32, 10, 10), "f32")
     step = step_of(chosen(target, node, {**formats, "post_op_0": residual}))
-    assert selfcheck.check_primitive(step.node, step.primitive) is None
+    assert selfcheck.check_node(step.node, step.executable) is None
 
 
 def test_a_binary_tail_comes_in_the_format_asked_for_or_in_onednns(target):
@@ -142,7 +135,7 @@ def test_a_binary_tail_comes_in_the_format_asked_for_or_in_onednns(target):
     wanted = MemoryDesc.any((2, 32, 10, 10), "f32")
     free = chosen(target, node, {**formats, "post_op_0": wanted})
     assert free.choice.operands["post_op_0"].kind == "blocked"
-    assert selfcheck.check_primitive(free) is None
+    assert selfcheck.check_node(free) is None
 
 
 def test_a_tail_that_onednn_has_not_is_refused_by_name(target):
@@ -220,8 +213,8 @@ def test_a_product_of_bf16_may_store_f32(target):
     node, formats = convolution(dtype="bf16")
     node = node.with_(results=(TensorType(node.results[0].dims, "f32"),))
     best = chosen(target, node, formats)
-    assert not best.choice.handle.is_reference
-    assert selfcheck.check_primitive(best) is None
+    assert not best.choice.handle.pd.is_reference
+    assert selfcheck.check_node(best) is None
 
 
 # ---------------------------------------------------------------- routed around
@@ -360,7 +353,7 @@ def test_known_bad_is_not_offered(target, tag):
 def test_known_bad_is_bad_and_the_plans_own_check_would_find_it(target, monkeypatch, tag):
     monkeypatch.setattr(onednn, "known_bad", lambda *_: None)
     node, formats = resampling(tag)
-    error = selfcheck.check_primitive(chosen(target, node, formats))
+    error = selfcheck.check_node(chosen(target, node, formats))
     assert error is not None
     assert error > 0.5
 
@@ -371,7 +364,7 @@ def test_known_bad_is_bad_and_the_plans_own_check_would_find_it(target, monkeypa
 def test_every_pooling_offered_reads_its_tail_where_it_lies(target, tag, tail, dtype):
     node, formats = pooling(tag, tail, dtype)
     for offer in target.candidates(node, request(node, formats)):
-        error = selfcheck.check_primitive(node.with_(descs=offer.results, choice=offer.choice("test")))
+        error = selfcheck.check_node(node.with_(descs=offer.results, choice=offer.choice("test")))
         assert error is None, f"{offer.impl}: {error}"
 
 
@@ -393,7 +386,7 @@ def test_arguments_name_every_operand_and_result(target):
         post_ops=[PostOp("binary", Binary("add"), "post_op_0"), RELU],
     )
     best = chosen(target, node, {**formats, "post_op_0": MemoryDesc((1, 32, 1, 1), "f32")})
-    found = {name: number for name, number, _ in arguments(best, best.choice.handle)}
+    found = {name: number for name, number, _ in arguments(best, best.choice.handle.pd)}
     assert found == {
         "src": dnnl.Arg.SRC,
         "weights": dnnl.Arg.WEIGHTS,
@@ -408,4 +401,4 @@ def test_an_operand_that_the_primitive_has_not_is_named(target):
     bare = chosen(target, node, {name: desc for name, desc in formats.items() if name != "bias"})
     choice = chosen(target, node, formats).choice
     with pytest.raises(PlanError, match=r"takes no argument \d+ for operand bias"):
-        arguments(bare.with_(choice=choice), bare.choice.handle)
+        arguments(bare.with_(choice=choice), bare.choice.handle.pd)

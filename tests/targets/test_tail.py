@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,7 @@ from fmtprop.ir.node import PostOp
 from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.runtime import selfcheck
-from fmtprop.runtime.selfcheck import check_primitive, primitive_key
+from fmtprop.runtime.selfcheck import check_node, primitive_key
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning.roofline import ModelCosts
 from tests.targets.nodes import convolution, request
@@ -30,7 +30,7 @@ def offered(outputs: int, dtype: str, tag: str):
     node, formats = convolution(outputs=outputs, dtype=dtype, post_ops=(SWISH,))
     wanted = {**request(node, formats), "dst": MemoryDesc(node.results[0].dims, dtype, tag=tag)}
     found = OneDnnTarget().candidates(node, wanted)
-    return [node.with_(descs=c.results, choice=c.choice("test")) for c in found if c.after is not None]
+    return [node.with_(descs=c.results, choice=c.choice("test")) for c in found if c.is_followed]
 
 
 @pytest.mark.parametrize("tag", TAGS)
@@ -41,7 +41,7 @@ def test_it_is_right_in_every_format(dtype, outputs, tag):
         pytest.skip("no bf16 here")
     for node in offered(outputs, dtype, tag):
         assert node.choice.impl.endswith("+swish") and not node.choice.impl.startswith("ref")
-        assert check_primitive(node) is None
+        assert check_node(node) is None
 
 
 def test_it_is_offered():
@@ -52,27 +52,27 @@ def test_a_sum_before_it_stays_in_the_primitive():
     node, formats = convolution(post_ops=(SWISH,))
     first = PostOp("eltwise", Eltwise("relu"))
     found = [c for c in OneDnnTarget().candidates(node.with_(post_ops=(first, SWISH)), request(node, formats))]
-    assert any(c.after is not None for c in found)
+    assert any(c.is_followed for c in found)
     # what follows it would read what the kernel has not made yet
     found = [c for c in OneDnnTarget().candidates(node.with_(post_ops=(SWISH, first)), request(node, formats))]
-    assert found and all(c.after is None for c in found)
+    assert found and all(not c.is_followed for c in found)
 
 
-def test_a_wrong_one_is_found_and_not_offered_again(monkeypatch):
+def test_a_wrong_one_is_found_and_not_offered_again():
     (node, *_) = offered(32, "f32", "nhwc")
-    monkeypatch.setattr(selfcheck, "tail_of", lambda node, buffer: None)
-    assert check_primitive(node) is not None
+    forgetful = replace(node.choice, handle=replace(node.choice.handle, after=None))
+    assert check_node(node.with_(choice=forgetful)) is not None, "the primitive knows nothing of the post-op"
     target = OneDnnTarget()
     target.reject(node)
     plain, formats = convolution(outputs=32, post_ops=(SWISH,))
     wanted = {**request(plain, formats), "dst": node.descs[0]}
-    again = [c for c in target.candidates(plain, wanted) if c.after is not None]
+    again = [c for c in target.candidates(plain, wanted) if c.is_followed]
     assert node.choice.impl not in {c.impl for c in again if dict(c.operands) == dict(node.choice.operands)}
 
 
 def test_another_kernel_is_checked_anew():
     (node, *_) = offered(32, "f32", "nhwc")
-    other = node.with_(choice=node.choice.__class__(**{**vars(node.choice), "after": None}))
+    other = node.with_(choice=replace(node.choice, handle=replace(node.choice.handle, after=None)))
     assert primitive_key(node) != primitive_key(other)
 
 
@@ -142,7 +142,7 @@ def test_it_changes_the_part_of_a_concat_that_its_primitive_wrote(batch, monkeyp
 
     def with_kernels(self, *what):
         found = list(honest(self, *what))
-        return [candidate for candidate in found if candidate.after is not None] or found
+        return [candidate for candidate in found if candidate.is_followed] or found
 
     monkeypatch.setattr(OneDnnTarget, "candidates", with_kernels)
     torch.manual_seed(0)

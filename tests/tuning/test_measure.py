@@ -60,7 +60,7 @@ def test_a_thousand_times_the_work_takes_longer() -> None:
 
 def test_a_residual_lies_in_dst() -> None:
     plain, residual = jobs_of(16, 14)[0], jobs_of(16, 14, residual=True)[0]
-    assert [operand.number for operand in plain.operands] == [operand.number for operand in residual.operands]
+    assert [operand.name for operand in plain.operands] == [operand.name for operand in residual.operands]
     assert [operand.kind for operand in plain.operands] == ["activation", "parameter", "parameter", "result"]
 
 
@@ -74,7 +74,7 @@ def test_rounds_go_through_all_nodes_and_no_single_execution_drops_a_way(monkeyp
     order: list[object] = []
     slow_once = groups[0][-1].key
 
-    def time(self: _Run, weights: int) -> None:
+    def time(self: _Run, weights: torch.Tensor) -> None:
         order.append(self.job.key)
         hiccup = self.job.key == slow_once and order.count(slow_once) == 1
         self.times.append(1.0 if hiccup else 1e-5)
@@ -94,7 +94,7 @@ def test_a_hopeless_way_is_dropped_and_keeps_its_figure(monkeypatch: pytest.Monk
     jobs = jobs_of(16, 14)
     slow, count = jobs[-1].key, 0
 
-    def time(self: _Run, weights: int) -> None:
+    def time(self: _Run, weights: torch.Tensor) -> None:
         nonlocal count
         count += self.job.key == slow
         self.times.append(1.0 if self.job.key == slow else 1e-5)
@@ -108,6 +108,7 @@ def test_weights_move_on_through_all_of_their_buffer() -> None:
     (job, *_) = jobs_of(64, 7)
     bench = Bench([job], 3 << 20)
     places = [bench._place(job) for _ in range(100)]
+    places = [place.data_ptr() for place in places]
     start, end = bench._weights.data_ptr(), bench._weights.data_ptr() + bench._weights.numel()
     assert all(start <= place and place + job.parameters_nbytes <= end for place in places)
     rounds = len(set(places))
@@ -131,10 +132,10 @@ def test_memory_holds_numbers_in_every_type() -> None:
 def test_a_reorder_is_timed_and_an_absent_one_has_no_job() -> None:
     dims = (1, 16, 14, 14)
     last, blocked = (MemoryDesc(dims, "f32", tag=tag) for tag in ("acdb", "aBcd8b"))
-    job = job_of_reorder("r", last, blocked)
+    job = job_of_reorder("r", last, blocked, OneDnnTarget())
     assert job is not None
     assert Bench([job], 0).seconds([[job]], perf_counter() + FAR)["r"] > 0
-    assert job_of_reorder("r", last, MemoryDesc(dims, "f32", strides=(0, 0, 0, 0))) is None
+    assert job_of_reorder("r", last, MemoryDesc(dims, "f32", strides=(0, 0, 0, 0)), OneDnnTarget()) is None
 
 
 def test_nothing_native_is_left_behind() -> None:

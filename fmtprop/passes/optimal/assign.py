@@ -246,9 +246,7 @@ def _candidate(node: Node) -> Candidate:
     choice = node.choice
     if choice is None:
         return Candidate("", "", {}, node.descs)
-    return Candidate(
-        choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle, choice.after
-    )
+    return Candidate(choice.target, choice.impl, choice.operands, node.descs, choice.cost, False, choice.handle)
 
 
 def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:

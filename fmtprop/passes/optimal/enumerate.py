@@ -190,7 +190,7 @@ class _Enumerator:
                 # an equivalent primitive's implementations are counted by themselves: they come after all others
                 # so do those of which a kernel does the last post-op
                 family = candidate.impl.partition(":")[0]
-                member = candidate.target, family if family in _EQUIVALENTS else "", candidate.after is not None
+                member = candidate.target, family if family in _EQUIVALENTS else "", candidate.is_followed
                 families[member] += 1
                 if families[member] <= _IMPLEMENTATIONS:
                     yield candidate

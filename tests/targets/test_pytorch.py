@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from fmtprop.errors import PlanError
-from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.node import Choice, Node, PostOp
 from fmtprop.ir.op import OPSET, Category, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
-from fmtprop.runtime.calls import PyTorchCalls, bind, call_reference
+from fmtprop.targets.executable import PythonCalls
+from fmtprop.targets.pytorch import bind, call_reference
 
 SAMPLES = [
     (op, sample)
@@ -93,6 +94,6 @@ def test_an_error_names_the_node() -> None:
     def refuse() -> None:
         raise RuntimeError("no such matrix")
 
-    node = Node("it", "softmax", OPSET["softmax"].attrs(0), ())
+    node = Node("it", "softmax", OPSET["softmax"].attrs(0), (), choice=Choice("reference", "torch", {}))
     with pytest.raises(PlanError, match=r"node it \(softmax\) failed on the reference target: no such matrix"):
-        PyTorchCalls([(node, refuse)])()
+        PythonCalls([(node, refuse)])()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,21 +12,7 @@ from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import Category, Reference, opdef
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.sum import Sum
-from fmtprop.targets.reference import MEANING
-
-#: what PyTorch's operators raise about what they are given
-_REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
-
-
-@contextmanager
-def as_planned() -> Iterator[None]:
-    """Let PyTorch's operators run in the types that were decided, whatever the caller's modes are."""
-    with torch.no_grad():
-        if not torch.is_autocast_enabled("cpu"):
-            yield
-            return
-        with torch.autocast("cpu", enabled=False):
-            yield
+from fmtprop.targets.executable import REFUSED, as_planned, failed
 
 
 def call_reference(
@@ -47,12 +32,16 @@ def call_reference(
             return evaluate_node(node, tensors, instead)
     except FmtpropError:
         raise
-    except _REFUSED as error:
-        raise _failed(node, error) from error
+    except REFUSED as error:
+        raise failed(node, "reference", error) from error
 
 
 def bind(
-    node: Node, tensors: Mapping[str, torch.Tensor], places: Sequence[torch.Tensor | None]
+    node: Node,
+    tensors: Mapping[str, torch.Tensor],
+    places: Sequence[torch.Tensor | None],
+    *,
+    by_operator: bool = True,
 ) -> Callable[[], object]:
     """Return a call that runs a node on these tensors; its results are written to their places.
 
@@ -66,46 +55,15 @@ def bind(
         Its operands, those of post-ops included.
     places : sequence of torch.Tensor or None
         As :func:`write_results` takes them. None shares memory with an operand.
+    by_operator : bool
+        Whether PyTorch's own operators may compute it, where the op declares some.
     """
     written = [place for place in places if place is not None]
-    trusted = node.choice is None or node.choice.impl != MEANING
-    if trusted and len(written) == len(places) and all(map(_is_dense, written)):
+    if by_operator and len(written) == len(places) and all(map(_is_dense, written)):
         calls = _operators(node, tensors, written)
         if calls:
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
     return lambda: write_results(node, places, evaluate_node(node, tensors))
-
-
-class PyTorchCalls:
-    """Bound calls in a row, as one function of a plan.
-
-    Parameters
-    ----------
-    pairs : sequence of (Node, callable)
-        What each runs, and the call.
-    """
-
-    __slots__ = ("pairs",)
-
-    def __init__(self, pairs: Sequence[tuple[Node, Callable[[], object]]]) -> None:
-        self.pairs = pairs
-
-    def __call__(self, *_: None) -> int:
-        """Make the calls and return 0; an error of PyTorch's names the node.
-
-        Raises
-        ------
-        PlanError
-            PyTorch refused.
-        """
-        for node, call in self.pairs:
-            try:
-                call()
-            except FmtpropError:
-                raise
-            except _REFUSED as error:
-                raise _failed(node, error) from error
-        return 0
 
 
 def _operators(
@@ -142,11 +100,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies in a memory format that PyTorch's operators are written for."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
     return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
-
-
-def _failed(node: Node, error: Exception) -> PlanError:
-    where = f" from {node.origin}" if node.origin else ""
-    return PlanError(f"{node.label}{where} failed on the reference target: {error}")
 
 
 def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor]) -> None:

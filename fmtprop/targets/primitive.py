@@ -1,0 +1,164 @@
+"""oneDNN's primitives as implementations, alone or with a kernel of our own behind them for the last post-op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fmtprop import dnnl
+from fmtprop.errors import DnnlError
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import tensor_type
+from fmtprop.jit import Call, Kernel, Work
+from fmtprop.layout import MemoryDesc
+from fmtprop.targets.arguments import arguments, start_of
+from fmtprop.targets.executable import SCRATCHPAD, Bound, Executable, Implementation, Memory, Place, Provider, Stream
+from fmtprop.targets.memory import aligned_bytes
+
+__all__ = ["PrimitiveImplementation", "bind_primitive"]
+
+
+@dataclass(frozen=True, eq=False)
+class PrimitiveImplementation(Implementation):
+    """What a primitive descriptor says.
+
+    Parameters
+    ----------
+    pd : PrimitiveDesc
+        What to run.
+    offered_by : callable
+        Makes the target that offered it.
+    after : Kernel, optional
+        What runs on the result behind it, for the node's last post-op.
+    """
+
+    pd: dnnl.PrimitiveDesc
+    offered_by: Callable[[], Provider]
+    after: Kernel | None = None
+
+    takes_any_numbers = True
+    is_for_threads = True
+    overwrites = True
+
+    @property
+    def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
+        """The kernel's code, which no version of the library tells."""
+        return {} if self.after is None else {"after": self.after.fingerprint}
+
+    @property
+    def scratchpad_nbytes(self) -> int:
+        """Bytes of its scratchpad."""
+        return self.pd.scratchpad_nbytes
+
+    @property
+    def repro(self) -> str:
+        """A benchdnn command line."""
+        return self.pd.repro
+
+    def target(self) -> Provider:
+        """Return a new target of the kind that offered it."""
+        return self.offered_by()
+
+    def build(self, threads: int) -> Executable:
+        """Return the compiled primitive; the number of threads is the one that it was offered for."""
+        return _Executable(dnnl.Primitive(self.pd), self.after)
+
+    def residual(self, node: Node) -> str | None:
+        """Return what its sum post-op adds to."""
+        return next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
+
+
+class _Executable(Executable):
+    def __init__(self, primitive: dnnl.Primitive, after: Kernel | None) -> None:
+        self._primitive, self._after = primitive, after
+
+    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+        arguments_ = [
+            (number, md, places[name].memory, start_of(places[name].desc, md))
+            for name, number, md in arguments(node, self._primitive.desc)
+        ]
+        scratchpad = places[SCRATCHPAD].memory if SCRATCHPAD in places else None
+        work = None
+        if self._after is not None:
+            dst = places["dst"]  # it begins where the result does: in a concat in place, somewhere inside
+            work = Work(self._after, dst.desc.at_start().nbytes)
+            dst.memory.follow(work.set_data_handle, dst.desc.offset0 * dst.desc.dtype.nbytes)
+        return bind_primitive(self._primitive, arguments_, scratchpad, stream, work, node.label)
+
+    def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        mds = {operand: md for operand, _, md in arguments(node, self._primitive.desc)}
+        return laid_out(tensor, mds[name])
+
+    def close(self) -> None:
+        self._primitive.close()
+
+
+def bind_primitive(
+    primitive: dnnl.Primitive,
+    arguments: Sequence[tuple[int, dnnl.NativeDesc, Memory, int]],
+    scratchpad: Memory | None,
+    stream: Stream,
+    after: Work | None = None,
+    label: str = "",
+) -> Bound:
+    """Return a primitive with its arguments, ready to be executed.
+
+    Parameters
+    ----------
+    primitive : Primitive
+        What to execute.
+    arguments : sequence of (int, NativeDesc, Memory, int)
+        Number, descriptor, and where it lies: so many bytes behind the memory's start.
+    scratchpad : Memory, optional
+        As much as the primitive needs, or more.
+    stream : Stream
+        On which.
+    after : Work, optional
+        What runs behind it.
+    label : str
+        What it computes, for messages.
+    """
+    pd, engine, bound = primitive.desc, dnnl.Engine.cpu(), []
+    room = pd.query_md("scratchpad")
+    if room is not None and room.nbytes and scratchpad is not None:
+        arguments = [*arguments, (int(dnnl.Arg.SCRATCHPAD), room, scratchpad, 0)]
+    for number, md, memory, start in arguments:
+        native = dnnl.Memory(engine, md, None)
+        memory.follow(native.set_data_handle, start)
+        bound.append((number, native))
+    given = dnnl.ExecArgs(bound)
+    calls: list[Call] = [(dnnl.hot_execute, primitive.handle, stream.native.handle, given.count, given.array)]
+    if after is not None:
+        calls.append(after.call)
+
+    def failure(status: int) -> DnnlError:
+        details = f"{label} with {pd.impl}".removeprefix(" with ")
+        return DnnlError("dnnl_primitive_execute", dnnl.status_name(status), details, pd.repro)
+
+    return Bound(calls, keep=[*(native for _, native in bound), given, after], failure=failure)
+
+
+def laid_out(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:
+    """Return numbers as flat bytes in a format that perhaps only oneDNN knows, laid out by it.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Dense, row-major.
+    md : NativeDesc
+        The format.
+    """
+    native = dnnl.NativeDesc.from_desc(MemoryDesc(tensor.shape, tensor_type(tensor).dtype))
+    result, engine = aligned_bytes(md.nbytes), dnnl.Engine.cpu()
+    with dnnl.create(dnnl.Reorder(src=native, dst=md)) as pd:
+        memories: dict[int | dnnl.Arg, dnnl.Memory] = {
+            dnnl.Arg.FROM: dnnl.Memory(engine, native, tensor.data_ptr(), tensor),
+            dnnl.Arg.TO: dnnl.Memory(engine, md, result.data_ptr(), result),
+        }
+        if (room := pd.query_md("scratchpad")) is not None and room.nbytes:
+            scratchpad = aligned_bytes(room.nbytes)
+            memories[dnnl.Arg.SCRATCHPAD] = dnnl.Memory(engine, room, scratchpad.data_ptr(), scratchpad)
+        dnnl.Primitive(pd).execute(dnnl.Stream(engine), memories)
+    return result
