@@ -102,7 +102,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the same, but let be whatever stands where NaN or an infinity is expected.
+    """Return the same, without the elements where NaN or an infinity is expected.
 
     oneDNN and PyTorch differ there by design (docs/numerics.md).
 

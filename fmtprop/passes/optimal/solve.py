@@ -103,7 +103,7 @@ class _Search:
         return True
 
     def start(self) -> None:
-        """Find a choice quickly: the answer if the program finds none in time, and its measure of what is a lot."""
+        """Find a first choice: the answer where the program finds none in time, and a limit for its objective."""
         chosen = greedy(self._reduced, self._table)
         if chosen is None:
             from fmtprop.passes.optimal.feasible import find_feasible  # SciPy is imported where it is needed
