@@ -27,7 +27,7 @@ from fmtprop.dnnl.attr import PostOp, PostOps, PrimitiveAttr
 from fmtprop.dnnl.capability import supports
 from fmtprop.dnnl.desc import NativeDesc, layout_name
 from fmtprop.dnnl.engine import Engine, Stream
-from fmtprop.dnnl.enums import NormFlags
+from fmtprop.dnnl.enums import NormFlags, RnnFlags
 from fmtprop.dnnl.fork import after_fork, fork_guard
 from fmtprop.dnnl.handle import live_handles
 from fmtprop.dnnl.heap import trim_heap
@@ -56,6 +56,7 @@ from fmtprop.dnnl.kinds import (
 from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status, status_name
 from fmtprop.dnnl.memory import ExecArgs, Memory, memory_of
 from fmtprop.dnnl.primitive import Primitive, PrimitiveDesc, create
+from fmtprop.dnnl.recurrent import Gru, LbrGru, Lstm, VanillaRnn
 from fmtprop.dnnl.specs import SPECS, Spec, spec_of
 
 __all__ = [
@@ -70,10 +71,13 @@ __all__ = [
     "Engine",
     "ExecArgs",
     "GroupNormalization",
+    "Gru",
     "InnerProduct",
     "LayerNormalization",
+    "LbrGru",
     "Library",
     "Lrn",
+    "Lstm",
     "Matmul",
     "Memory",
     "NativeDesc",
@@ -89,11 +93,13 @@ __all__ = [
     "Reduction",
     "Reorder",
     "Resampling",
+    "RnnFlags",
     "Shuffle",
     "Softmax",
     "Spec",
     "Stream",
     "Sum",
+    "VanillaRnn",
     "after_fork",
     "create",
     "fork_guard",

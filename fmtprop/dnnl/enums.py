@@ -13,6 +13,7 @@ from fmtprop.errors import UnsupportedOpError
 _DATA_TYPES = _abi.ENUMS["dnnl_data_type_t"]
 _PROP_KINDS = _abi.ENUMS["dnnl_prop_kind_t"]
 _ALGORITHMS = _abi.ENUMS["dnnl_alg_kind_t"]
+_DIRECTIONS = _abi.ENUMS["dnnl_rnn_direction_t"]
 _FPMATH = _abi.ENUMS["dnnl_fpmath_mode_t"]
 _KINDS = {number: name for name, number in reversed(_abi.ENUMS["dnnl_primitive_kind_t"].items())}
 _DATA_TYPE_NAMES = {number: name for name, number in _DATA_TYPES.items()}
@@ -32,6 +33,13 @@ class NormFlags(IntFlag):
     USE_SHIFT = _abi.ENUMS["dnnl_normalization_flags_t"]["use_shift"]
     FUSE_NORM_RELU = _abi.ENUMS["dnnl_normalization_flags_t"]["fuse_norm_relu"]
     FUSE_NORM_ADD_RELU = _abi.ENUMS["dnnl_normalization_flags_t"]["fuse_norm_add_relu"]
+
+
+class RnnFlags(IntFlag):
+    """Flags of the recurrent primitives (``dnnl_rnn_flags_t``)."""
+
+    NONE = 0
+    DIFF_WEIGHTS_OVERWRITE = _abi.ENUMS["dnnl_rnn_flags_t"]["rnn_flags_diff_weights_overwrite"]
 
 
 def data_type(name: object) -> int:
@@ -79,6 +87,17 @@ def algorithm(name: str) -> int:
         If oneDNN has no such algorithm.
     """
     return _number(_ALGORITHMS, name, "algorithm")
+
+
+def rnn_direction(name: str) -> int:
+    """Return the ``dnnl_rnn_direction_t`` of a name such as ``"unidirectional_left2right"``.
+
+    Raises
+    ------
+    UnsupportedOpError
+        If oneDNN has no such direction.
+    """
+    return _number(_DIRECTIONS, name, "direction of a recurrent layer")
 
 
 def fpmath_mode(name: str) -> int:

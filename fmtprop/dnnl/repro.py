@@ -73,6 +73,11 @@ _LINES = {
     "reduction": f"--reduction {_COPY} {{alg}} {{norm}} | {{src.dims}}:{{dst.dims}}",
     "reorder": f"--reorder {_COPY} | {{src.dims}}",
     "concat": f"--concat {_COPY} --axis={{axis}} | {{src.dims}}",
+    **dict.fromkeys(
+        ("vanilla_rnn", "lstm", "gru", "lbr_gru"),
+        "--rnn {prop} --alg={cell} {activation} --direction={order} --cfg={src_layer.type} {overwrite} {extras} "
+        "| {sizes}",
+    ),
     "sum": f"--sum {_COPY} --scales={{factors}} | {{first.dims}}",
 }
 
@@ -132,7 +137,7 @@ class _Words(dict[str, object]):
     def __missing__(self, word: str) -> object:
         if word in _WORDS:
             return _WORDS[word](self.problem)
-        if word in ("src", "dst", "weights", "src_0", "src_1"):
+        if word in ("src", "dst", "weights", "src_0", "src_1", "src_layer"):
             return _tensor(self.problem, word)
         return getattr(self.problem, word)
 
@@ -202,6 +207,17 @@ def _mask(desc: NativeDesc) -> int:
     return sum(1 << axis for axis, size in enumerate(desc.dims) if size != 1)
 
 
+def _recurrent_extras(problem: Any) -> str:
+    names = ("peephole", "projection") if problem.kind == "lstm" else ()
+    return " ".join(f"--with-{name}=true" for name in names if getattr(problem, f"weights_{name}") is not None)
+
+
+def _recurrent_sizes(problem: Any) -> str:
+    time, batch, channels = problem.src_layer.dims
+    layers, _, states, _, hidden = problem.weights_iter.dims
+    return f"l{layers}t{time}mb{batch}sic{states}slc{channels}dhc{hidden}dic{states}"
+
+
 _WORDS: dict[str, Callable[[Any], object]] = {
     "dir": _direction,
     "alg": _algorithm,
@@ -214,6 +230,13 @@ _WORDS: dict[str, Callable[[Any], object]] = {
     "data": lambda p: _tensor(p, "src" if p.src is not None else "dst"),
     "norm": lambda p: f"--p={p.p:g} --eps={p.eps:g}" if "norm" in p.alg else "",
     "factors": lambda p: ":".join(f"{scale:g}" for scale in p.scales),
+    "prop": lambda p: f"--prop={_DIRECTIONS[p.prop]}",
+    "cell": lambda p: p.kind.upper() if p.kind in ("vanilla_rnn", "lbr_gru") else f"VANILLA_{p.kind.upper()}",
+    "activation": lambda p: f"--activation={p.activation.partition('_')[2].upper()}" if p.kind == "vanilla_rnn" else "",
+    "order": lambda p: p.direction.partition("_")[2],
+    "overwrite": lambda p: "--flags=O" if p.flags else "",
+    "extras": _recurrent_extras,
+    "sizes": _recurrent_sizes,
     "first": lambda p: _Tensor(p.srcs[0]),
 }
 

@@ -20,7 +20,7 @@ from fmtprop.dnnl import _abi
 from fmtprop.dnnl._abi import Arg
 from fmtprop.dnnl.desc import NativeDesc
 from fmtprop.dnnl.engine import Engine
-from fmtprop.dnnl.enums import algorithm, prop_kind
+from fmtprop.dnnl.enums import algorithm, prop_kind, rnn_direction
 from fmtprop.dnnl.kinds import Problem
 from fmtprop.dnnl.sizes import float_array, int64_array
 from fmtprop.errors import InputError, ShapeError, UnsupportedOpError
@@ -115,6 +115,17 @@ def _normalization(
     yield _spec(f"{function}_backward", "backward_data", arguments, f"mean variance {gradients}")
 
 
+def _recurrent(kind: str, numbers: str, states: str = "", weights: str = "", more: str = "") -> Iterator[Spec]:
+    """Rows of a kind with these numbers in front, further states and weights, and numbers behind the flags."""
+    source = f"src_layer src_iter? {states}"
+    learned = f"weights_layer weights_iter {weights} bias?"
+    result = f"dst_layer dst_iter? {states.replace('src', 'dst')}"
+    forward = f"{source} {learned} {result}"
+    gradients = " ".join(f"diff_{name}" for name in forward.split())
+    yield _spec(f"{kind}_forward", _FORWARD, f"prop {numbers} {forward} flags {more}", "workspace")
+    yield _spec(f"{kind}_backward", "backward", f"prop {numbers} {forward} {gradients} flags {more} hint", "workspace")
+
+
 SPECS: tuple[Spec, ...] = (
     *_convolution("convolution"),
     *_convolution("deconvolution"),
@@ -150,6 +161,10 @@ SPECS: tuple[Spec, ...] = (
     _spec("reorder", "", "src engine dst engine"),
     _spec("concat", "", "dst? count axis srcs"),
     _spec("sum", "", "dst? count scales srcs"),
+    *_recurrent("vanilla_rnn", "activation direction", more="alpha beta"),
+    *_recurrent("lstm", "direction", "src_iter_c?", "weights_peephole? weights_projection?"),
+    *_recurrent("gru", "direction"),
+    *_recurrent("lbr_gru", "direction"),
 )
 
 _BY_DIRECTION = {(spec.kind, prop): spec for spec in SPECS for prop in spec.props}
@@ -310,6 +325,8 @@ _READERS: dict[str, Reader] = {
     "engine": lambda _: Engine.cpu().handle,
     "prop": lambda problem: prop_kind(problem.prop),
     "alg": lambda problem: algorithm(problem.alg),
+    "activation": lambda problem: algorithm(problem.activation),
+    "direction": lambda problem: rnn_direction(problem.direction),
     "flags": lambda problem: int(problem.flags),
     "data": _eltwise_data,
     "axis": _axis,

@@ -91,7 +91,7 @@ C_TYPES = {
     "data": _abi.dnnl_memory_desc_t,
     "srcs": ctypes.POINTER(_abi.dnnl_memory_desc_t),
     "flags": ctypes.c_uint,
-    **dict.fromkeys(("prop", "alg", "axis", "count"), ctypes.c_int),
+    **dict.fromkeys(("prop", "alg", "axis", "count", "activation", "direction"), ctypes.c_int),
     **dict.fromkeys(("local_size", "group_size", "groups"), ctypes.c_int64),
     **dict.fromkeys(("strides", "dilates", "kernel", "pad_l", "pad_r"), ctypes.POINTER(ctypes.c_int64)),
     **dict.fromkeys(("alpha", "beta", "k", "p", "eps", "epsilon"), ctypes.c_float),

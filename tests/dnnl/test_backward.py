@@ -12,6 +12,7 @@ import pytest
 from fmtprop import dnnl
 from fmtprop.dnnl import Arg, NormFlags, spec_of
 from fmtprop.errors import DnnlError
+from tests.dnnl import test_recurrent
 from tests.dnnl.support import Array, any_of, plain, run, tagged
 from tests.dnnl.test_forward import F, check, rand, t
 
@@ -258,6 +259,7 @@ def test_gradients(name: str) -> None:
 
 def test_every_backward_row_is_tested() -> None:
     tested = [spec_of(case.kind.kind, prop) for case in CASES.values() for prop in case.props]
+    tested += [spec_of(case.kind.kind, "backward") for case in test_recurrent.CASES.values()]
     assert all(spec in tested for spec in dnnl.SPECS if spec.takes_hint)
 
 

@@ -9,6 +9,7 @@ import pytest
 from fmtprop import dnnl
 from fmtprop.dnnl import NormFlags
 from fmtprop.dnnl.repro import benchdnn_line
+from tests.dnnl import test_recurrent
 from tests.dnnl.support import SAME, any_of, plain, tagged
 
 DATA = (1, 16, 8, 8)
@@ -127,7 +128,9 @@ def test_lines(line: str) -> None:
 
 
 def test_every_kind_has_a_line() -> None:
-    assert {problem.kind for problem in LINES.values()} | {"reorder"} == {spec.kind for spec in dnnl.SPECS}
+    tested = {problem.kind for problem in LINES.values()} | {"reorder"}
+    tested |= {case.kind.kind for case in test_recurrent.CASES.values()}
+    assert tested == {spec.kind for spec in dnnl.SPECS}
 
 
 def test_attributes() -> None:
