@@ -27,7 +27,7 @@ from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.tuning import MEASURING, TunedCosts
-from fmtprop.tuning.problem import persistent_text
+from fmtprop.tuning.identity import persistent_text
 
 __all__ = ["ALL", "BEST", "DIRECT", "GREEDY", "MERGED", "NAMES", "SLICED", "Contestant", "Contestants"]
 

@@ -54,7 +54,7 @@ from fmtprop.dnnl.kinds import (
     Sum,
 )
 from fmtprop.dnnl.library import Library, lib, load, loaded, raise_status, status_name
-from fmtprop.dnnl.memory import ExecArgs, Memory, memory_of
+from fmtprop.dnnl.native_memory import ExecArgs, Memory, memory_of
 from fmtprop.dnnl.primitive import Primitive, PrimitiveDesc, create
 from fmtprop.dnnl.recurrent import Gru, LbrGru, Lstm, VanillaRnn
 from fmtprop.dnnl.specs import SPECS, Spec, spec_of

@@ -18,7 +18,7 @@ from fmtprop.dnnl.enums import QUERY, primitive_kind_name
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.kinds import Problem
 from fmtprop.dnnl.library import lib, raise_status
-from fmtprop.dnnl.memory import ExecArgs, Memory
+from fmtprop.dnnl.native_memory import ExecArgs, Memory
 from fmtprop.dnnl.recipe import Recipe, default_attr
 from fmtprop.dnnl.specs import spec_of
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError

@@ -29,7 +29,7 @@ from fmtprop.store import Store, key_of
 from fmtprop.targets.executable import Executable, Memory, Place, Targets, implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
 from fmtprop.targets.pytorch import call_reference
-from fmtprop.tuning.problem import persistent_text
+from fmtprop.tuning.identity import persistent_text
 
 #: what PyTorch would run by a oneDNN of its own
 _INDEPENDENT = {"convolution": convolve}

@@ -21,9 +21,9 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
+from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
-from fmtprop.tuning.problem import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
 #: where costs may come from

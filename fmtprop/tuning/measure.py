@@ -43,7 +43,7 @@ from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.executable import SCRATCHPAD, Memory, Place, Stream, implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT, numbers
-from fmtprop.tuning.problem import parameters, regime
+from fmtprop.tuning.identity import parameters, regime
 
 #: rounds after which a way that takes so many times the best one's time is dropped
 _TRIAL, _HOPELESS = 3, 1.5

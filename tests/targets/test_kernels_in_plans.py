@@ -18,7 +18,7 @@ from fmtprop.runtime.threads import for_threads
 from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.kernels import JIT
-from fmtprop.tuning.problem import describe
+from fmtprop.tuning.identity import describe
 from tests.targets.nodes import node_of, request
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())

@@ -18,8 +18,8 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning, costs_for
 from fmtprop.tuning import costs as costs_module
 from fmtprop.tuning.costs import disturbance
+from fmtprop.tuning.identity import describe, describe_reorder
 from fmtprop.tuning.measure import Bench
-from fmtprop.tuning.problem import describe, describe_reorder
 from tests.tuning.test_measure import ways
 
 WEIGHTS = 1 << 20
