@@ -49,6 +49,8 @@ _ANY_STRIDES = frozenset(
         ),
     }
 )
+#: the overload that writes to given memory gives it the source's strides instead of its own
+_RESTRIDES = "aten.adaptive_avg_pool2d.default"
 #: element by element, although PyTorch does not call it so
 _CONVERSION = "aten._to_copy.default"
 #: names of data types that a graph has the parts of
@@ -379,7 +381,7 @@ def operator(
     """Return the call of the overload that writes its results to given tensors; None where there is none."""
     prepared = _prepare(attrs)
     out = _writing(prepared.function)
-    if out is None or prepared.row_major or len(out.names) != len(results):
+    if out is None or prepared.row_major or len(out.names) != len(results) or attrs.target == _RESTRIDES:
         return None
     if _has_complex(attrs, tuple((name, t.dtype, t.shape) for name, t in tensors.items())):
         return None

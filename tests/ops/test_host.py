@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+import fmtprop as fp
 from fmtprop.errors import GraphError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
@@ -261,3 +262,41 @@ def test_kernels_for_channels_last_are_right(target, channels):
 
 def test_what_may_have_any_strides_is_compared_above():
     assert {name.split(".")[1].lstrip("_") for name in _ANY_STRIDES} == {name.split(".")[1] for name in CHANNELS_LAST}
+
+
+WRITTEN = {
+    "aten.max_pool2d_with_indices.default": {"self": 0, "kernel_size": [2, 2]},
+    "aten.avg_pool2d.default": {"self": 0, "kernel_size": [2, 2]},
+    "aten.adaptive_max_pool2d.default": {"self": 0, "output_size": [5, 5]},
+    "aten.adaptive_avg_pool2d.default": {"self": 0, "output_size": [5, 5]},
+    "aten.upsample_nearest2d.default": {"self": 0, "output_size": [24, 24]},
+    "aten.upsample_bilinear2d.default": {"self": 0, "output_size": [24, 24], "align_corners": False},
+    "aten.upsample_bicubic2d.default": {"self": 0, "output_size": [24, 24], "align_corners": False},
+}
+
+
+@pytest.mark.parametrize("target", WRITTEN)
+@pytest.mark.parametrize("source", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("result", [torch.contiguous_format, torch.channels_last])
+def test_an_operator_leaves_the_strides_of_given_memory(target, source, result):
+    attrs = HostCall(target, json.dumps({**WRITTEN[target], "self": {"tensor": "src_0"}}))
+    tensors = {"src_0": torch.randn(2, 32, 12, 12).contiguous(memory_format=source)}
+    expected = host.reference(attrs, tensors)
+    places = [torch.empty_like(value).contiguous(memory_format=result) for value in expected]
+    strides = [place.stride() for place in places]
+    call = host.operator(attrs, tensors, places)
+    if call is None:
+        assert target == host._RESTRIDES
+        return
+    call()
+    assert [place.stride() for place in places] == strides
+    torch.testing.assert_close(tuple(places), expected)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "optimal"])
+def test_an_adaptive_average_behind_a_convolution_is_right(policy):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.AdaptiveAvgPool2d(5)).eval()
+    x = torch.randn(2, 16, 14, 14)
+    compiled = fp.compile(module, x, policy=policy, verify="off")
+    torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
