@@ -16,7 +16,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.kernels import JIT
 from fmtprop.targets.reference import REFERENCE
-from fmtprop.tuning import problem
+from fmtprop.tuning import identity
 from fmtprop.tuning.peaks import Peaks
 
 #: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
@@ -251,7 +251,7 @@ class ModelCosts:
     ) -> float:
         """Return the seconds for all bytes: parameters from as far as all weights reach, activations from cache."""
         parameters = activations = 0
-        learned = problem.parameters(node.op, operands)
+        learned = identity.parameters(node.op, operands)
         for name, desc in operands.items():
             if name in learned:
                 parameters += desc.nbytes
