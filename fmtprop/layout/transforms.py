@@ -6,6 +6,7 @@ raises; none returns a wrong answer. Must not know about data types or buffers.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 from fmtprop.errors import FormatError, ShapeError
@@ -218,11 +219,12 @@ class _Reshape:
             whole_blocks(g, axis, what)
             if g.padded_dims[axis] != g.dims[axis]:
                 raise FormatError(f"{what}: {axis_name(axis)} is padded to {g.padded_dims[axis]}")
-        for axis in range(i_end - 1, i, -1):
-            if g.dims[axis] * g.strides[axis] != g.strides[axis - 1]:
+        long = [axis for axis in range(i, i_end) if g.dims[axis] != 1]  # the stride of the others never matters
+        for before, axis in pairwise(long):
+            if g.dims[axis] * g.strides[axis] != g.strides[before]:
                 raise FormatError(
-                    f"{what}: {axis_name(axis - 1)} and {axis_name(axis)} do not follow each other in memory "
-                    f"(strides {g.strides[axis - 1]} and {g.strides[axis]}); convert to a row-major format first"
+                    f"{what}: {axis_name(before)} and {axis_name(axis)} do not follow each other in memory "
+                    f"(strides {g.strides[before]} and {g.strides[axis]}); convert to a row-major format first"
                 )
         stride = g.strides[i_end - 1]
         for axis in range(o_end - 1, o - 1, -1):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fmtprop.errors import FormatError, ShapeError
 from fmtprop.layout import MemoryDesc, pack, unpack
@@ -166,3 +170,23 @@ def test_pack_through_a_view_changes_the_view_only() -> None:
     buffer = np.zeros(12, np.float32)
     pack(np.ones((2, 2), np.float32), MemoryDesc((3, 4)).slice((0, 1), (2, 2), (2, 2)), out=buffer)
     assert buffer.reshape(3, 4).tolist() == [[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1]]
+
+
+@given(st.lists(st.sampled_from([1, 1, 2, 3, 4]), min_size=2, max_size=5), st.randoms(use_true_random=False))
+def test_the_stride_of_a_dimension_of_one_never_matters(dims: list[int], random: Random) -> None:
+    order = random.sample(range(len(dims)), len(dims))
+    one = MemoryDesc(tuple(dims[axis] for axis in order)).transpose([order.index(axis) for axis in range(len(dims))])
+    strides = [stride if size > 1 else random.randint(1, 99) for size, stride in zip(dims, one.strides, strict=True)]
+    other = MemoryDesc(tuple(dims), strides=tuple(strides))
+    assert one == other
+    merged = list(dims)
+    while len(merged) > 1 and random.random() < 0.7:
+        first = random.randrange(len(merged) - 1)
+        merged[first : first + 2] = [merged[first] * merged[first + 1]]
+    outcomes = []
+    for desc in (one, other):
+        try:
+            outcomes.append(desc.reshape(tuple(merged)))
+        except FormatError:
+            outcomes.append(None)
+    assert outcomes[0] == outcomes[1]

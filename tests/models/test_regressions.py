@@ -134,3 +134,28 @@ def test_a_pin_of_what_only_a_reference_computes_says_what_can_be_had():
     function, x = lambda x: torch.linalg.vector_norm(x.relu(), 2, 0, keepdim=True), torch.randn(2, 8, 8)
     with pytest.raises(UnsupportedOpError, match=r"'reduction_1\.dst' asks for f32:aBc8b, but no .* to be had: "):
         fp.compile(Call(function), x, pin={"reduction_1.dst": "aBc8b"}, tune="model")
+
+
+class SplitAttention(nn.Module):
+    """ResNeSt's: the factors of two branches, a softmax over the branches, on an axis of one between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 32, 3, padding=1, groups=2)
+        self.squeeze, self.factors = nn.Conv2d(16, 8, 1), nn.Conv2d(8, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branches = torch.split(torch.relu(self.conv(x)), 16, 1)
+        pooled = nn.functional.adaptive_avg_pool2d(sum(branches), 1)
+        factors = self.factors(torch.relu(self.squeeze(pooled)))
+        shares = torch.softmax(factors.view(x.shape[0], 1, 2, -1).transpose(1, 2), 1).reshape(x.shape[0], -1, 1, 1)
+        return sum(share * branch for share, branch in zip(torch.split(shares, 16, 1), branches, strict=True))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_split_attention_compiles_by_the_first_choice(batch):
+    torch.manual_seed(0)
+    model, x = SplitAttention().eval(), torch.randn(batch, 16, 12, 12)
+    net = fp.compile(model, x)
+    assert not net.dropped
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
