@@ -12,10 +12,9 @@ import torch
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
-from fmtprop.runtime import Plan
+from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
-from fmtprop.runtime.tensors import executor_of
 from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS
 
@@ -76,7 +75,7 @@ class CompiledModel:
         self.contest = contest
         self.tuning = tuning
         self.dropped: Mapping[str, str] = dict(dropped)
-        self._executor = executor_of(plan, checked=options.verify != "off")
+        self._executor = Executor(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
 

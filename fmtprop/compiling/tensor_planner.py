@@ -14,9 +14,9 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, resolve_pins
-from fmtprop.runtime import Plan
-from fmtprop.runtime.tensor_check import check_tensor_steps
-from fmtprop.runtime.tensor_plan import build_tensor_plan
+from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.selfcheck import check_steps
+from fmtprop.store import Store
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.mkldnn import MkldnnCosts, MkldnnTarget
 from fmtprop.targets.mkldnn.formats import opaque
@@ -47,12 +47,12 @@ def plan_tensors(normal: Graph, options: Options, lap: Callable[[str], None]) ->
     formatted, certificate = _assign(normal, options)
     verify(formatted, Stage.FORMATTED)
     lap("assign")
-    plan = build_tensor_plan(formatted)
+    plan = build_plan(formatted, MkldnnTarget())
     lap("plan")
     if options.verify != "off":
-        for complaint in check_tensor_steps(plan.steps):
+        for mismatch in check_steps(plan.steps, Store(), plan.packed):
             raise PlanError(
-                f"model {normal.name}: {complaint}; report it with the model, and compile with policy='plain' meanwhile"
+                f"model {normal.name}: {mismatch}; report it with the model, and compile with policy='plain' meanwhile"
             )
     lap("check")
     return formatted, plan, certificate

@@ -89,6 +89,11 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
     return Layout(tuple(offsets), nbytes, peak)
 
 
+def peak_nbytes(lifetimes: Sequence[Lifetime]) -> int:
+    """Return the largest sum of bytes alive at one step."""
+    return max(_load(lifetimes).values(), default=0)
+
+
 def _load(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
     """Return the bytes alive at each step at which a buffer begins; they are most at one of these."""
     change: dict[int, int] = {}

@@ -15,7 +15,7 @@ import torch
 from fmtprop.errors import InputError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.mkldnn_inputs import in_format
+from fmtprop.targets.mkldnn import in_format
 
 #: steps that the exact test for shared elements may take; tensors for which that is too few count as overlapping
 _OVERLAP_WORK = 100_000

@@ -14,8 +14,9 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
-from fmtprop.runtime.arena import Lifetime, plan_arena
+from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
@@ -62,6 +63,8 @@ class _Root:
         self.home, self.nbytes, self.first, self.last, self.index = home, nbytes, first, first, index
         #: reads still to come, by steps and outputs
         self.reads = 0
+        #: of a tensor that a step makes: its format
+        self.made: MemoryDesc | None = None
 
 
 class _Builder:
@@ -133,7 +136,10 @@ class _Builder:
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
         native = any_numbers_do(self.graph, node.name)
-        packed = native and self.computed.isdisjoint(reader for reader, _ in self.graph.readers(Value(node.name)))
+        readers = {reader for reader, _ in self.graph.readers(Value(node.name))}
+        # a view of it may be read later
+        kept = any(is_view(self.graph, reader) or self.graph.node(reader).is_boundary for reader in readers)
+        packed = self.computed.isdisjoint(readers) and not kept
         return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed, native=native))
 
     def _run_once(self, node: Node, inputs: Mapping[str, Access]) -> None:
@@ -189,9 +195,13 @@ class _Builder:
 
     def _add_step(self, node: Node, inputs: dict[str, Access]) -> None:
         overwritten = self._overwritable(node, inputs)
-        for index in range(len(node.descs)):
+        for index, desc in enumerate(node.descs):
             if index == 0 and overwritten is not None:
                 self._place(node, 0, inputs[overwritten].buffer, inputs[overwritten].desc.offset0)
+            elif implementation(node).makes_results:
+                root = self._root(Home.TENSOR, desc.nbytes, first=len(self.steps))
+                self.roots[root].made = desc
+                self._place(node, index, root)
             else:
                 self._place(node, index, *self._spot(Value(node.name, index)))
         results = tuple(self.places[Value(node.name, index)] for index in range(len(node.descs)))
@@ -223,8 +233,10 @@ class _Builder:
 
     def _overwritable(self, node: Node, inputs: Mapping[str, Access]) -> str | None:
         """Return the operand whose buffer the first result may take over, or None."""
-        allowed = opdef(node.op).inplace
-        if not implementation(node).overwrites:
+        allowed, way = opdef(node.op).inplace, implementation(node)
+        if way.makes_results:
+            return self._addable(node, way.may_add_to(node), inputs)
+        if not way.overwrites:
             return None
         residual = sum_operand(node)
         if Value(node.name) in self.placement.slots:
@@ -242,6 +254,16 @@ class _Builder:
             if root.home is Home.ARENA and same and root.reads == 1 and readers == 1:
                 return name
         return None
+
+    def _addable(self, node: Node, name: str | None, inputs: Mapping[str, Access]) -> str | None:
+        """Return the operand if it is a tensor that a step made and that nobody else reads, now or later."""
+        if name is None:
+            return None
+        access = inputs[name]
+        root = self.roots[access.buffer]
+        readers = sum(other.buffer == access.buffer for other in inputs.values())
+        same = access.desc == root.made == node.descs[0]
+        return name if root.home is Home.TENSOR and same and root.reads == 1 and readers == 1 else None
 
     def _copy(self, node: Node, operand: str, source: Access, place: Access, reason: str) -> Access:
         """Add a step that copies an operand of a node to where the node needs it."""
@@ -320,7 +342,12 @@ class _Builder:
 
     def _freeze(self, used: set[int]) -> tuple[tuple[Buffer, ...], int, int, tuple[Any, ...]]:
         arena = [i for i, root in enumerate(self.roots) if root.home is Home.ARENA]
-        layout = plan_arena([Lifetime(self.roots[i].nbytes, self.roots[i].first, self.roots[i].last) for i in arena])
+        lifetimes = {
+            i: Lifetime(root.nbytes, root.first, root.last)
+            for i, root in enumerate(self.roots)
+            if root.home in (Home.ARENA, Home.TENSOR)
+        }
+        layout = plan_arena([lifetimes[i] for i in arena])
         offsets = dict(zip(arena, layout.offsets, strict=True))
         kept = sorted({self.roots[i].index for i in used if self.roots[i].home is Home.CONSTANT})
         renumbered = {old: new for new, old in enumerate(kept)}
@@ -330,7 +357,7 @@ class _Builder:
             nbytes = root.nbytes if root.home is not Home.CONSTANT or index >= 0 else 0
             buffers.append(Buffer(root.home, nbytes, root.first, root.last, offsets.get(i, 0), index))
         constants = tuple(self.constants[index] for index in kept)
-        return tuple(buffers), layout.nbytes, layout.peak_nbytes, constants
+        return tuple(buffers), layout.nbytes, peak_nbytes(list(lifetimes.values())), constants
 
 
 def computed_nodes(graph: Graph) -> set[str]:

@@ -17,7 +17,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import result_names
 from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
-from fmtprop.targets.memory import aligned_bytes, view
+from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
 
 #: bytes that are compared before all of them are
 _SAMPLE = 256
@@ -41,10 +41,12 @@ class ConstantStore:
 
     def nbytes(self, index: int) -> int:
         """Return the size of a constant in bytes."""
-        return self._bytes[index].numel()
+        return nbytes_of(self._bytes[index])
 
     def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes that nobody else can change; return their number, an old one where they are known."""
+        """Store flat bytes, or a tensor, that nobody else can change; return their number, an old one where known."""
+        if flat.layout is not torch.strided or flat.dtype is not torch.uint8 or flat.dim() != 1:
+            return self._append(flat)
         sample = flat[:: max(1, flat.numel() // _SAMPLE)].numpy().tobytes()
         alike = self._alike.setdefault((flat.numel(), sample), [])
         for known in alike:
@@ -82,7 +84,7 @@ class ConstantStore:
         desc : MemoryDesc
             A dense plain format.
         packed : bool
-            Whether only `compute` reads it, by what takes any numbers, now: then the original needs no copy.
+            Whether only `compute` reads it, now: then the original needs no copy.
         native : bool
             Whether only what takes any numbers reads it, now or in a run.
 
@@ -102,13 +104,17 @@ class ConstantStore:
         return self.keep(flat) if own else self._append(flat)
 
     def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
-        """Execute a node on constants, once, and return its results as flat bytes; `unread` ones may hold anything."""
-        results = [aligned_bytes(desc.nbytes) for desc in node.descs]
+        """Execute a node on constants, once, and return its results; `unread` ones may hold anything.
+
+        They are flat bytes, or tensors where the node's implementation makes its results.
+        """
+        way = implementation(node)
+        results = [Memory(None if way.makes_results else aligned_bytes(desc.nbytes)) for desc in node.descs]
         places = {name: Place(Memory(flat), desc) for name, (flat, desc) in operands.items()}
-        for index, (name, flat, desc) in enumerate(zip(result_names(node), results, node.descs, strict=True)):
-            places[name] = Place(Memory(flat), desc, is_read=index not in unread)
-        run_once(node, implementation(node).build(threads), places)
-        return results
+        for index, (name, memory, desc) in enumerate(zip(result_names(node), results, node.descs, strict=True)):
+            places[name] = Place(memory, desc, is_read=index not in unread)
+        run_once(node, way.build(threads), places)
+        return [memory.tensor for memory in results]
 
 
 class Owner(Protocol):

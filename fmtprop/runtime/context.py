@@ -5,13 +5,14 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import inf
 from time import perf_counter
 
 import torch
 
+from fmtprop.ir.node import Node
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import result_names
@@ -20,8 +21,8 @@ from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import huge_bytes
 
-#: buffers that are tensors of the caller's
-_CALLERS = (Home.INPUT, Home.OUTPUT)
+#: buffers that are another tensor in each run
+_PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
 
 
 class Context:
@@ -39,10 +40,12 @@ class Context:
         self.plan = plan
         self._stream = Stream()
         self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
-        self._memories = [self._memory(buffer) for buffer in plan.buffers]
-        #: of these, the caller's tensors, others in each run
-        self._external = [
-            memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _CALLERS
+        formats = {buffer: desc for _, desc, buffer in plan.inputs}
+        formats |= {access.buffer: access.desc for step in plan.steps for access in step.results}
+        self._memories = [self._memory(buffer, formats.get(number)) for number, buffer in enumerate(plan.buffers)]
+        #: of these, tensors that are others in each run: the caller's, and those that steps make
+        self._passing = [
+            memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _PASSING
         ]
         #: what each step calls
         self._bounds = [self._bound(step, index) for index, step in enumerate(plan.steps)]
@@ -126,27 +129,27 @@ class Context:
             if memory is not None:
                 memory.put(tensor)
         for index, output in enumerate(self._outputs):
-            if output.external is not None:
+            if output.is_written:
                 given = out[index] if out is not None and output.port.holds(out[index]) else None
-                output.external.put(given if given is not None else output.new())
+                output.place.memory.put(given if given is not None else output.new())
 
     def _results(self, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         results = []
         for index, output in enumerate(self._outputs):
-            result = output.place.tensor() if output.external is None else output.external.tensor
+            result = output.place.memory.tensor if output.is_written else output.place.tensor()
             if out is not None:
                 given = out[index]
                 if result is not given:
                     write_out(given, result)
                 result = given
-            elif output.external is None:
-                result = output.new().copy_(result)  # a clone would close gaps between elements
+            elif not (output.is_written or output.is_made):
+                result = output.copied(result)
             results.append(result)
         self._unbind()
         return results
 
     def _unbind(self) -> None:
-        for memory in self._external:
+        for memory in self._passing:
             memory.clear()
 
     def _fail(self, call: Call, status: int) -> None:
@@ -158,9 +161,10 @@ class Context:
     # ------------------------------------------------------------------ building
 
     def _output(self, name: str, access: Access) -> _Output:
-        place = self._place(access)
-        is_written = self.plan.buffers[access.buffer].home is Home.OUTPUT
-        return _Output(Port(name, access.desc), place, place.memory if is_written else None)
+        place, home = self._place(access), self.plan.buffers[access.buffer].home
+        alone = sum(other.buffer == access.buffer for _, other in self.plan.outputs) == 1
+        is_made = home is Home.TENSOR and place.is_whole and alone
+        return _Output(Port(name, access.desc), place, home is Home.OUTPUT, is_made)
 
     def _bound(self, step: Step, index: int) -> Bound:
         places = {name: self._place(access) for name, access in step.operands.items()}
@@ -174,21 +178,28 @@ class Context:
     def _place(self, access: Access, *, is_read: bool = True) -> Place:
         return Place(self._memories[access.buffer], access.desc, is_read=is_read)
 
-    def _memory(self, buffer: Buffer) -> Memory:
+    def _memory(self, buffer: Buffer, desc: MemoryDesc | None) -> Memory:
         if buffer.home is Home.ARENA:
             return Memory(self._arena[buffer.offset : buffer.offset + buffer.nbytes])
         if buffer.home is Home.CONSTANT and buffer.index >= 0:
             return Memory(self.plan.constants[buffer.index])
-        return Memory()
+        return Memory(desc=desc if buffer.home in _PASSING else None)
+
+    def _drops(self, index: int) -> Iterator[tuple[Node, Callable[[], object]]]:
+        """Yield what lets go of the tensors that steps made and nobody reads after a step."""
+        for memory, buffer in zip(self._memories, self.plan.buffers, strict=True):
+            if buffer.home is Home.TENSOR and buffer.last == index:
+                yield self.plan.steps[index].node, memory.clear
 
     def _joined(self) -> list[Call]:
         """Return the calls of all steps, neighbours of one kind as one."""
         joined: list[Call] = []
-        for is_native, some in groupby(self._bounds, key=lambda bound: bound.is_native):
+        for is_native, some in groupby(enumerate(self._bounds), key=lambda one: one[1].is_native):
             bounds = list(some)
-            calls = [call for bound in bounds for call in bound.calls]
+            calls = [call for _, bound in bounds for call in bound.calls]
             if not is_native:
-                joined.append((PythonCalls([pair for bound in bounds for pair in bound.pairs]), None, None, None, None))
+                pairs = [pair for index, bound in bounds for pair in (*bound.pairs, *self._drops(index))]
+                joined.append((PythonCalls(pairs), None, None, None, None))
             elif no_code():
                 joined += calls
             else:
@@ -206,17 +217,25 @@ class _Output:
         What the tensor looks like.
     place : Place
         Where the plan leaves the result.
-    external : Memory or None
-        The caller's tensor; None where the result lies in a buffer of the plan or in an input, and is copied.
+    is_written : bool
+        Whether the plan writes the result to a tensor of the caller's.
+    is_made : bool
+        Whether it is a tensor that a step makes, and nobody else's.
     """
 
-    __slots__ = ("_like", "external", "place", "port")
+    __slots__ = ("_like", "is_made", "is_written", "place", "port")
 
-    def __init__(self, port: Port, place: Place, external: Memory | None) -> None:
-        self.port, self.place, self.external = port, place, external
+    def __init__(self, port: Port, place: Place, is_written: bool, is_made: bool) -> None:
+        self.port, self.place, self.is_written, self.is_made = port, place, is_written, is_made
         # gives type and device to new tensors, whatever the caller's default device is
         self._like = torch.empty(0, dtype=port.dtype, device="cpu")
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""
         return self._like.new_empty_strided(self.port.dims, self.port.strides)
+
+    def copied(self, result: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor with the result's numbers."""
+        if result.layout is not torch.strided:
+            return result.clone()
+        return self.new().copy_(result)  # a clone would close gaps between elements

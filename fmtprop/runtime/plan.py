@@ -121,16 +121,14 @@ class Plan:
     constants : tuple of torch.Tensor
         Owners of the constant buffers: flat bytes, 64-byte aligned, or the caller's own tensors.
     arena_nbytes : int
-        Size of the arena; 0 where steps pass tensors.
+        Size of the arena; 0 where steps make all tensors.
     peak_nbytes : int
-        The largest sum of bytes alive at one step: the arena's lower bound, or, where steps pass tensors, that of what
-        PyTorch allocates in a run, outputs included.
+        The largest sum of bytes alive at one step, in the arena and in tensors that steps make: the lower bound of
+        both.
     packed : tuple of Node
         Nodes that ran once, while the plan was built: most of them reorders that packed weights.
     threads : int
         Threads that the primitives were made for.
-    passes_tensors : bool
-        Whether its steps are PyTorch operators that hand tensors on, and there is no arena.
     """
 
     name: str
@@ -143,7 +141,6 @@ class Plan:
     peak_nbytes: int
     packed: tuple[Node, ...]
     threads: int
-    passes_tensors: bool = False
 
     @property
     def constant_nbytes(self) -> int:

@@ -90,7 +90,7 @@ class _StandIns(ConstantStore):
 
     def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
         """Store a parameter without a copy, numbers for what oneDNN reads, and nothing of one that is only packed."""
-        if packed:
+        if packed and native:
             return self._append(torch.empty(0, dtype=torch.uint8))
         if native:
             return self._append(self._take(desc))

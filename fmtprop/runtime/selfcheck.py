@@ -113,10 +113,11 @@ def _wrong(node: Node, room: _Room) -> Mismatch | None:
 
 def _wrong_in(step: Step, room: _Room) -> Mismatch | None:
     """Return what is wrong: the step's implementation, or one that packed an operand for it."""
-    error = check_node(step.node, step.executable, room, step.packing)
+    in_place = _adds_in_place(step)
+    error = check_node(step.node, step.executable, room, step.packing, in_place)
     if error is None:
         return None
-    if step.packing and check_node(step.node, step.executable, room) is None:
+    if step.packing and check_node(step.node, step.executable, room, {}, in_place) is None:
         packers = list(step.packing.values())
         packer = next((node for node in packers if _is_readable(node) and _wrong(node, room)), packers[0])
         return _mismatch(packer, error, step.node)
@@ -129,8 +130,14 @@ def _mismatch(node: Node, error: float, reader: Node | None = None) -> Mismatch:
 
 def _step_key(step: Step) -> str:
     packing = {name: primitive_key(node) for name, node in step.packing.items()}
-    key = primitive_key(step.node)
-    return key_of({"step": key, "packing": packing}) if packing else key
+    key, in_place = primitive_key(step.node), _adds_in_place(step)
+    return key_of({"step": key, "packing": packing, "in_place": in_place}) if packing or in_place else key
+
+
+def _adds_in_place(step: Step) -> bool:
+    """Whether a step adds to an operand that it need not add to."""
+    name = implementation(step.node).may_add_to(step.node)
+    return name is not None and step.operands[name].buffer == step.results[0].buffer
 
 
 def _is_readable(node: Node) -> bool:
@@ -178,6 +185,7 @@ def check_node(
     executable: Executable | None = None,
     room: _Room | None = None,
     packing: Mapping[str, Node] = MappingProxyType({}),
+    in_place: bool = False,
 ) -> float | None:
     """Run a node as a plan does, on small numbers; return its relative error where it is too large, else None.
 
@@ -194,6 +202,8 @@ def check_node(
         Memory of checks before.
     packing : mapping of str to Node, optional
         Reorders that are to lay out operands; others are laid out by the project's own algebra.
+    in_place : bool
+        Whether it adds to the operand that it may add to.
     """
     room, way = room or _Room(), implementation(node)
     small = cut_down(node, room.targets.of(way))
@@ -211,7 +221,9 @@ def check_node(
                 raise
             continue
         room.clear()
-        return _worst(node, _Trial(node, executable, room, packing, numbers).results(expected), expected)
+        added_to = way.may_add_to(node) if in_place else way.residual(node)
+        trial = _Trial(node, executable, room, packing, numbers, added_to)
+        return _worst(node, trial.results(expected), expected)
     return None
 
 
@@ -242,19 +254,26 @@ class _Trial:
     """One run of an executable on numbers of the check's own."""
 
     def __init__(
-        self, node: Node, executable: Executable, room: _Room, packing: Mapping[str, Node], numbers: Numbers
+        self,
+        node: Node,
+        executable: Executable,
+        room: _Room,
+        packing: Mapping[str, Node],
+        numbers: Numbers,
+        added_to: str | None = None,
     ) -> None:
-        self.node, self.executable, self.room, self.packing, self.numbers = node, executable, room, packing, numbers
+        self.node, self.executable, self.room, self.packing = node, executable, room, packing
+        self.numbers, self.added_to = numbers, added_to
 
     def results(self, expected: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Return what it gives; None for a result that nobody can read, nothing where it fails or writes elsewhere."""
         node, way = self.node, implementation(self.node)
         places = {name: Place(Memory(self._laid_out(name)), desc) for name, desc in _choice(node).operands.items()}
-        residual, written = way.residual(node), []
+        written = []
         for index, (name, desc) in enumerate(zip(result_names(node), node.descs, strict=True)):
             memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD))
-            if index == 0 and residual is not None:
-                memory = places[residual].memory
+            if index == 0 and self.added_to is not None:
+                memory = places[self.added_to].memory
             # what is of another shape than the exporter says fails the run where anybody reads it
             places[name] = Place(memory, desc, is_read=expected[index].shape == torch.Size(desc.dims))
             written.append(places[name])
@@ -264,7 +283,8 @@ class _Trial:
             if way.takes_any_numbers:
                 raise
             return [_NOTHING for _ in written]
-        return [_read(place) if place.is_read else None for place in written]
+        read = _made if way.makes_results else _written
+        return [read(place) if place.is_read else None for place in written]
 
     def _laid_out(self, name: str) -> torch.Tensor:
         """Return an operand's numbers as it reads them."""
@@ -277,11 +297,15 @@ class _Trial:
         return self.executable.lay_out(self.node, name, tensor)
 
 
-def _read(place: Place) -> torch.Tensor:
+def _made(place: Place) -> torch.Tensor:
+    """Return the tensor that was made for a place."""
+    made = place.memory.tensor
+    return made if made.layout is torch.strided else made.to_dense()
+
+
+def _written(place: Place) -> torch.Tensor:
     """Return what was written to a place; nothing where more was written than that."""
     memory, desc = place.memory.tensor, place.desc
-    if not place.memory.is_fixed:
-        return memory if memory.layout is torch.strided else memory.to_dense()
     # some operators resize what they are given to hold what they make on the way
     if not (memory[-_GUARD_NBYTES:] == _GUARD).all():
         return _NOTHING

@@ -9,7 +9,7 @@ and what number the caller's thread runs with; must not choose the formats of wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -28,7 +28,7 @@ from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
-from fmtprop.targets.executable import Executable, Targets, implementation
+from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
 from fmtprop.targets.memory import check_fits
 
 #: how often primitives are chosen again when some failed their check
@@ -53,12 +53,16 @@ def current_threads() -> int:
 @contextmanager
 def running_with(threads: int) -> Iterator[None]:
     """Let the calling thread, and no other, run with a number of threads."""
-    library, before = dnnl.lib(), current_threads()
-    library.set_threads(threads)
+    before = current_threads()
+    try:
+        set_threads: Callable[[int], None] = dnnl.lib().set_threads
+    except LoadError:  # PyTorch's operators run all of it
+        set_threads = torch.set_num_threads
+    set_threads(threads)
     try:
         yield
     finally:
-        library.set_threads(before)
+        set_threads(before)
 
 
 def on_cpu() -> AbstractContextManager[object]:
@@ -93,7 +97,7 @@ def for_threads(plan: Plan, threads: int, store: Store | None) -> Plan:
     with running_with(threads), on_cpu(), torch.autocast("cpu", enabled=False):
         for _ in range(_ATTEMPTS):
             try:
-                other = _Rebuilder(plan, dnnl.lib().threads, targets).build()
+                other = _Rebuilder(plan, threads_here(), targets).build()
             except _NoPrimitiveError as error:
                 warnings.warn(
                     f"model {plan.name} keeps running with {plan.threads} threads: {error}; compile it again with "

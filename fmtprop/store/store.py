@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from fmtprop import dnnl
+from fmtprop.errors import LoadError
 from fmtprop.store import database
 from fmtprop.store.directory import cache_directory
 from fmtprop.system.locks import ProcessLock
@@ -134,5 +135,8 @@ class Store:
 
 def default_path() -> Path:
     """Return the file for the loaded library and its instruction set."""
-    library = dnnl.lib()
+    try:
+        library = dnnl.lib()
+    except LoadError:
+        return cache_directory() / "store.sqlite"
     return cache_directory() / f"store-{library.hash[:12]}-{library.isa}.sqlite"

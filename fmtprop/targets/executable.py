@@ -59,12 +59,14 @@ class Memory:
     ----------
     tensor : torch.Tensor, optional
         Flat bytes, or a tensor of its own; the same in each run. Without it, each run puts another one here.
+    desc : MemoryDesc, optional
+        The format of all tensors that are put here.
     """
 
-    __slots__ = ("_followers", "_pointer", "is_fixed", "tensor")
+    __slots__ = ("_followers", "_pointer", "desc", "is_fixed", "tensor")
 
-    def __init__(self, tensor: torch.Tensor | None = None) -> None:
-        self.is_fixed = tensor is not None
+    def __init__(self, tensor: torch.Tensor | None = None, desc: MemoryDesc | None = None) -> None:
+        self.is_fixed, self.desc = tensor is not None, desc
         self.tensor = _NOTHING if tensor is None else tensor
         self._pointer = 0
         #: what is to be told its address, and bytes from the start to where that begins
@@ -105,15 +107,17 @@ class Place:
         Whether anybody reads what a step writes here.
     """
 
-    __slots__ = ("desc", "is_read", "memory")
+    __slots__ = ("desc", "is_read", "is_whole", "memory")
 
     def __init__(self, memory: Memory, desc: MemoryDesc, *, is_read: bool = True) -> None:
         self.memory, self.desc, self.is_read = memory, desc, is_read
+        #: whether it is what was put there, as that was made
+        self.is_whole = memory.desc == desc
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor that lies here now: a view of the memory, unless that is a tensor without strides."""
+        """Return the tensor that lies here now: a view of the memory, unless it is all of a tensor."""
         tensor, desc = self.memory.tensor, self.desc
-        if tensor.layout is not torch.strided:
+        if self.is_whole or tensor.layout is not torch.strided:
             return tensor
         if tensor.dtype is torch_dtype(desc.dtype):
             return view_of_tensor(tensor, desc)
@@ -301,7 +305,7 @@ class Executable(ABC):
             Formatted, with the implementation that this was built of, or its like, as its choice.
         places : mapping of str to Place
             For each operand, and each result, by name; and the scratchpad's where one is needed. The implementation's
-            :meth:`~Implementation.residual` may lie in the first result's place.
+            :meth:`~Implementation.residual` lies in the first result's memory, what it may add to can.
         stream : Stream
             What native calls are executed on.
         """
@@ -374,6 +378,10 @@ class Implementation(ABC):
 
     def residual(self, node: Node) -> str | None:
         """Return the operand that it adds to, and so overwrites with the first result; None if it reads all."""
+        return None
+
+    def may_add_to(self, node: Node) -> str | None:
+        """Return the operand that it can add to where nobody else reads that, instead of making a result."""
         return None
 
     def needs_check(self, node: Node) -> bool:

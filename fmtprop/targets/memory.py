@@ -81,6 +81,13 @@ def numbers(nbytes: int) -> torch.Tensor:
     return memory
 
 
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor's numbers take: one without strides has blocks of its own."""
+    if tensor.is_mkldnn:
+        return int(torch.ops.mkldnn._nbytes(tensor))
+    return tensor.numel() * tensor.element_size()
+
+
 def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor:
     """Return the torch tensor that a plain descriptor describes in flat bytes.
 

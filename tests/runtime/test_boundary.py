@@ -316,8 +316,8 @@ def test_contexts_keep_no_input(two):
     _, net, x, z = two
     context = Context(net.plan)
     context.run(net._executor._boundary.read([x, z]))
-    assert len(context._external) >= 2, "the inputs"
-    assert all(memory.tensor.numel() == 0 for memory in context._external)
+    assert len(context._passing) >= 2, "the inputs"
+    assert all(memory.tensor.numel() == 0 for memory in context._passing)
 
 
 def test_a_primitive_that_fails_names_its_node() -> None:

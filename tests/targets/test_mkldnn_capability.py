@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,8 +14,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.prelu import Prelu
-from fmtprop.runtime.plan import Access, Step
-from fmtprop.runtime.tensor_check import check_tensor_steps
+from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher
 from fmtprop.targets.mkldnn.capability import capability_table
 from fmtprop.targets.mkldnn.formats import opaque
@@ -76,8 +77,7 @@ def test_parameters_of_opaque_operators_stay_dense(op):
     operands = {"weights": MemoryDesc((1, 16, 1, 1))} if op == "prelu" else dict.fromkeys(names, MemoryDesc((16,)))
     node = chosen(MkldnnTarget(), node, {"src": opaque(plain), **operands})
     assert node.descs == (opaque(plain),)
-    accesses = {name: Access(i, desc) for i, (name, desc) in enumerate(node.choice.operands.items())}
-    assert list(check_tensor_steps([Step(node, accesses, (Access(9, node.descs[0]),), None)])) == []
+    assert check_node(node) is None
 
 
 def linear() -> tuple[fp.Graph, torch.nn.Module, torch.Tensor]:
@@ -109,13 +109,17 @@ def test_a_product_that_pytorch_does_not_run_is_not_offered(monkeypatch):
     assert tried == [[dims["src"], dims["weights"], dims["bias"]]] * 2
 
 
-def test_an_operator_that_raises_is_named(monkeypatch):
-    def broken(node, in_place):
-        def run(*tensors):
-            raise RuntimeError("could not create a primitive")
+def test_an_operator_that_raises_is_found(monkeypatch):
+    def refuse(*tensors):
+        raise RuntimeError("could not create a primitive")
 
-        return run
+    honest = MkldnnTarget.candidates
 
-    monkeypatch.setattr("fmtprop.runtime.tensor_check.function_of", broken)
-    with pytest.raises(fp.PlanError, match=r"node .*_linear_pointwise failed: could not create a primitive"):
+    def broken(self, node, request):
+        for candidate in honest(self, node, request):
+            fused = candidate.impl.startswith("mkldnn::_linear_pointwise")
+            yield replace(candidate, handle=Kernel(refuse)) if fused else candidate
+
+    monkeypatch.setattr(MkldnnTarget, "candidates", broken)
+    with pytest.raises(fp.PlanError, match=r"node .*_linear_pointwise.* is off by inf"):
         fp.compile(linear()[0], target="mkldnn")

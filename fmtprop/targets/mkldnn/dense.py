@@ -48,7 +48,7 @@ def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     for name, desc in zip(results, written, strict=False):
         if request[name].kind != "any" and request[name] != desc:
             return
-    yield Candidate("mkldnn", "aten", operands, written, 0.0, False, Kernel(call))
+    yield Candidate("mkldnn", "aten", operands, written, 0.0, False, Kernel(call, may_share=True))
 
 
 def _reference(node: Node, names: tuple[str, ...]) -> Callable[..., Any]:

@@ -39,13 +39,22 @@ class MkldnnTarget:
 
     def __init__(self) -> None:
         self._answers: dict[object, tuple[Candidate, ...]] = {}
+        self._rejected: set[object] = set()
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Return the ways to run a node, the preferred first."""
         key = (node.op, node.attrs, node.post_ops, node.results, tuple(request.items()))
         if key not in self._answers:
-            self._answers[key] = tuple(self._ask(node, request))
+            self._answers[key] = tuple(
+                one for one in self._ask(node, request) if _identity(node, one.impl, one.operands) not in self._rejected
+            )
         return self._answers[key]
+
+    def reject(self, node: Node) -> None:
+        """Never offer again what a formatted node chose, if it is this target's: it gave a wrong answer."""
+        if node.choice is not None and node.choice.target == self.name:
+            self._rejected.add(_identity(node, node.choice.impl, node.choice.operands))
+            self._answers.clear()
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return a rough time by the bytes moved; None where there is no way."""
@@ -76,6 +85,10 @@ class MkldnnTarget:
         if not _packs_weights(node, request):
             yield from dense_candidates(node, request)
         yield from opaque_candidates(node, request)
+
+
+def _identity(node: Node, impl: str, operands: Request) -> object:
+    return node.op, node.attrs, node.post_ops, impl, tuple(operands.items())
 
 
 def _packs_weights(node: Node, request: Request) -> bool:
