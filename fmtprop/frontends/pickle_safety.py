@@ -175,148 +175,138 @@ class _Machine:
         self.program = program
         self.where = where
         self.records = records
+        self.position = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
 
     def step(self, opcode: str, argument: Any, position: int) -> None:
         """Follow one instruction."""
+        self.position = position
         action = _ACTIONS.get(opcode)
-        if action is None:
-            raise self.refusal(f"uses the pickle instruction {opcode}", position)
-        action(self, argument, position)
+        self.require(action is not None, f"uses the pickle instruction {opcode}")
+        action(self, argument)  # type: ignore[misc]  # None has been refused
 
-    def refusal(self, what: str, position: int) -> ImportModelError:
-        return ImportModelError(f"{self.where} {what} (at byte {position}); {_TRUST}")
+    def require(self, fine: bool, otherwise: str) -> None:
+        """Refuse the pickle where something does not hold, in the words of what it does."""
+        if not fine:
+            raise ImportModelError(f"{self.where} {otherwise} (at byte {self.position}); {_TRUST}")
 
-    def push_global(self, module: Any, name: Any, position: int) -> None:
-        if not (isinstance(module, str) and isinstance(name, str)):
-            raise self.refusal("names a function by strings that it computes", position)
-        named = _Global(module, name)
-        data = module == "torch" and (name in STORAGES or name in DTYPES or name == "Tensor")
-        if named not in CALLABLE and not data:
-            raise self.refusal(f"names {named}, which is not on the list of tensor functions", position)
-        self.stack.append(named)
+    # ------------------------------------------------------------------ stack and memo
 
-    def remember(self, index: int, position: int) -> None:
-        # Sequential, as every pickler writes it: a huge index makes the unpickler allocate a table of that size.
-        if index != len(self.memo):
-            raise self.refusal(f"stores memo entry {index} where {len(self.memo)} is next", position)
-        self.memo.append(self.top(position))
-
-    def top(self, position: int) -> Any:
-        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
-            raise self.refusal("takes a value from an empty stack", position)
+    def top(self) -> Any:
+        self.require(len(self.stack) > (self.marks[-1] if self.marks else 0), "takes a value from an empty stack")
         return self.stack[-1]
 
-    def pop(self, position: int) -> Any:
-        self.top(position)
+    def pop(self) -> Any:
+        self.top()
         return self.stack.pop()
 
-    def pop_to_mark(self, position: int) -> tuple[Any, ...]:
-        if not self.marks:
-            raise self.refusal("takes values up to a mark that is not there", position)
+    def pop_several(self, count: int) -> tuple[Any, ...]:
+        return tuple([self.pop() for _ in range(count)][::-1])
+
+    def pop_to_mark(self) -> tuple[Any, ...]:
+        self.require(bool(self.marks), "takes values up to a mark that is not there")
         at = self.marks.pop()
         values = tuple(self.stack[at:])
         del self.stack[at:]
         return values
 
-    def pop_items(self, many: bool, count: int, position: int) -> tuple[Any, ...]:
-        """Take what is put into a dictionary or list off the stack."""
-        if many:
-            return self.pop_to_mark(position)
-        return tuple([self.pop(position) for _ in range(count)][::-1])
+    def mark(self, argument: Any) -> None:
+        self.marks.append(len(self.stack))
 
+    def remember(self, index: int) -> None:
+        # Sequential, as every pickler writes it: a huge index makes the unpickler allocate a table of that size.
+        self.require(index == len(self.memo), f"stores memo entry {index} where {len(self.memo)} is next")
+        self.memo.append(self.top())
 
-def _push(value: Any) -> Callable[[_Machine, Any, int], None]:
-    return lambda machine, argument, position: machine.stack.append(value)
+    def recall(self, index: int) -> None:
+        self.require(index < len(self.memo), f"recalls memo entry {index}, which it never stored")
+        self.stack.append(self.memo[index])
 
+    def protocol(self, number: int) -> None:
+        known = number <= pickle.HIGHEST_PROTOCOL
+        self.require(known, f"is written in pickle protocol {number}, which does not exist")
 
-def _push_argument(machine: _Machine, argument: Any, position: int) -> None:
-    machine.stack.append(argument)
+    def stop(self, argument: Any) -> None:
+        self.require(len(self.stack) == 1 and not self.marks, "ends with something left over")
+        rest = len(self.program) - self.position - 1
+        self.require(rest == 0, f"goes on for {rest} bytes after its end")
 
+    # ------------------------------------------------------------------ functions
 
-def _mark(machine: _Machine, argument: Any, position: int) -> None:
-    machine.marks.append(len(machine.stack))
+    def name(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        # pickletools undoes backslash escapes in names; the unpickler does not. Insist on what is written.
+        written = f"{module}\n{name}\n".encode()
+        as_written = self.program[self.position + 1 : self.position + 1 + len(written)] == written
+        self.require(as_written, "names a function in a disguised way")
+        self.push_global(module, name)
 
+    def push_global(self, module: Any, name: Any) -> None:
+        computed = not (isinstance(module, str) and isinstance(name, str))
+        self.require(not computed, "names a function by strings that it computes")
+        named = _Global(module, name)
+        data = module == "torch" and (name in STORAGES or name in DTYPES or name == "Tensor")
+        self.require(named in CALLABLE or data, f"names {named}, which is not on the list of tensor functions")
+        self.stack.append(named)
 
-def _protocol(machine: _Machine, argument: Any, position: int) -> None:
-    if argument > pickle.HIGHEST_PROTOCOL:
-        raise machine.refusal(f"is written in pickle protocol {argument}, which does not exist", position)
-
-
-def _nothing(machine: _Machine, argument: Any, position: int) -> None:
-    """FRAME says how the rest is written."""
-
-
-def _global(machine: _Machine, argument: Any, position: int) -> None:
-    module, _, name = argument.partition(" ")
-    # pickletools undoes backslash escapes in names; the unpickler does not. Insist on what is written.
-    written = f"{module}\n{name}\n".encode()
-    if machine.program[position + 1 : position + 1 + len(written)] != written:
-        raise machine.refusal("names a function in a disguised way", position)
-    machine.push_global(module, name, position)
-
-
-def _stack_global(machine: _Machine, argument: Any, position: int) -> None:
-    name = machine.pop(position)
-    module = machine.pop(position)
-    machine.push_global(module, name, position)
-
-
-def _reduce(machine: _Machine, argument: Any, position: int) -> None:
-    arguments = machine.pop(position)
-    function = machine.pop(position)
-    if not isinstance(function, _Global) or function not in CALLABLE:
+    def call(self, argument: Any) -> None:
+        function, arguments = self.pop_several(2)
         what = str(function) if isinstance(function, _Global) else "a value that it computed"
-        raise machine.refusal(f"calls {what}", position)
-    if not isinstance(arguments, tuple) or isinstance(arguments, (_Global, _Made)):
-        raise machine.refusal(f"calls {function} with something other than a tuple", position)
-    if function.name == "_rebuild_from_type_v2":
-        _check_rebuild_from_type(machine, arguments, position)
-    machine.stack.append(_Made(function))
+        self.require(isinstance(function, _Global) and function in CALLABLE, f"calls {what}")
+        plain = isinstance(arguments, tuple) and not isinstance(arguments, (_Global, _Made))
+        self.require(plain, f"calls {function} with something other than a tuple")
+        if function.name == "_rebuild_from_type_v2":
+            self.require(_makes_plain_tensor(arguments), "rebuilds something other than a plain tensor")
+        self.stack.append(_Made(function))
+
+    # ------------------------------------------------------------------ containers and tensors
+
+    def set_state(self, argument: Any) -> None:
+        state, target = self.pop(), self.top()
+        fine = _is_ordered_dict(target) and isinstance(state, _Dict)
+        self.require(fine, "sets the state of an object that is not an OrderedDict")
+
+    def set_items(self, items: tuple[Any, ...]) -> None:
+        target = self.top()
+        # PyTorch writes keys of example inputs into source code that it executes.
+        for key in _strings_in(items[::2]):
+            self.require(is_text(key), f"has the key {key!r}, with quotes or control characters")
+        if isinstance(target, _Dict):
+            target.keys.extend(items[::2])
+            return
+        self.require(_is_ordered_dict(target), "sets items of an object that is not a dictionary")
+
+    def append(self, items: tuple[Any, ...]) -> None:
+        self.require(self.top() is _LIST, "appends to an object that is not a list")
+
+    def tensor_data(self, argument: Any) -> None:
+        """Check the description of a tensor's data: PyTorch trusts its number of elements."""
+        match self.pop():
+            case ("storage", _Global("torch", kind), str(key), str(), int(count)) if kind in STORAGES:
+                needed = count * STORAGES[kind]
+            case _:
+                self.require(False, "refers to something other than the data of a tensor")
+        self.require(key in self.records, f"refers to record 'data/{key}', which the file has not")
+        stored = self.records[key]
+        self.require(
+            0 <= needed <= stored,
+            f"reads {count} elements ({needed} bytes) of record 'data/{key}', which has {stored} bytes",
+        )
+        self.stack.append(_DATA)
 
 
-def _check_rebuild_from_type(machine: _Machine, arguments: tuple[Any, ...], position: int) -> None:
+def _makes_plain_tensor(arguments: tuple[Any, ...]) -> bool:
     """Allow a plain tensor with the exporter's notes: the function calls its first argument and sets attributes."""
     match arguments:
-        case (_Global("torch._utils", "_rebuild_tensor_v2"), _Global("torch", "Tensor"), tuple(), _Dict() as state) if (
-            all(isinstance(key, str) and _NOTE_ON_TENSOR.fullmatch(key) for key in state.keys)
-        ):
-            pass
-        case _:
-            raise machine.refusal("rebuilds something other than a plain tensor", position)
-
-
-def _push_dict(machine: _Machine, argument: Any, position: int) -> None:
-    machine.stack.append(_Dict())
+        case (_Global("torch._utils", "_rebuild_tensor_v2"), _Global("torch", "Tensor"), tuple(), _Dict() as state):
+            return all(isinstance(key, str) and _NOTE_ON_TENSOR.fullmatch(key) for key in state.keys)
+    return False
 
 
 def _is_ordered_dict(value: Any) -> bool:
     return isinstance(value, _Made) and value.by == ("collections", "OrderedDict")
-
-
-def _build(machine: _Machine, argument: Any, position: int) -> None:
-    state = machine.pop(position)
-    target = machine.top(position)
-    if not (_is_ordered_dict(target) and isinstance(state, _Dict)):
-        raise machine.refusal("sets the state of an object that is not an OrderedDict", position)
-
-
-def _set_items(many: bool) -> Callable[[_Machine, Any, int], None]:
-    def action(machine: _Machine, argument: Any, position: int) -> None:
-        items = machine.pop_items(many, 2, position)
-        target = machine.top(position)
-        # PyTorch writes keys of example inputs into source code that it executes.
-        for key in _strings_in(items[::2]):
-            if not is_text(key):
-                raise machine.refusal(f"has the key {key!r}, with quotes or control characters", position)
-        if isinstance(target, _Dict):
-            target.keys.extend(items[::2])
-        elif not _is_ordered_dict(target):
-            raise machine.refusal("sets items of an object that is not a dictionary", position)
-
-    return action
 
 
 def _strings_in(values: tuple[Any, ...]) -> Iterator[str]:
@@ -327,103 +317,42 @@ def _strings_in(values: tuple[Any, ...]) -> Iterator[str]:
             yield from _strings_in(value)
 
 
-def _append(many: bool) -> Callable[[_Machine, Any, int], None]:
-    def action(machine: _Machine, argument: Any, position: int) -> None:
-        machine.pop_items(many, 1, position)
-        if machine.top(position) is not _LIST:
-            raise machine.refusal("appends to an object that is not a list", position)
-
-    return action
+def _push(make: Callable[[Any], Any]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, argument: machine.stack.append(make(argument))
 
 
-def _tuple(length: int) -> Callable[[_Machine, Any, int], None]:
-    def action(machine: _Machine, argument: Any, position: int) -> None:
-        values = [machine.pop(position) for _ in range(length)]
-        machine.stack.append(tuple(reversed(values)))
-
-    return action
+def _nothing(machine: _Machine, argument: Any) -> None:
+    """FRAME says how the rest is written."""
 
 
-def _tuple_to_mark(machine: _Machine, argument: Any, position: int) -> None:
-    machine.stack.append(machine.pop_to_mark(position))
-
-
-def _storage(machine: _Machine, argument: Any, position: int) -> None:
-    """Check the description of a tensor's data: PyTorch trusts its number of elements."""
-    described = machine.pop(position)
-    match described:
-        case ("storage", _Global("torch", kind), str(key), str(), int(count)) if kind in STORAGES:
-            pass
-        case _:
-            raise machine.refusal("refers to something other than the data of a tensor", position)
-    if key not in machine.records:
-        raise machine.refusal(f"refers to record 'data/{key}', which the file has not", position)
-    needed = count * STORAGES[kind]
-    if count < 0 or needed > machine.records[key]:
-        raise machine.refusal(
-            f"reads {count} elements ({needed} bytes) of record 'data/{key}', which has {machine.records[key]} bytes",
-            position,
-        )
-    machine.stack.append(_DATA)
-
-
-def _put(machine: _Machine, argument: Any, position: int) -> None:
-    machine.remember(argument, position)
-
-
-def _memoize(machine: _Machine, argument: Any, position: int) -> None:
-    machine.remember(len(machine.memo), position)
-
-
-def _get(machine: _Machine, argument: Any, position: int) -> None:
-    if argument >= len(machine.memo):
-        raise machine.refusal(f"recalls memo entry {argument}, which it never stored", position)
-    machine.stack.append(machine.memo[argument])
-
-
-def _stop(machine: _Machine, argument: Any, position: int) -> None:
-    if len(machine.stack) != 1 or machine.marks:
-        raise machine.refusal("ends with something left over", position)
-    if position + 1 != len(machine.program):
-        raise machine.refusal(f"goes on for {len(machine.program) - position - 1} bytes after its end", position)
-
+_push_argument, _push_data = _push(lambda argument: argument), _push(lambda argument: _DATA)
 
 # The instructions that PyTorch's pickles of tensors consist of, in protocols 2 to 5. All others are refused, among
 # them INST, OBJ, NEWOBJ, NEWOBJ_EX (construct any class), EXT1 to EXT4 (name a function by number) and PERSID.
-_ACTIONS: Final[Mapping[str, Callable[[_Machine, Any, int], None]]] = {
-    "PROTO": _protocol,
+_ACTIONS: Final[Mapping[str, Callable[[_Machine, Any], None]]] = {
+    "PROTO": _Machine.protocol,
     "FRAME": _nothing,
-    "MARK": _mark,
-    "STOP": _stop,
-    "NONE": _push(_DATA),
-    "NEWTRUE": _push(_DATA),
-    "NEWFALSE": _push(_DATA),
-    "BININT": _push_argument,
-    "BININT1": _push_argument,
-    "BININT2": _push_argument,
-    "LONG1": _push_argument,
-    "BINFLOAT": _push(_DATA),
-    "BINUNICODE": _push_argument,
-    "SHORT_BINUNICODE": _push_argument,
-    "EMPTY_DICT": _push_dict,
-    "EMPTY_LIST": _push(_LIST),
-    "EMPTY_TUPLE": _push(()),
-    "TUPLE": _tuple_to_mark,
-    "TUPLE1": _tuple(1),
-    "TUPLE2": _tuple(2),
-    "TUPLE3": _tuple(3),
-    "SETITEM": _set_items(many=False),
-    "SETITEMS": _set_items(many=True),
-    "APPEND": _append(many=False),
-    "APPENDS": _append(many=True),
-    "BINPUT": _put,
-    "LONG_BINPUT": _put,
-    "MEMOIZE": _memoize,
-    "BINGET": _get,
-    "LONG_BINGET": _get,
-    "GLOBAL": _global,
-    "STACK_GLOBAL": _stack_global,
-    "REDUCE": _reduce,
-    "BUILD": _build,
-    "BINPERSID": _storage,
+    "MARK": _Machine.mark,
+    "STOP": _Machine.stop,
+    **dict.fromkeys(("NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT"), _push_data),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"), _push_argument),
+    "EMPTY_DICT": _push(lambda argument: _Dict()),
+    "EMPTY_LIST": _push(lambda argument: _LIST),
+    "EMPTY_TUPLE": _push(lambda argument: ()),
+    "TUPLE": lambda machine, argument: machine.stack.append(machine.pop_to_mark()),
+    "TUPLE1": lambda machine, argument: machine.stack.append(machine.pop_several(1)),
+    "TUPLE2": lambda machine, argument: machine.stack.append(machine.pop_several(2)),
+    "TUPLE3": lambda machine, argument: machine.stack.append(machine.pop_several(3)),
+    "SETITEM": lambda machine, argument: machine.set_items(machine.pop_several(2)),
+    "SETITEMS": lambda machine, argument: machine.set_items(machine.pop_to_mark()),
+    "APPEND": lambda machine, argument: machine.append(machine.pop_several(1)),
+    "APPENDS": lambda machine, argument: machine.append(machine.pop_to_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.remember),
+    "MEMOIZE": lambda machine, argument: machine.remember(len(machine.memo)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.recall),
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": lambda machine, argument: machine.push_global(*machine.pop_several(2)),
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.set_state,
+    "BINPERSID": _Machine.tensor_data,
 }
