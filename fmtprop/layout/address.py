@@ -8,6 +8,7 @@ largest stride is the leading digit of a mixed-radix number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,23 +73,10 @@ def index_at(g: Geometry, position: int) -> tuple[int, ...] | None:
 
     Where a broadcast repeats an element, the index is the first one.
     """
-    if 0 in g.dims or not g.offset0 <= position < g.span():
+    if not g.offset0 <= position < g.span():
         return None
-    rest, digits = position - g.offset0, [0] * len(g.dims)
-    counts = g.outer_counts()
-    for axis in sorted(range(len(counts)), key=g.strides.__getitem__, reverse=True):
-        if counts[axis] > 1 and g.strides[axis]:
-            digits[axis] = min(rest // g.strides[axis], counts[axis] - 1)
-            rest -= digits[axis] * g.strides[axis]
-    step = g.block_elements()
-    if rest >= step:
-        return None
-    for axis, size in g.inner_blocks:
-        step //= size
-        digits[axis] = digits[axis] * size + rest // step
-        rest %= step
-    index = tuple(d - p for d, p in zip(digits, g.padded_offsets, strict=True))
-    return index if all(0 <= i < n for i, n in zip(index, g.dims, strict=True)) else None
+    index, is_element = _index(g, position - g.offset0, min)
+    return tuple(index) if is_element else None
 
 
 def indices_at(g: Geometry, positions: npt.ArrayLike) -> IntArray:
@@ -108,23 +96,29 @@ def indices_at(g: Geometry, positions: npt.ArrayLike) -> IntArray:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ShapeError(f"positions must be integers, not {array.dtype}")
     array = array.astype(np.int64)
-    ndim, counts = len(g.dims), g.outer_counts()
-    digits = [np.zeros(array.shape, np.int64) for _ in range(ndim)]
-    good = (array >= g.offset0) & (array < g.span())
-    rest = np.where(good, array - g.offset0, 0)
-    for axis in sorted(range(ndim), key=g.strides.__getitem__, reverse=True):
+    inside = (array >= g.offset0) & (array < g.span())
+    digits, is_element = _index(g, np.where(inside, array - g.offset0, 0), np.minimum)
+    index = np.empty((*array.shape, len(g.dims)), np.int64)
+    for axis, digit in enumerate(digits):
+        index[..., axis] = digit
+    index[~(inside & is_element)] = -1
+    return index
+
+
+def _index(g: Geometry, rest: Any, smaller: Callable[[Any, int], Any]) -> tuple[list[Any], Any]:
+    """Return what :func:`_place` inverts, digit by digit, and where it is an element; for integers and arrays alike."""
+    digits, counts = [rest * 0 for _ in g.dims], g.outer_counts()
+    for axis in sorted(range(len(counts)), key=g.strides.__getitem__, reverse=True):
         if counts[axis] > 1 and g.strides[axis]:
-            digits[axis] = np.minimum(rest // g.strides[axis], counts[axis] - 1)
+            digits[axis] = smaller(rest // g.strides[axis], counts[axis] - 1)
             rest = rest - digits[axis] * g.strides[axis]
     step = g.block_elements()
-    good &= rest < step
+    is_element = rest < step
     for axis, size in g.inner_blocks:
         step //= size
         digits[axis] = digits[axis] * size + rest // step
         rest = rest % step
-    index = np.empty((*array.shape, ndim), np.int64)
     for axis, size in enumerate(g.dims):
-        index[..., axis] = digits[axis] - g.padded_offsets[axis]
-        good &= (index[..., axis] >= 0) & (index[..., axis] < size)
-    index[~good] = -1
-    return index
+        digits[axis] = digits[axis] - g.padded_offsets[axis]
+        is_element &= (digits[axis] >= 0) & (digits[axis] < size)
+    return digits, is_element
