@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +21,11 @@ from fmtprop.cli.arguments import (
     Verify,
     words,
 )
-from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
+from fmtprop.cli.console import USAGE, emit, failing, finish, progress
 from fmtprop.errors import FmtpropError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fmtprop.report import Comparison
 
@@ -49,10 +48,10 @@ def run(
     The model runs on seeded random inputs under each policy (default: optimal). The summary has run times, memory,
     and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ from PyTorch's.
     """
-    names = words(policy or ["optimal"])
-    comparison = _compare(model, names, dtype, threads, verify, tune, target, special_values, repeats, report)
+    options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
+    comparison = _compare(model, words(policy or ["optimal"]), options, threads, repeats, report)
     emit(comparison.to_json() if as_json else comparison.summary())
-    _finish(comparison, report)
+    finish(comparison, report)
 
 
 def report(
@@ -77,22 +76,19 @@ def report(
     slowest steps, what oneDNN does not run, memory and compile time. Policy optimal comes with its certificate: what
     its choice costs, what no choice can cost less than, and what propagate's choices cost by the same costs.
     """
-    names = words(policy or ["plain,naive,propagate,optimal"])
-    comparison = _compare(model, names, dtype, threads, verify, tune, target, special_values, repeats, output)
+    options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
+    policies = words(policy or ["plain,naive,propagate,optimal"])
+    comparison = _compare(model, policies, options, threads, repeats, output)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
-    _finish(comparison, output)
+    finish(comparison, output)
 
 
 def _compare(
     model: str,
     policies: Sequence[str],
-    dtype: str,
+    options: Mapping[str, Any],
     threads: int | None,
-    verify: str,
-    tune: str,
-    target: str,
-    special_values: str,
     repeats: int,
     destination: Path | None,
 ) -> Comparison:
@@ -108,20 +104,6 @@ def _compare(
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
-            first = Options(dtype=dtype, target=target, verify=verify, tune=tune, special_values=special_values)
-            options = [replace(first, policy=name) for name in policies]
+            ways = [Options(policy=name, **options) for name in policies]
             graph = load(model)
-        return compare_policies(graph, options, threads=threads, repeats=repeats, progress=say)
-
-
-def _finish(comparison: Comparison, destination: Path | None) -> None:
-    """Write the file, and fail if the check did."""
-    from fmtprop.report.files import write_report
-
-    if destination is not None:
-        write_report(comparison, destination)
-        note(f"wrote {destination}")
-    for failure in comparison.failures:
-        complain(failure)
-    if comparison.failures:
-        raise typer.Exit(FAILED)
+        return compare_policies(graph, ways, threads=threads, repeats=repeats, progress=say)

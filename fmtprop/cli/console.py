@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from fmtprop.errors import FmtpropError
 from fmtprop.system.files import replacing
 from fmtprop.system.printable import printable
+
+if TYPE_CHECKING:
+    from fmtprop.bench import Benchmark
+    from fmtprop.report import Comparison
 
 #: exit codes besides 0; 130 (interrupted) and 141 (nobody reads any more) are the shell's own
 FAILED, USAGE, BROKEN_PIPE = 1, 2, 141
@@ -99,6 +103,19 @@ def save(path: Path, text: str, ours: re.Pattern[bytes]) -> None:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FmtpropError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def finish(result: Comparison | Benchmark, destination: Path | None) -> None:
+    """Write the whole of a result to a file, if one is named, and end the program as failed if a check in it did."""
+    from fmtprop.report.files import write_report
+
+    if destination is not None:
+        write_report(result, destination)
+        note(f"wrote {destination}")
+    for failure in result.failures:
+        complain(failure)
+    if result.failures:
+        raise SystemExit(FAILED)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, SpecialValues, Target, Threads, Tune, words
-from fmtprop.cli.console import FAILED, USAGE, complain, emit, failing, note, progress
+from fmtprop.cli.console import USAGE, emit, failing, finish, progress
 from fmtprop.system.limits import MAX_RUNS
 
 
@@ -45,7 +45,7 @@ def bench(
         from fmtprop.api import Options
         from fmtprop.bench.contenders import against, race
         from fmtprop.frontends import load
-        from fmtprop.report.files import check_destination, write_report
+        from fmtprop.report.files import check_destination
 
         with failing(USAGE):
             if report is not None:
@@ -55,10 +55,4 @@ def bench(
             graph = load(model)
         result = race(graph, contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)
     emit(result.to_json() if as_json else result.to_text())
-    if report is not None:
-        write_report(result, report)
-        note(f"wrote {report}")
-    for failure in result.failures:
-        complain(failure)
-    if result.failures:
-        raise typer.Exit(FAILED)
+    finish(result, report)
