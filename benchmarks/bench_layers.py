@@ -22,11 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import add_options, headline, table, write_json
-from benchmarks.models import Model
-from fmtprop.api import Options
-from fmtprop.bench import Environment, OpenVINO
-from fmtprop.bench.contenders import REFERENCE, Contender, contender, export
-from fmtprop.bench.layers import (
+from benchmarks.layers import (
     Group,
     Layer,
     compare_layers,
@@ -34,6 +30,10 @@ from fmtprop.bench.layers import (
     prepare_onnxruntime,
     prepare_openvino,
 )
+from benchmarks.models import Model
+from fmtprop.api import Options
+from fmtprop.bench import Environment, OpenVINO
+from fmtprop.bench.contenders import REFERENCE, Contender, contender, export
 from fmtprop.bench.processes import call_in_process, converse
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import as_module, save

@@ -28,7 +28,7 @@ from fmtprop.api import Options
 from fmtprop.bench import Benchmark, Quartiles
 from fmtprop.bench.contenders import Contender, race
 from fmtprop.bench.interleave import Entry
-from fmtprop.bench.peers import TorchEager
+from fmtprop.bench.peers import Peer, TorchEager
 from fmtprop.errors import FmtpropError
 
 __all__ = ["OptimizeForInference", "main", "render"]
@@ -38,7 +38,7 @@ PEERS = ("torch", "torch channels_last", "optimize_for_inference")
 
 
 @dataclass(frozen=True)
-class OptimizeForInference:
+class OptimizeForInference(Peer):
     """PyTorch's own conversion of a module to mkldnn tensors, batch normalizations folded."""
 
     @property
@@ -69,10 +69,6 @@ class OptimizeForInference:
                 return optimized(*inputs)
 
         return run
-
-    def versions(self) -> dict[str, str]:
-        """Return torch's version."""
-        return {"torch": torch.__version__}
 
 
 def measure(model: Model, arguments: argparse.Namespace) -> Benchmark:

@@ -20,14 +20,14 @@ from functools import partial
 from typing import Any
 
 from benchmarks.common import add_options, headline, table, tell, warn_if_busy, write_json
+from benchmarks.flops import count_flops
 from benchmarks.models import TEN, Model, Network, model
+from benchmarks.peak import PEAK, prepare_peak
 from benchmarks.targets import Result, geometric_mean, judge, judge_all
 from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.bench import PEERS, Quartiles
 from fmtprop.bench.contenders import REFERENCE, contender, race
-from fmtprop.bench.flops import count_flops
-from fmtprop.bench.peak import PEAK
 from fmtprop.errors import FmtpropError
 
 __all__ = ["main", "render", "render_all"]
@@ -48,7 +48,7 @@ def measure(model: Model | Network, arguments: argparse.Namespace, options: Opti
         inputs=model.inputs(),
         module=model.module(),
         onnx=model.onnx,
-        peak=arguments.peak,
+        others={PEAK: partial(prepare_peak, options.dtype, arguments.threads)} if arguments.peak else None,
         progress=partial(_tell_progress, model),
     )
     return Result(model.name, model.batch, options.dtype, count_flops(graph), benchmark)

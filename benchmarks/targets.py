@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.models import TEN
+from benchmarks.peak import PEAK, PEAK_FLOPS
 from fmtprop.bench import Benchmark, Entry, Quartiles
 from fmtprop.bench.contenders import REFERENCE, contender
-from fmtprop.bench.peak import PEAK, PEAK_FLOPS
 
 __all__ = ["Result", "Verdict", "geometric_mean", "judge", "judge_all"]
 

@@ -7,7 +7,7 @@ go to files, from which every process makes the same weights. Timing is :mod:`fm
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from fmtprop import __version__, dnnl
 from fmtprop.api import Options, compile_graph, random_inputs
 from fmtprop.bench.compare import compare_outputs, tensors_of
 from fmtprop.bench.interleave import Benchmark
-from fmtprop.bench.peak import PEAK, prepare_peak
 from fmtprop.bench.peers import PEERS, OnnxRuntime, OpenVINO, Peer, export_onnx, peer
 from fmtprop.bench.processes import Prepared, interleave_processes
 from fmtprop.compiling.stages import check_memory
@@ -182,7 +181,7 @@ def against(names: Sequence[str], options: Options | None = None) -> list[Conten
     everyone = [REFERENCE, *names]
     twice = sorted({name for name in everyone if everyone.count(name) > 1})
     if twice:
-        raise FmtpropError(f"{twice[0]!r} is given twice")
+        raise FmtpropError(f"peer {twice[0]!r} is given twice")
     chosen = [contender(name, options) for name in everyone]
     for one in chosen:
         one.versions()  # imports its packages: a missing one is found before minutes of compilation
@@ -201,7 +200,7 @@ def race(
     inputs: Sequence[torch.Tensor] | None = None,
     module: Callable[[], nn.Module] | None = None,
     onnx: Path | None = None,
-    peak: bool = False,
+    others: Mapping[str, Callable[[], Prepared]] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Benchmark:
     """Race contenders on one graph: same weights, same input, same threads, a process each, answers compared first.
@@ -225,8 +224,8 @@ def race(
         they get the graph's own ops one by one, which is less than the original where an op was decomposed.
     onnx : pathlib.Path, optional
         An ONNX file of the module, written if there is none yet; a temporary one if not given.
-    peak : bool, optional
-        Let oneDNN's best kernel take part, under the name ``fmtprop.bench.peak.PEAK``.
+    others : mapping of str to callable, optional
+        Who else takes part, whatever they run: see :func:`fmtprop.bench.processes.interleave_processes`.
     progress : callable, optional
         Called with a description, turns done and turns in all.
 
@@ -254,11 +253,8 @@ def race(
         del expected, flat
         where = onnx or folder / "onnx" / "model.onnx"
         prepares = {one.name: partial(_prepare, one, folder, module, where, count) for one in contenders}
-        if peak:
-            precision = next((one.precision for one in contenders if one.name == reference), "f32")
-            prepares[PEAK] = partial(prepare_peak, precision, count)
         return interleave_processes(
-            prepares,
+            {**prepares, **(others or {})},
             reference=reference,
             rounds=rounds,
             repeats=repeats,

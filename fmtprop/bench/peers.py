@@ -15,6 +15,7 @@ import logging
 import sys
 import tempfile
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,13 +35,18 @@ __all__ = ["PEERS", "Inductor", "OnnxRuntime", "OpenVINO", "Peer", "TorchEager",
 Runnable = Callable[..., Any]
 
 
-class Peer(Protocol):
-    """What a benchmark asks of another runtime."""
+class Peer(ABC):
+    """What a benchmark asks of another runtime; picklable."""
+
+    #: the package that it comes in
+    package: ClassVar[str] = "torch"
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """Short name for tables."""
+        """Short name for messages."""
 
+    @abstractmethod
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """Compile a module in inference mode.
 
@@ -66,10 +72,12 @@ class Peer(Protocol):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages that the peer uses."""
+        require(self.package, self.name)
+        return {self.package: version(self.package)}
 
 
 @dataclass(frozen=True)
-class TorchEager:
+class TorchEager(Peer):
     """PyTorch as it is.
 
     Parameters
@@ -82,7 +90,7 @@ class TorchEager:
 
     @property
     def name(self) -> str:
-        """Short name for tables."""
+        """Short name for messages."""
         return "torch channels_last" if self.channels_last else "torch"
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
@@ -99,18 +107,14 @@ class TorchEager:
 
         return run
 
-    def versions(self) -> dict[str, str]:
-        """Return torch's version."""
-        return {"torch": torch.__version__}
-
 
 @dataclass(frozen=True)
-class Inductor:
+class Inductor(Peer):
     """``torch.compile`` with weights frozen, so that they are packed once."""
 
     @property
     def name(self) -> str:
-        """Short name for tables."""
+        """Short name for messages."""
         return "inductor"
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
@@ -133,13 +137,9 @@ class Inductor:
             ) from error
         return run
 
-    def versions(self) -> dict[str, str]:
-        """Return torch's version."""
-        return {"torch": torch.__version__}
-
 
 @dataclass(frozen=True)
-class OnnxRuntime:
+class OnnxRuntime(Peer):
     """ONNX Runtime's CPU provider with all graph optimizations.
 
     Parameters
@@ -148,11 +148,13 @@ class OnnxRuntime:
         An ONNX file of the module; exported if not given.
     """
 
+    package: ClassVar[str] = "onnxruntime"
+
     onnx: Path | None = None
 
     @property
     def name(self) -> str:
-        """Short name for tables."""
+        """Short name for messages."""
         return "onnxruntime"
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
@@ -172,13 +174,9 @@ class OnnxRuntime:
 
         return run
 
-    def versions(self) -> dict[str, str]:
-        """Return ONNX Runtime's version."""
-        return _versions("onnxruntime", self.name)
-
 
 @dataclass(frozen=True)
-class OpenVINO:
+class OpenVINO(Peer):
     """OpenVINO's CPU plugin, tuned for latency, one stream.
 
     Parameters
@@ -193,6 +191,8 @@ class OpenVINO:
     The module goes through ONNX rather than ``openvino.convert_model``; latencies of the two ways agree.
     """
 
+    package: ClassVar[str] = "openvino"
+
     precision: str = "f32"
     onnx: Path | None = None
 
@@ -202,7 +202,7 @@ class OpenVINO:
 
     @property
     def name(self) -> str:
-        """Short name for tables."""
+        """Short name for messages."""
         return "openvino" if self.precision == "f32" else f"openvino {self.precision}"
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
@@ -231,10 +231,6 @@ class OpenVINO:
             return [torch.from_numpy(array) for array in results.values()]
 
         return run
-
-    def versions(self) -> dict[str, str]:
-        """Return OpenVINO's version."""
-        return _versions("openvino", self.name)
 
 
 PEERS: Mapping[str, Callable[[], Peer]] = {
@@ -366,11 +362,6 @@ def _onnx_file(given: Path | None, module: nn.Module, example_inputs: Sequence[t
         path = Path(folder) / "model.onnx"
         export_onnx(module, example_inputs, path)
         yield path
-
-
-def _versions(package: str, peer_name: str) -> dict[str, str]:
-    require(package, peer_name)
-    return {package: version(package)}
 
 
 @contextmanager

@@ -283,34 +283,6 @@ class Slice1:
                 )
         return cls([min(r[0], r[-1]) for r in taken], [abs(r[-1] - r[0]) + 1 for r in taken], [r.step for r in taken])
 
-    @classmethod
-    def from_flip(cls, input_sizes: Sequence[int], axes: Iterable[int]) -> Slice1:
-        """Return the operator that reverses axes, as ``torch.flip`` does.
-
-        Parameters
-        ----------
-        input_sizes : sequence of int
-            Sizes of the input.
-        axes : iterable of int
-            Axes to reverse; negative ones count from the end.
-
-        Returns
-        -------
-        Slice1
-
-        Raises
-        ------
-        ShapeError
-            An axis is out of range or not an integer.
-        """
-        dims = check_dims(input_sizes, "InputTensor.Sizes")
-        strides = [1] * len(dims)
-        for axis in integers(axes, "slice1: axes"):
-            if not -len(dims) <= axis < len(dims):
-                raise ShapeError(f"slice1: axis {axis} is out of range for {len(dims)} dimensions")
-            strides[axis] = -1
-        return cls((0,) * len(dims), dims, strides)
-
     def _check_inside(self, dims: Sequence[int]) -> None:
         if len(dims) != len(self.offsets):
             raise ShapeError(f"slice1: InputTensor has {len(dims)} dimensions, but the window has {len(self.offsets)}")

@@ -102,20 +102,6 @@ class Shape:
             raise ShapeError(f"dimension {number} is out of range for {self} of rank {self.rank}")
         return self.dimensions[number]
 
-    def with_layout(self, layout: Layout) -> Shape:
-        """Return the shape in another layout.
-
-        Parameters
-        ----------
-        layout : Layout
-            A layout of the same rank.
-
-        Returns
-        -------
-        Shape
-        """
-        return Shape(self.element_type, self.dimensions, layout)
-
     def linearize(self, array: npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the image of an array of this shape in linear memory (SPEC X3).
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks import peak
+from benchmarks.flops import count_flops
+from benchmarks.peak import DEPTH, PEAK, PEAK_FLOPS, kernels, prepare_peak
 from fmtprop import dnnl
 from fmtprop.api import CompiledModel, Options, compile_graph, random_inputs
-from fmtprop.bench import PEERS, TorchEager, peak
+from fmtprop.bench import PEERS, TorchEager
 from fmtprop.bench.contenders import Contender, Material, against, contender, race
-from fmtprop.bench.flops import count_flops
-from fmtprop.bench.peak import DEPTH, PEAK, PEAK_FLOPS, kernels
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends import from_torch, load
 from fmtprop.ir.graph import Graph
@@ -76,7 +78,15 @@ class Twice(nn.Module):
 
 def test_race() -> None:
     contenders = [contender("fmtprop-plain"), contender("torch"), Contender("absent", Absent())]
-    result = race(load("chain"), contenders, reference="torch", threads=1, rounds=2, repeats=1, peak=True)
+    result = race(
+        load("chain"),
+        contenders,
+        reference="torch",
+        threads=1,
+        rounds=2,
+        repeats=1,
+        others={PEAK: partial(prepare_peak, "f32", 1)},
+    )
     assert [entry.name for entry in result.entries] == ["fmtprop-plain", "torch", "absent", PEAK]
     ours, torch_, absent, peak = result.entries
     assert all(entry.agreement.passed and len(entry.milliseconds) == 2 for entry in (ours, torch_, peak))
@@ -152,7 +162,7 @@ def test_nested_arguments_and_results_are_flattened():
 def test_peers_are_checked_before_the_work():
     with pytest.raises(FmtpropError, match="no peer to compare with; give at least one, such as torch"):
         against([])
-    with pytest.raises(FmtpropError, match="'torch' is given twice"):
+    with pytest.raises(FmtpropError, match="peer 'torch' is given twice"):
         against(["torch", "torch"])
     with pytest.raises(FmtpropError, match="unknown contender 'tflite'; known: fmtprop,"):
         against(["tflite"])
@@ -183,7 +193,7 @@ def test_no_kernel_of_the_peak_saves_operations(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(peak, "compile_graph", compile_and_keep)
     threads = torch.get_num_threads()
     try:
-        peak.prepare_peak("f32", threads)
+        prepare_peak("f32", threads)
     finally:
         torch.set_num_threads(threads)
     for plan in plans:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fmtprop.bench.flops import count_flops
+from benchmarks.flops import count_flops
 from fmtprop.compiling.stages import normalise
 from fmtprop.frontends import from_torch, load
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fmtprop.api import Options, random_inputs
-from fmtprop.bench.contenders import export
-from fmtprop.bench.layers import (
+from benchmarks.layers import (
     Layer,
     compare_layers,
     prepare_fmtprop,
@@ -18,6 +16,8 @@ from fmtprop.bench.layers import (
     prepare_openvino,
     read_onnxruntime,
 )
+from fmtprop.api import Options, random_inputs
+from fmtprop.bench.contenders import export
 from fmtprop.frontends import as_module, load, save
 
 

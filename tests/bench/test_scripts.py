@@ -13,17 +13,27 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import bench_compile, bench_layers, bench_memory, bench_models, bench_overhead, common, models
+from benchmarks import (
+    bench_compile,
+    bench_layers,
+    bench_memory,
+    bench_models,
+    bench_overhead,
+    common,
+    flops,
+    layers,
+    models,
+)
 from benchmarks.common import write_json
+from benchmarks.layers import Layer
 from benchmarks.models import TEN, Model
+from benchmarks.peak import PEAK, PEAK_FLOPS
 from benchmarks.targets import Result, Verdict, geometric_mean, judge, judge_all
 from fmtprop import dnnl
 from fmtprop.api import compile as compile_model
 from fmtprop.bench import Agreement, Benchmark, Environment, Quartiles
 from fmtprop.bench.contenders import contender
 from fmtprop.bench.interleave import entry_of
-from fmtprop.bench.layers import Layer
-from fmtprop.bench.peak import PEAK, PEAK_FLOPS
 from fmtprop.bench.processes import call_in_process
 from fmtprop.errors import FmtpropError
 from fmtprop.runtime.plan import Buffer, Home, Plan, Step
@@ -351,7 +361,7 @@ def test_a_script_from_its_command_line(
     assert "chain" in printed and "onednn" in printed and "WRONG" not in printed
 
 
-@pytest.mark.parametrize("module", [common, models, bench_memory])
+@pytest.mark.parametrize("module", [common, flops, layers, models, bench_memory])
 def test_examples(module: ModuleType) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0 and outcome.failed == 0
