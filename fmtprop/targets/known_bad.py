@@ -13,7 +13,7 @@ from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.passes.formats import plain
-from fmtprop.passes.target import Request
+from fmtprop.passes.target import Request, is_loop
 
 Version = tuple[int, ...]
 
@@ -72,6 +72,12 @@ def _strided_deconvolution_on_amx(node: Node, formats: Request, impl: str) -> bo
     return isinstance(node.attrs, Deconv) and "amx" in impl and max(node.attrs.strides) > 1
 
 
+def _layer_normalization_with_gaps(node: Node, formats: Request, impl: str) -> bool:
+    if node.op != "layer_normalization" or is_loop(impl):
+        return False
+    return not (formats["src"].is_dense and formats["dst"].is_dense)
+
+
 #: of defects that the newest version which was tried has, 3.13.2
 _NOT_YET: Version = (4, 0)
 
@@ -105,6 +111,12 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,
         _strided_deconvolution_on_amx,
         "deconvolution with strides gives wrong results in the kernels for AMX",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0
+        _layer_normalization_with_gaps,
+        "layer normalization's compiled kernels take rows with gaps between them for dense ones",
     ),
 )
 

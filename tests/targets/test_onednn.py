@@ -9,7 +9,7 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, GraphError, PlanError
-from fmtprop.ir.node import PostOp
+from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -22,6 +22,7 @@ from fmtprop.ops.resampling import Resampling
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 from fmtprop.runtime import selfcheck
+from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget, onednn
 from fmtprop.targets.arguments import arguments
 from fmtprop.targets.known_bad import known_bad
@@ -402,3 +403,14 @@ def test_an_operand_that_the_primitive_has_not_is_named(target):
     choice = chosen(target, node, formats).choice
     with pytest.raises(PlanError, match=r"takes no argument \d+ for operand bias"):
         arguments(bare.with_(choice=choice), bare.choice.handle.pd)
+
+
+@pytest.mark.parametrize("strides", [(16384, 256, 1), (8192, 128, 1)])
+def test_layer_normalization_of_rows_with_gaps_runs_by_no_compiled_kernel(strides):
+    dims = (2, 64, 128)
+    src, vector = MemoryDesc(dims, strides=strides), MemoryDesc((128,))
+    node = Node("norm", "layer_normalization", opdef("layer_normalization").attrs(epsilon=1e-5), (TensorType(dims),))
+    request = {"src": src, "scale": vector, "shift": vector, "dst": MemoryDesc.any(dims)}
+    found = list(OneDnnTarget().candidates(node, request))
+    assert all(check_node(node.with_(descs=one.results, choice=one.choice("test"))) is None for one in found)
+    assert all(one.is_ref for one in found) == (strides != MemoryDesc(dims).strides)
