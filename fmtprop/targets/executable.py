@@ -355,6 +355,10 @@ class Implementation(ABC):
     #: whether a result may lie where an operand does that the op's declaration says can be overwritten
     overwrites = False
 
+    #: what costs are modelled by: whether it moves bytes as fast as a copy does, whatever the op; whether operators of
+    #: PyTorch compute it
+    moves_freely, by_operators = False, False
+
     #: whether its results are tensors that it makes in each run; otherwise they are written to places
     makes_results = False
 

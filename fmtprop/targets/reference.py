@@ -94,6 +94,7 @@ class ReferenceImplementation(Implementation):
 
     impl: str
 
+    by_operators = True
     identity = MappingProxyType({"torch": torch.__version__, "as": "it runs"})
 
     @property

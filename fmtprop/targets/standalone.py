@@ -24,6 +24,7 @@ class KernelImplementation(Implementation):
 
     kernel: StandaloneKernel
 
+    moves_freely = True
     takes_any_numbers = True
     overwrites = True
 

@@ -14,8 +14,6 @@ from fmtprop.ir.op import opdef, types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
-from fmtprop.targets.kernels import JIT
-from fmtprop.targets.reference import REFERENCE
 from fmtprop.tuning import identity
 from fmtprop.tuning.peaks import Peaks
 
@@ -168,10 +166,10 @@ class ModelCosts:
         if node.op == "reorder":
             return self._reorder(operands["src"], dst)
         sizes = _sizes_along(node, operands, dst)
-        share = 1.0 if candidate.target == JIT else _PACE.get(node.op, 1.0)
+        share = 1.0 if _says(candidate, "moves_freely") else _PACE.get(node.op, 1.0)
         moved = self._moving(node, operands, candidate.results, share) / _SLOW.get(candidate.impl, 1.0)
         peak = self.peaks.flops.get(dst.dtype) or self.peaks.flops[DataType.F32]
-        if candidate.target == REFERENCE:
+        if _says(candidate, "by_operators"):
             return self._by_pytorch(node, operands, candidate.results, peak)
         products = _PRODUCTS.get(node.op)
         if products is None:
@@ -260,6 +258,11 @@ class ModelCosts:
         activations += sum(desc.nbytes for desc in results)
         pace = self._cached if activations <= self._cache_nbytes else self._memory
         return parameters * self._streaming + activations * pace / share
+
+
+def _says(candidate: Candidate, what: str) -> bool:
+    """Return an attribute of a candidate's implementation; a bare candidate has none."""
+    return bool(getattr(candidate.handle, what, False))
 
 
 @lru_cache(maxsize=512)

@@ -14,6 +14,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.target import Candidate
+from fmtprop.targets.reference import ReferenceImplementation
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
 from fmtprop.tuning.roofline import ModelCosts, efficiency
 
@@ -102,7 +103,15 @@ def test_weights_that_fit_in_cache_are_read_faster() -> None:
 def test_views_cost_nothing_and_the_reference_target_its_call() -> None:
     node, candidate = conv(8, 8, "brgconv:avx2", "acdb")
     assert COSTS.node(node, Candidate("view", "view", candidate.operands, candidate.results)) == 0.0
-    assert COSTS.node(node, Candidate("reference", "torch", candidate.operands, candidate.results)) > 4e-6
+    assert (
+        COSTS.node(
+            node,
+            Candidate(
+                "reference", "torch", candidate.operands, candidate.results, handle=ReferenceImplementation("torch")
+            ),
+        )
+        > 4e-6
+    )
 
 
 def test_a_costly_function_costs_more_than_a_cheap_one() -> None:
@@ -131,7 +140,9 @@ def test_every_step_of_a_network_has_a_price(model: str) -> None:
     for node in shot.graph.nodes():
         if node.choice is None or node.is_boundary:
             continue
-        candidate = Candidate(node.choice.target, node.choice.impl, node.choice.operands, node.descs)
+        candidate = Candidate(
+            node.choice.target, node.choice.impl, node.choice.operands, node.descs, handle=node.choice.handle
+        )
         cost = COSTS.node(node, candidate)
         assert isfinite(cost) and cost >= 0, node.label
         assert (cost > 0) == (node.choice.target != "view"), node.label
