@@ -19,7 +19,7 @@ from fmtprop.ops import Eltwise, emit
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.optimal import OptimalFormats, expansions
+from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.winograd import Tile, Winograd
 from fmtprop.targets.reference import ReferenceTarget
@@ -297,6 +297,17 @@ def test_a_trial_of_many_layers_is_made_anew_once_for_each_rewrite(monkeypatch):
     assert len(runs) == len(set(runs)), "a trial grows with the layers, so that making it for each takes their square"
 
 
+def test_of_many_layers_those_with_most_work_are_tried(monkeypatch):
+    b = Builder()
+    y = b.input(1, 16, 12, 12)
+    for width in (32, 16, 24, 48, 17):
+        y = b.conv(y, width, f"conv_{width}", kernel=3, pad_l=1)
+    monkeypatch.setattr(trial, "_DISTINCT", 4)  # of each layer two tiles, one for a bound of errors
+    composed = expansions(b.output(y), solver({}))
+    # 24 x 48 and 48 x 17 channels; 16 x 24, 32 x 16 and 16 x 32 are fewer products
+    assert composed.keys() == {"conv_48", "conv_17"} and all(len(found) == 2 for found in composed.values())
+
+
 def test_nobody_is_asked_to_write_rows_in_a_trial(monkeypatch):
     asked, candidates = [], TableTarget.candidates
 
@@ -307,7 +318,7 @@ def test_nobody_is_asked_to_write_rows_in_a_trial(monkeypatch):
 
     monkeypatch.setattr(TableTarget, "candidates", noting)
     assert expansions(three(), solver({}), beside=False).keys() == {"first", "same", "wider"}
-    assert {tag for op, ndim, tag in asked if op == "convolution" and ndim == 4} == {"any", "acdb"}
+    assert {tag for op, ndim, tag in asked if op == "convolution" and ndim == 4} == {"acdb"}
 
 
 def test_a_pinned_convolution_stays():

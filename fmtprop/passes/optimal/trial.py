@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 from fmtprop.ir.graph import Graph
@@ -31,6 +31,9 @@ _REWRITES: tuple[ExpandingPass, ...] = (
     MergeGroups(width=8),
     MergeGroups(width=16),
 )
+
+#: distinct nodes that are tried, those with most work first: each takes about 30 ms, and many that differ weigh little
+_DISTINCT = 96
 
 #: channels and rows below which filtering has nothing to gain: such convolutions are not even asked about
 _CHANNELS, _HEIGHT = 16, 4
@@ -88,6 +91,8 @@ class _Unblocked:
             yield from self._target.candidates(node, request)
             return
         activations = [name for name in request if not _is_parameter(node, name)]
+        if node.op == "convolution" and FormatKind.ANY in (request["src"].kind, request["dst"].kind):
+            return  # blocks, or what the request for channels-last is answered by too
         if not all(_is_unblocked(request[name]) for name in activations):
             return
         for candidate in self._target.candidates(node, request):
@@ -121,7 +126,7 @@ class _Alike(NamedTuple):
 
 
 def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
-    """Return the nodes that can run as several."""
+    """Return the nodes that can run as several, those with most work."""
     alike: dict[Hashable, _Alike] = {}
     for rewrite in rewrites:
         for node in rewrite.eligible(graph):
@@ -135,7 +140,17 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
             tail = tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
             kind = (rewrite, node.op, node.attrs, tail, tuple(types), node.results)
             alike.setdefault(kind, _Alike(rewrite, growth, [])).nodes.append(node)
-    return list(alike.values())
+    work = {kind: len(one.nodes) * _work(graph, one.nodes[0]) for kind, one in alike.items()}
+    heaviest = set(sorted(work, key=lambda kind: -work[kind])[:_DISTINCT])
+    return [one for kind, one in alike.items() if kind in heaviest]
+
+
+def _work(graph: Graph, node: Node) -> int:
+    """Return the products of a convolution, or the elements of another node's result."""
+    weights = graph.inputs(node.name).get("weights")
+    # channels that are summed, and the window: behind groups, if any, and the channels of the result
+    summed = graph.type_of(weights).dims[1 - node.results[0].ndim :] if weights is not None else ()
+    return node.results[0].size * prod(summed)
 
 
 def _is_constant(graph: Graph, value: Value) -> bool:
