@@ -314,15 +314,14 @@ def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveD
     LibraryError
         If this oneDNN version lacks the primitive.
     """
-    _check_hint(problem, hint)
+    if hint is not None or problem.prop.startswith("backward"):
+        _check_hint(problem, hint)
     recipe = Recipe(problem, attr if attr is not None else default_attr(), hint)
     return PrimitiveDesc(recipe.create(), recipe)
 
 
 def _check_hint(problem: Problem, hint: PrimitiveDesc | None) -> None:
     """Refuse a wrong hint: oneDNN casts it unseen, and crashes."""
-    if hint is None and not problem.prop.startswith("backward"):
-        return
     spec = spec_of(problem.kind, problem.prop)
     wanted = f"hint must be the forward_training descriptor of the same {problem.kind}"
     if not spec.takes_hint:

@@ -186,8 +186,9 @@ def _window(problem: Any) -> str:
 
 
 def _spatial(prefix: str, values: Sequence[int]) -> str:
-    """Return such as ``kh3kw3``: the last entries of d, h, w."""
-    return "".join(f"{prefix}{axis}{value}" for axis, value in zip("dhw"[3 - len(values) :], values, strict=True))
+    """Return such as ``kh3kw3``: the last entries of d, h, w; benchdnn has no name for more than three."""
+    names = ("?" * len(values) + "dhw")[3:]
+    return "".join(f"{prefix}{axis}{value}" for axis, value in zip(names, values, strict=True))
 
 
 def _resized(problem: Any) -> str:
@@ -198,7 +199,7 @@ def _resized(problem: Any) -> str:
 
 
 def _flags(problem: Any) -> str:
-    letters = "".join(letter for flag, letter in _NORM_FLAGS.items() if flag in problem.flags)
+    letters = "".join(letter for flag, letter in _NORM_FLAGS.items() if flag in NormFlags(problem.flags))
     return f"--flags={letters}" if letters else ""
 
 
@@ -213,8 +214,9 @@ def _recurrent_extras(problem: Any) -> str:
 
 
 def _recurrent_sizes(problem: Any) -> str:
-    time, batch, channels = problem.src_layer.dims
-    layers, _, states, _, hidden = problem.weights_iter.dims
+    # also for ranks that oneDNN refuses
+    time, batch, channels = (*problem.src_layer.dims, 1, 1)[:3]
+    layers, _, states, _, hidden = (*problem.weights_iter.dims, 1, 1, 1, 1)[:5]
     return f"l{layers}t{time}mb{batch}sic{states}slc{channels}dhc{hidden}dic{states}"
 
 

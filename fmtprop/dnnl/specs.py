@@ -74,7 +74,7 @@ class Spec:
     def results(self) -> tuple[str, ...]:
         """The operands that it writes; with `NormFlags.USE_GLOBAL_STATS`, it reads mean and variance among them."""
         if self.takes_hint:
-            return tuple(name for name in self.operands if name.startswith(("diff_src", "diff_w", "diff_b", "diff_s")))
+            return tuple(n for n in self.operands if n.startswith("diff_") and not n.startswith("diff_dst"))
         written = ("dst", "mean", "variance", "workspace")
         return tuple(name for name in self.operands if name.startswith(written))
 
@@ -195,7 +195,7 @@ def spec_of(kind: str, prop: str = "") -> Spec:
 def _call_of(cls: Any, prop: str) -> tuple[str, tuple[Reader, ...], tuple[str, ...]]:
     """Return the C function of a class in a direction, what reads each argument, and other directions' operands."""
     spec = spec_of(cls.kind, prop)
-    readers = tuple(_reader(argument) for argument in spec.arguments if argument != "hint")
+    readers = tuple(_reader(argument, prop) for argument in spec.arguments if argument != "hint")
     others = (field.name for field in fields(cls) if is_operand(field.name) and field.name not in spec.operands)
     return f"{spec.function}_primitive_desc_create", readers, tuple(others)
 
@@ -224,7 +224,10 @@ def c_call(problem: Problem) -> tuple[str, list[Any]]:
 # ---------------------------------------------------------------- reading arguments off a problem
 
 
-def _reader(argument: str) -> Reader:
+def _reader(argument: str, prop: str) -> Reader:
+    if argument == "prop":
+        number = prop_kind(prop)
+        return lambda _: number
     if argument in _READERS:
         return _READERS[argument]
     return _operand(argument) if is_operand(argument.removesuffix("?")) else attrgetter(argument)
@@ -323,7 +326,6 @@ def _factors(problem: Any) -> Any:
 
 _READERS: dict[str, Reader] = {
     "engine": lambda _: Engine.cpu().handle,
-    "prop": lambda problem: prop_kind(problem.prop),
     "alg": lambda problem: algorithm(problem.alg),
     "activation": lambda problem: algorithm(problem.activation),
     "direction": lambda problem: rnn_direction(problem.direction),

@@ -169,6 +169,9 @@ def operator(
     # PyTorch's averages add one number after the other, unlike its means
     if spatial == 1 or prod(attrs.kernel) > _SUMMANDS:
         return None
+    # PyTorch 2.13's average over three axes writes row-major, whatever the strides are that it is to write to
+    if spatial == 3 and not results[0].is_contiguous():
+        return None
     average: Callable[..., torch.Tensor] = (torch._C._nn.avg_pool2d, torch._C._nn.avg_pool3d)[spatial - 2]
     including = attrs.alg == "avg_include_padding"
     return partial(average, src, *window, ceil_mode=False, count_include_pad=including, out=results[0])

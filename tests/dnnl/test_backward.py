@@ -228,6 +228,14 @@ def problem_of(case: Case, prop: str, known: dict[str, Array]) -> Any:
     return case.kind(prop=prop, **(described | case.numbers))
 
 
+def assert_complete(pd: dnnl.PrimitiveDesc, spec: dnnl.Spec) -> None:
+    """Compare the row's operands with those that oneDNN names."""
+    named = {int(arg) for arg in Arg if pd.arg_md(arg) is not None} - {int(Arg.SCRATCHPAD)}
+    if spec.takes_hint and "normalization" in spec.kind:
+        named -= {int(Arg.SCALE), int(Arg.SHIFT)}  # which execution may refuse all the same
+    assert named <= set(spec.operands.values())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     case = CASES[name]
@@ -238,6 +246,7 @@ def test_gradients(name: str) -> None:
             pytest.skip("oneDNN 3.6.2 computes another gradient; 3.13.2 is right")
     known, wanted = forward_and_gradients(case)
     hint = dnnl.create(problem_of(case, TRAIN, known))
+    assert_complete(hint, spec_of(hint.kind, TRAIN))
     learned = [name for name in spec_of(hint.kind, TRAIN).results if hint.arg_md(Arg[name.upper()]) is not None]
     inputs = {Arg[name.upper()]: array for name, array in case.tensors.items()}
     arrays, raw = run(hint, inputs, tuple(Arg[name.upper()] for name in learned if name != "workspace"))
@@ -247,6 +256,7 @@ def test_gradients(name: str) -> None:
         spec = spec_of(hint.kind, prop)
         bwd = dnnl.create(problem_of(case, prop, known), hint=hint)
         taken = [name for name, number in spec.operands.items() if bwd.arg_md(number) is not None]
+        assert_complete(bwd, spec)
         results = [name for name in taken if name in spec.results]
         assert results and f"--dir={'BWD' if prop.startswith('backward') else ''}" in bwd.repro
         workspace = {Arg.WORKSPACE: raw[Arg.WORKSPACE]} if "workspace" in taken else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,3 +150,12 @@ def test_a_layout_without_a_tag_is_named() -> None:
         "benchdnn --reorder --sdt=f32 --ddt=f32 --stag=any --dtag=abcd --attr-scratchpad=user 3x1x5x6  "
         "# without a tag: src 960x1x192x32"
     )
+
+
+@pytest.mark.parametrize("ndim", range(1, 8))
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_can_be_made_of_every_rank(line: str, ndim: int) -> None:
+    """A refusal shows the line: making it must not fail where oneDNN refuses the rank."""
+    problem, desc = LINES[line], plain((2,) * ndim)
+    changed = {name: desc for name, _ in problem.operands() if hasattr(problem, name)}
+    assert benchdnn_line(replace(problem, **changed), dnnl.PrimitiveAttr()).startswith("benchdnn --")

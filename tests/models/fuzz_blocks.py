@@ -33,8 +33,16 @@ _ACTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def draw_blocks(seed: int, blocks: int = 5) -> Program:
-    """Draw a network of about so many blocks."""
-    rng = random.Random(f"blocks {seed}")
+    """Draw a network of about so many blocks, of others where none of the first fits."""
+    name = f"blocks {seed}"
+    while True:
+        try:
+            return _draw(random.Random(name), blocks)
+        except Unfit:
+            name += " again"
+
+
+def _draw(rng: random.Random, blocks: int) -> Program:
     d = Draw(rng, largest=_SIZE)
     pixels = rng.choice(_PIXELS)
     shape = [rng.choice([1, 1, 2]), rng.choice([3, *_WIDTHS]), pixels, rng.choice([pixels, pixels, pixels + 3])]

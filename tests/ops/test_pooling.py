@@ -190,3 +190,26 @@ def test_other_means_are_reductions(src, axes, keep):
 def test_a_mean_in_another_data_type_is_declined():
     call = FakeCall("aten.mean.dim", TensorType((2, 3, 4, 5)), [2, 3], dtype=torch.float64)
     assert call.run() is None
+
+
+@pytest.mark.parametrize("alg", ALGORITHMS)
+@pytest.mark.parametrize("spatial", [2, 3])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_pytorchs_operator_is_right_in_the_memory_that_it_is_given(alg, spatial, is_last):
+    attrs = Pooling(
+        alg,
+        (3, 1, 2)[-spatial:],
+        (2, 3, 1)[-spatial:],
+        (0,) * spatial,
+        pad_l=(1, 0, 1)[-spatial:],
+        pad_r=(1, 0, 1)[-spatial:],
+    )
+    src = torch.randn(4, 16, 4, 7, 5)[(slice(None),) * 2 + (0,) * (3 - spatial)]
+    (expected,) = POOLING.reference(attrs, {"src": src})
+    memory_format = (torch.channels_last, torch.channels_last_3d)[spatial - 2] if is_last else torch.contiguous_format
+    memory = torch.empty_like(expected).contiguous(memory_format=memory_format)
+    call = POOLING.operator(attrs, {"src": src}, [memory.detach()])  # whoever changes strides changes its own
+    if call is not None:
+        call()
+        torch.testing.assert_close(memory, expected)
+    assert (call is None) == (spatial == 3 and is_last and alg != "max")
