@@ -36,10 +36,10 @@ __all__ = ["Prepared", "call_in_process", "converse", "interleave_processes", "s
 
 #: a process is quiet when it used less than this share of one core during each of the last windows
 _QUIET_SHARE = 0.1
-_WINDOW = 0.01
+_WINDOW_SECONDS = 0.01
 _WINDOWS = 2
 #: longest known: ONNX Runtime's 50 ms, several times that on a machine whose cores are taken
-_PATIENCE = 10.0
+_PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -265,13 +265,13 @@ def settle(
     """
     started, quiet = clock(), 0
     while quiet < _WINDOWS:
-        if clock() - started > _PATIENCE:
+        if clock() - started > _PATIENCE_SECONDS:
             raise FmtpropError(
-                f"a process that should be idle keeps its cores busy for {_PATIENCE:.0f} s; the figures of others "
-                "would be worthless: leave this contender out"
+                f"a process that should be idle keeps its cores busy for {_PATIENCE_SECONDS:.0f} s; the figures of "
+                "others would be worthless: leave this contender out"
             )
         before, since = used(), clock()
-        sleep(_WINDOW)
+        sleep(_WINDOW_SECONDS)
         # a busy machine oversleeps: the share counts, not the time
         quiet = quiet + 1 if used() - before < _QUIET_SHARE * (clock() - since) else 0
 

@@ -21,7 +21,7 @@ from fmtprop.verbose import Ledger, parse_line
 #: how the log was and is asked for; every version knows 1
 _SWITCHES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKLDNN_VERBOSE")
 #: characters of a line: what is longer is read in pieces
-_PIECE = 1 << 16
+_PIECE_CHARACTERS = 1 << 16
 
 
 def verbose(
@@ -57,7 +57,7 @@ def _pieces(name: str) -> Generator[str, None, None]:
     try:
         source = sys.stdin.fileno() if name == "-" else Path(name)
         with open(source, encoding="utf-8", errors="replace", closefd=name != "-") as file:
-            while piece := file.readline(_PIECE):
+            while piece := file.readline(_PIECE_CHARACTERS):
                 yield piece
     except OSError as error:
         raise FmtpropError(f"{name} cannot be read: {error.strerror}") from error
@@ -73,7 +73,7 @@ def _run(command: list[str], ledger: Ledger) -> int:
     except OSError as error:
         raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error
     with process:
-        while process.stdout is not None and (piece := process.stdout.readline(_PIECE)):
+        while process.stdout is not None and (piece := process.stdout.readline(_PIECE_CHARACTERS)):
             execution = parse_line(piece)
             if execution is not None:
                 ledger.add(execution)

@@ -34,7 +34,7 @@ __all__ = ["import_calls", "importers"]
 _LOG = logging.getLogger(__name__)
 
 #: what a program computes from its own constants is computed at import up to this size
-_FOLDED_BYTES = 2**24
+_FOLDED_NBYTES = 2**24
 #: calls whose results hold whatever memory held: zeros are as good, and nobody else's numbers
 _UNWRITTEN = frozenset({"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format"})
 #: calls that read nothing of a tensor but its shape
@@ -227,7 +227,7 @@ class _Walk:
         operands = set(_values_in(args))
         if not operands or name in _SHAPE_ONLY:
             return True
-        small = sum(type_.nbytes for type_ in types) <= _FOLDED_BYTES
+        small = sum(type_.nbytes for type_ in types) <= _FOLDED_NBYTES
         return small and all(self._is_literal(value) for value in operands)
 
     def _is_literal(self, value: Value) -> bool:

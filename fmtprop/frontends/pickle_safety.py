@@ -25,7 +25,7 @@ from fmtprop.frontends.source_text import is_text
 from fmtprop.frontends.strict_zip import read_members
 
 #: Largest pickle that is looked at, in bytes; the tensors' data lie outside it.
-LARGEST_PICKLE: Final = 64 << 20
+LARGEST_PICKLE_NBYTES: Final = 64 << 20
 
 #: What may be called: (module, name).
 CALLABLE: Final = frozenset(
@@ -157,8 +157,8 @@ def check_pickle(program: bytes, where: str, records: Mapping[str, int]) -> None
         It names or calls something that is not on the list, uses an instruction that PyTorch does not write, reads
         past a record, or is damaged.
     """
-    if len(program) > LARGEST_PICKLE:
-        raise ImportModelError(f"{where} is a pickle of {len(program)} bytes; the limit is {LARGEST_PICKLE}")
+    if len(program) > LARGEST_PICKLE_NBYTES:
+        raise ImportModelError(f"{where} is a pickle of {len(program)} bytes; the limit is {LARGEST_PICKLE_NBYTES}")
     machine = _Machine(program, where, records)
     try:
         for opcode, argument, position in pickletools.genops(program):

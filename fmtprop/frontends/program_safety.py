@@ -28,9 +28,9 @@ from fmtprop.errors import ImportModelError
 from fmtprop.frontends.source_text import is_name, is_path, is_text
 
 #: Largest JSON member that is read, in bytes.
-LARGEST_JSON: Final = 256 << 20
+LARGEST_JSON_NBYTES: Final = 256 << 20
 #: Longest expression of a dynamic size or guard, in characters.
-LONGEST_EXPRESSION: Final = 20_000
+LONGEST_EXPRESSION_CHARACTERS: Final = 20_000
 #: Largest exponent or shift that is evaluated.
 LARGEST_EXPONENT: Final = 64
 
@@ -93,8 +93,8 @@ def parse_json(data: bytes, where: str) -> Any:
     ImportModelError
         It is too large, too deeply nested, or not JSON.
     """
-    if len(data) > LARGEST_JSON:
-        raise ImportModelError(f"{where} is JSON of {len(data)} bytes; the limit is {LARGEST_JSON}")
+    if len(data) > LARGEST_JSON_NBYTES:
+        raise ImportModelError(f"{where} is JSON of {len(data)} bytes; the limit is {LARGEST_JSON_NBYTES}")
     try:
         return json.loads(str(data, "utf-8"))  # as PyTorch reads it; bytes could be in other encodings
     except (ValueError, RecursionError) as error:
@@ -202,8 +202,8 @@ def _check_note(text: Any, where: str) -> None:
 def _parse(text: Any, what: str, where: str) -> ast.expr:
     if not isinstance(text, str):
         raise _refusal(where, what, text, "it is not a string")
-    if len(text) > LONGEST_EXPRESSION:
-        raise _refusal(where, what, text, f"it has {len(text)} characters, more than {LONGEST_EXPRESSION}")
+    if len(text) > LONGEST_EXPRESSION_CHARACTERS:
+        raise _refusal(where, what, text, f"it has {len(text)} characters, more than {LONGEST_EXPRESSION_CHARACTERS}")
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -30,7 +30,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 # Sizes follow the data (bit 3), and names are UTF-8 (bit 11): what PyTorch sets. Bit 0 would be encryption.
 _KNOWN_FLAGS = 0x0808
 # A data descriptor: signature, checksum and two sizes of 8 bytes.
-_LONGEST_DESCRIPTOR = 24
+_LONGEST_DESCRIPTOR_NBYTES = 24
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _NAME = re.compile(rb"[ -\[\]-~]+")
 
@@ -184,7 +184,7 @@ def _spans(archive: memoryview, entries: list[_Entry], limit: int, where: str) -
     spans: dict[str, tuple[int, int]] = {}
     free = 0
     for entry in sorted(entries, key=lambda entry: entry.offset):
-        if not free <= entry.offset <= free + (_LONGEST_DESCRIPTOR if spans else 0):
+        if not free <= entry.offset <= free + (_LONGEST_DESCRIPTOR_NBYTES if spans else 0):
             raise ImportModelError(f"{where}: member {entry.name!r} does not begin where the one before it ends")
         if entry.offset + _LOCAL.size > limit:
             raise ImportModelError(f"{where} is truncated in member {entry.name!r}")
@@ -206,6 +206,6 @@ def _spans(archive: memoryview, entries: list[_Entry], limit: int, where: str) -
         if not agrees:
             raise ImportModelError(f"{where}: member {entry.name!r} is described in two ways that disagree")
         spans[entry.name] = (begin, free)
-    if limit - free > _LONGEST_DESCRIPTOR:
+    if limit - free > _LONGEST_DESCRIPTOR_NBYTES:
         raise ImportModelError(f"{where} has {limit - free} bytes that belong to no member")
     return [spans[entry.name] for entry in entries]

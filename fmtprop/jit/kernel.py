@@ -44,8 +44,8 @@ CHUNK_NBYTES = 64
 #: bytes up to which a thread is faster than several
 ALONE_NBYTES = 16 << 10
 
-#: algorithm -> the parameter that its kernel computes with; None where it has none. Here, as the functions themselves
-#: bring the assembler with them, which networks without any need not load
+#: algorithm -> the parameter that its kernel computes with; None where it has none. The functions themselves are in
+#: another module: they import the assembler, which networks without kernels need not load
 _ALPHAS = {"swish": 1.0, "gelu_erf": None}
 
 #: functions of the OpenMP runtime that every kernel needs

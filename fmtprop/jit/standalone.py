@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
 from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, isa
 
-__all__ = ["Pointer", "StandaloneKernel", "StandaloneWork"]
+__all__ = ["StandaloneKernel", "StandaloneWork"]
 
 
 class StandaloneKernel(ABC):
@@ -43,11 +43,6 @@ class StandaloneKernel(ABC):
         """What it is called where oneDNN has a command line that reproduces."""
         return f"fmtprop.jit kernel {self.impl} of {self}"
 
-    @property
-    def scratchpad_nbytes(self) -> int:
-        """Bytes of the plan's that it needs to work: none, each work has its own."""
-        return 0
-
     @cached_property
     def kernel(self) -> Kernel:
         """The code."""
@@ -57,27 +52,6 @@ class StandaloneKernel(ABC):
     def fingerprint(self) -> str:
         """A hash of all that decides its results and its speed."""
         return self.kernel.fingerprint
-
-
-class Pointer:
-    """Where a work finds a tensor.
-
-    Parameters
-    ----------
-    arguments : Arguments
-        The work's.
-    field : str
-        Which of them.
-    """
-
-    __slots__ = ("_arguments", "_field")
-
-    def __init__(self, arguments: Arguments, field: str) -> None:
-        self._arguments, self._field = arguments, field
-
-    def set_data_handle(self, pointer: int) -> None:
-        """Point it at other numbers."""
-        setattr(self._arguments, self._field, pointer)
 
 
 class StandaloneWork(BoundKernel):
@@ -96,5 +70,5 @@ class StandaloneWork(BoundKernel):
         super().__init__(kernel, arguments, threads)
         self._keep = keep
         names = {name for name, *_ in arguments._fields_} & {"src", "src_0", "src_1", "dst"}
-        #: where it finds its operands and the result, by their names in oneDNN
-        self.pointers: Mapping[str, Pointer] = {name: Pointer(arguments, name) for name in names}
+        #: what points it to its operands and its result, by their names in oneDNN
+        self.point: Mapping[str, Callable[[int], None]] = {name: partial(setattr, arguments, name) for name in names}

@@ -15,9 +15,8 @@ from fmtprop.layout.tags import LETTERS, parse_tag
 from fmtprop.pictures.svg import draw_svg
 from fmtprop.pictures.text import draw_text
 
-DRAWN = 512
-"""Largest number of positions for which the text includes the picture."""
-
+#: most positions for which the text includes the picture
+MOST_DRAWN_POSITIONS = 512
 
 # Logical axes of DirectML's tensors by rank (SPEC D2).
 _DML_AXES = {2: "hw", 3: "dhw", 4: "nchw", 5: "ncdhw"}
@@ -141,7 +140,7 @@ def describe(subject: Subject, *, at: str | None = None, position: int | None = 
     if answers:
         return "\n".join(answers)
     lines = [f"{subject.title}: {md}", "", *_facts(subject), "", *_dialects(md)]
-    if md.nbytes // md.dtype.nbytes <= DRAWN:
+    if md.nbytes // md.dtype.nbytes <= MOST_DRAWN_POSITIONS:
         lines += ["", draw_text(md, title=subject.title, axes=subject.axes, colour=colour)]
     return "\n".join(lines)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fmtprop.passes.optimal import Certificate
     from fmtprop.tuning import Tuning
 
-#: share of a run in steps without optimized code beyond which a report warns; ops that it names
-_MUCH, _NAMED = 0.05, 3
+#: a report warns of steps without optimized code that take more than this share of a run; it names so many ops
+_WARNED_SHARE, _NAMED_OPS = 0.05, 3
 
 #: version of the JSON form
 SCHEMA = 1
@@ -230,12 +230,12 @@ class Report:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know who hopes for more speed."""
-        if self.fallback_share <= _MUCH:
+        if self.fallback_share <= _WARNED_SHARE:
             return ()
         seconds: Counter[str] = Counter()
         for row in self.fallbacks:
             seconds[row.op] += row.seconds  # type: ignore[assignment]
-        slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED))
+        slowest = ", ".join(op for op, _ in seconds.most_common(_NAMED_OPS))
         share, count = self.fallback_share, len(self.fallbacks)
         return (
             f"{share:.0%} of the run is in {count} steps without optimized code ({slowest}); these "

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from fmtprop.report.comparison import Comparison
     from fmtprop.report.model import Report
 
-_SLOWEST = 10
+_SLOWEST_STEPS = 10
 #: reorders of each policy in a summary; the report has all
-_COSTLIEST = 5
+_COSTLIEST_REORDERS = 5
 
 
 def report_text(report: Report) -> str:
@@ -42,7 +42,7 @@ def comparison_summary(comparison: Comparison) -> str:
     for report in comparison.reports:
         parts.append(_counts(report))
         if report.reorders:
-            parts.append(_reorders(report, _COSTLIEST))
+            parts.append(_reorders(report, _COSTLIEST_REORDERS))
     return render(Group(*parts))
 
 
@@ -161,10 +161,10 @@ def _counts(report: Report) -> Table:
 
 
 def _slowest(report: Report) -> Table:
-    table = Table(title=f"the {_SLOWEST} slowest steps")
+    table = Table(title=f"the {_SLOWEST_STEPS} slowest steps")
     for column in ("step", "op", "implementation", "formats", "time", "from"):
         table.add_column(column, justify="right" if column == "time" else "left", overflow="fold")
-    for row in sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST]:
+    for row in sorted(report.steps, key=lambda row: -row.seconds)[:_SLOWEST_STEPS]:
         _add_row(table, row.name, row.op, row.impl, row.formats, _time(row.seconds), row.origin)
     return table
 

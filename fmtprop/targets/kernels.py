@@ -1,11 +1,13 @@
 """Nodes that kernels of our own compute instead of a primitive: binary ops that broadcast, reductions, global poolings.
 
-Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one.
+Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one. Owns also how such
+a kernel is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 
 from fmtprop.errors import UnsupportedOpError
@@ -18,7 +20,7 @@ from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import channels_last, like, plain
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.standalone import KernelImplementation
+from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
 
 __all__ = ["JIT", "kernel_candidates"]
 
@@ -153,3 +155,52 @@ def _is_served(asked: MemoryDesc, desc: MemoryDesc) -> bool:
 
 def _candidate(kernel: StandaloneKernel, operands: Request, dst: MemoryDesc) -> Candidate:
     return Candidate(JIT, kernel.impl, operands, (dst,), handle=KernelImplementation(kernel))
+
+
+@dataclass(frozen=True, eq=False)
+class KernelImplementation(Implementation):
+    """What a kernel computes.
+
+    Parameters
+    ----------
+    kernel : StandaloneKernel
+        What to run.
+    """
+
+    kernel: StandaloneKernel
+
+    moves_freely = True
+    takes_any_numbers = True
+    overwrites = True
+
+    @property
+    def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
+        """The kernel's code."""
+        return {"kernel": self.kernel.fingerprint}
+
+    @property
+    def repro(self) -> str:
+        """What it is called."""
+        return self.kernel.repro
+
+    def target(self) -> Provider:
+        """Return a target that offers kernels."""
+        from fmtprop.targets.onednn import OneDnnTarget  # which asks for these
+
+        return OneDnnTarget()
+
+    def build(self, threads: int) -> Executable:
+        """Return the kernel for so many threads."""
+        return _Executable(self.kernel, threads)
+
+
+class _Executable(Executable):
+    def __init__(self, kernel: StandaloneKernel, threads: int) -> None:
+        self._kernel, self._threads = kernel, threads
+
+    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+        work = self._kernel.work(self._threads)
+        for name, point in work.point.items():
+            desc = places[name].desc
+            places[name].memory.follow(point, desc.offset0 * desc.dtype.nbytes)
+        return Bound([work.call], keep=[work])

@@ -319,7 +319,7 @@ def test_key_of_an_input_that_would_end_its_quotes(tmp_path: Path) -> None:
 
 
 def test_too_large_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickle_safety, "LARGEST_PICKLE", 100)
+    monkeypatch.setattr(pickle_safety, "LARGEST_PICKLE_NBYTES", 100)
     assert "bytes; the limit is 100" in refused(HONEST_BYTES, tmp_path)
 
 
@@ -762,7 +762,7 @@ def test_program_that_is_none(text: bytes, expected: str, tmp_path: Path) -> Non
 
 
 def test_too_large_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_safety, "LARGEST_JSON", 100)
+    monkeypatch.setattr(program_safety, "LARGEST_JSON_NBYTES", 100)
     assert "bytes; the limit is 100" in refused(HONEST_BYTES, tmp_path)
 
 

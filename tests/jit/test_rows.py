@@ -35,7 +35,7 @@ def run(kernel: StandaloneKernel, dims: tuple[int, ...], threads: int, **tensors
     dst = torch.full((size + 64,), 7.0, dtype=next(iter(tensors.values())).dtype)
     work = kernel.work(threads)
     for name, tensor in {**tensors, "dst": dst[32:]}.items():
-        work.pointers[name].set_data_handle(tensor.data_ptr())
+        work.point[name](tensor.data_ptr())
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
@@ -168,7 +168,7 @@ def test_a_result_can_lie_where_the_source_does(isa):
     assert kernel is not None
     work = kernel.work(2)
     for name, tensor in {"src_0": src, "src_1": other, "dst": src}.items():
-        work.pointers[name].set_data_handle(tensor.data_ptr())
+        work.point[name](tensor.data_ptr())
     work.run()
     assert torch.equal(src, expected)
 
