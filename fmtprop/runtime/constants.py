@@ -16,25 +16,23 @@ from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import result_names
+from fmtprop.runtime.weights import WEIGHTS
 from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
 from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
-
-#: bytes that are compared before all of them are
-_SAMPLE = 256
 
 #: flat bytes of each operand, and how it lies in them
 Operands = Mapping[str, tuple[torch.Tensor, MemoryDesc]]
 
 
 class ConstantStore:
-    """Flat bytes of every constant, by number; equal bytes that are the store's own have one number."""
+    """Flat bytes of every constant, by number; equal bytes that are the store's own have one number, and one place."""
 
     def __init__(self) -> None:
         self._bytes: list[torch.Tensor] = []
         #: how often each is in use
         self._uses: list[int] = []
-        #: size and some bytes -> the constants that have them
-        self._alike: dict[tuple[int, bytes], list[int]] = {}
+        #: by the identity of shared bytes
+        self._numbers: dict[int, int] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._bytes[index]
@@ -45,25 +43,20 @@ class ConstantStore:
 
     def keep(self, flat: torch.Tensor) -> int:
         """Store flat bytes, or a tensor, that nobody else can change; return their number, an old one where known."""
-        if flat.layout is not torch.strided or flat.dtype is not torch.uint8 or flat.dim() != 1:
-            return self._append(flat)
-        sample = flat[:: max(1, flat.numel() // _SAMPLE)].numpy().tobytes()
-        alike = self._alike.setdefault((flat.numel(), sample), [])
-        for known in alike:
-            if torch.equal(self._bytes[known], flat):
-                self._uses[known] += 1
-                return known
-        alike.append(self._append(flat))
-        return alike[-1]
+        shared = WEIGHTS.share(flat)
+        known = self._numbers.get(id(shared))
+        if known is None:
+            known = self._numbers[id(shared)] = self._append(shared)
+        else:
+            self._uses[known] += 1
+        return known
 
     def drop(self, index: int) -> None:
         """Let go of one use of a constant that no step reads: one whose packed form has taken its place."""
         self._uses[index] -= 1
         if self._uses[index]:
             return  # others were found equal to it
-        for alike in self._alike.values():
-            if index in alike:
-                alike.remove(index)
+        self._numbers.pop(id(self._bytes[index]), None)
         self._bytes[index] = self._bytes[index].new_empty(0)
 
     def _append(self, flat: torch.Tensor) -> int:
@@ -93,15 +86,15 @@ class ConstantStore:
         int
             The constant's number.
         """
-        copy = not (packed or is_fresh(data))
+        fresh = is_fresh(data)
         tensor = materialise(data, type_).detach()
         if tensor.numel() == 0:
             return self.keep(torch.zeros(0, dtype=torch.uint8))
-        own = copy or not _lies_as(tensor, desc)
-        if own:
+        copy = not (packed or fresh) or not _lies_as(tensor, desc)
+        if copy:
             tensor = view(aligned_bytes(desc.nbytes), desc).copy_(tensor)
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-        return self.keep(flat) if own else self._append(flat)
+        return self.keep(flat) if copy or fresh else self._append(flat)
 
     def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
         """Execute a node on constants, once, and return its results; `unread` ones may hold anything.

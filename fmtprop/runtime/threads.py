@@ -27,6 +27,7 @@ from fmtprop.runtime.arena import Lifetime, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.runtime.selfcheck import check_steps
+from fmtprop.runtime.weights import WEIGHTS
 from fmtprop.store import Store
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
 from fmtprop.targets.memory import check_fits
@@ -202,6 +203,7 @@ class _Rebuilder:
             reorder = node.with_(descs=(desc,), choice=candidate.choice(reason))
             flat = self.plan.constants[self.plan.buffers[access.buffer].index]
             (packed,) = ConstantStore().compute(reorder, {"src": (flat, access.desc)}, self.threads)
+            packed = WEIGHTS.share(packed)
             index = len(self.plan.constants) + len(self.added)
             self.added.append(packed)
             self.packed.append(reorder)
