@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -73,25 +73,30 @@ class _Executable(Executable):
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
         kernel, names = self._kernel, () if node.choice is None else tuple(node.choice.operands)
-        read = tuple(places[name] for name in names)
+        # what is the same in each run is looked up once
+        read = tuple((places[name], places[name].tensor() if places[name].memory.is_fixed else None) for name in names)
         written = tuple(places[name].memory for name in result_names(node))
-        call = kernel.call
+        call, several = kernel.call, len(written) > 1
         overwritten = kernel.residual_operand
         if kernel.call_into is not None and overwritten is not None and places[overwritten].memory is written[0]:
             call = kernel.call_into
-        laid_out = tuple(None if desc.kind == "opaque" else desc for desc in node.descs)
+        formats = [desc if desc.is_plain else None for desc in node.descs]
+
+        def run_simply() -> None:
+            result = call(*[place.tensor() if known is None else known for place, known in read])
+            written[0].put(result if result.stride() == strides else _laid_out(result, formats[0]))
 
         def run() -> None:
-            tensors = [place.tensor() for place in read]
+            tensors = [place.tensor() if known is None else known for place, known in read]
             results = call(*tensors)
-            found = results if isinstance(results, tuple) else (results,)
-            shared = {t.untyped_storage().data_ptr() for t in tensors if not t.is_mkldnn} if kernel.may_share else ()
-            for memory, result, desc in zip(written, found, laid_out, strict=True):
-                if desc is not None and not (_lies_as(result, desc) and not _is_among(result, shared)):
-                    result = _copy(result, desc)
-                memory.put(result)
+            given = {t.untyped_storage().data_ptr() for t in tensors if not t.is_mkldnn} if kernel.may_share else ()
+            for memory, desc, result in zip(written, formats, results if several else (results,), strict=True):
+                is_shared = bool(given) and result.untyped_storage().data_ptr() in given
+                memory.put(_laid_out(result.clone() if is_shared else result, desc))
 
-        return Bound(python=(node, run))
+        is_simple = not several and not kernel.may_share and formats[0] is not None
+        strides = node.descs[0].strides if is_simple else ()
+        return Bound(python=(node, run_simply if is_simple else run))
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
         recipe: Any = None if node.choice is None else packing_of(node.choice.operands[name])
@@ -99,17 +104,8 @@ class _Executable(Executable):
         return laid_out
 
 
-def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
-    """Whether a tensor of the descriptor's dimensions has its strides."""
-    strides = tensor.stride()
-    return strides == desc.strides or all(
-        size == 1 or a == b for size, a, b in zip(desc.dims, strides, desc.strides, strict=True)
-    )
-
-
-def _is_among(tensor: torch.Tensor, storages: Collection[int]) -> bool:
-    return bool(storages) and tensor.untyped_storage().data_ptr() in storages
-
-
-def _copy(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, desc: MemoryDesc | None) -> torch.Tensor:
+    """Return a tensor with the descriptor's strides: itself, or a copy; None stands for whatever blocks it has."""
+    if desc is None or all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)):
+        return tensor
     return torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu").copy_(tensor)
