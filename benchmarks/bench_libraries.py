@@ -17,7 +17,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from benchmarks.common import add_options, headline, table, tell, warn_if_busy, write_json
+from benchmarks.common import add_options, add_race_options, headline, table, tell, tell_turns, warn_if_busy, write_json
 from benchmarks.models import TEN, Model
 from fmtprop import dnnl
 from fmtprop.api import Options
@@ -60,7 +60,7 @@ def measure(model: Model, arguments: argparse.Namespace) -> Benchmark:
         seed=arguments.seed,
         inputs=model.inputs(),
         module=model.module(),
-        progress=partial(_tell_progress, model),
+        progress=partial(tell_turns, model),
     )
 
 
@@ -93,19 +93,11 @@ def _mean(column: Sequence[float | None]) -> str:
     return f"{prod(timed) ** (1 / len(timed)):.2f}" if timed else ""
 
 
-def _tell_progress(model: Model, what: str, done: int, total: int) -> None:
-    tell(f"{model}: {what} ({done} of {total} turns)")
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_libraries", description=__doc__.splitlines()[0])
     add_options(parser, TEN)
+    add_race_options(parser, "measure")
     parser.add_argument("--libraries", nargs="+", required=True, metavar="FILE", help="files of oneDNN v3.x")
-    parser.add_argument("--dtype", default=Options.dtype, help="fmtprop's precision (default: %(default)s)")
-    parser.add_argument("--tune", default="measure", help="where costs come from (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs in a turn (default: 3)")
-    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.common import add_options, headline, table, tell, warn_if_busy, write_json
+from benchmarks.common import add_options, add_race_options, headline, table, tell, tell_turns, warn_if_busy, write_json
 from benchmarks.flops import count_flops
 from benchmarks.models import TEN, Model, Network, model
 from benchmarks.peak import PEAK, prepare_peak
@@ -49,7 +49,7 @@ def measure(model: Model | Network, arguments: argparse.Namespace, options: Opti
         module=model.module(),
         onnx=model.onnx,
         others={PEAK: partial(prepare_peak, options.dtype, arguments.threads)} if arguments.peak else None,
-        progress=partial(_tell_progress, model),
+        progress=partial(tell_turns, model),
     )
     return Result(model.name, model.batch, options.dtype, count_flops(graph), benchmark)
 
@@ -110,16 +110,12 @@ def _quartiles(figures: Quartiles | None) -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_models", description=__doc__.splitlines()[0])
     add_options(parser, TEN)
+    add_race_options(parser, Options.tune)
     known = f"of {REFERENCE}-VALUE (a policy, tune or dtype), {', '.join(PEERS)}"
     parser.add_argument("--vs", nargs="+", default=list(DEFAULT_CONTENDERS), metavar="NAME", help=known)
     parser.add_argument("--batch", nargs="+", type=int, default=[1], metavar="N", help="batch sizes (default: 1)")
-    parser.add_argument("--dtype", default=Options.dtype, help="fmtprop's precision (default: %(default)s)")
     parser.add_argument("--policy", default=Options.policy, help="fmtprop's policy (default: %(default)s)")
-    parser.add_argument("--tune", default=Options.tune, help="where fmtprop's costs come from (default: %(default)s)")
     parser.add_argument("--peak", action="store_true", help="race oneDNN's best kernel too; print shares of its speed")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3, help="timed runs in a turn (default: 3)")
-    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 
 
@@ -159,10 +155,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(results) > 1:
             print(f"\n{render_all(results)}", flush=True)
     return int(failed)
-
-
-def _tell_progress(model: Model | Network, what: str, done: int, total: int) -> None:
-    tell(f"{model}: {what} ({done} of {total} turns)")
 
 
 def _record(result: Result) -> dict[str, Any]:

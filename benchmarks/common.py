@@ -12,11 +12,12 @@ from typing import Any
 
 from rich.table import Table
 
+from fmtprop.api import Options
 from fmtprop.bench import Environment
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.report.text import render
 
-__all__ = ["add_options", "headline", "table", "tell", "warn_if_busy", "write_json"]
+__all__ = ["add_options", "add_race_options", "headline", "table", "tell", "tell_turns", "warn_if_busy", "write_json"]
 
 _WIDTH = 120
 
@@ -36,6 +37,23 @@ def add_options(parser: argparse.ArgumentParser, default: Sequence[str]) -> None
     parser.add_argument("models", nargs="*", default=list(default), metavar="MODEL", help=chosen)
     parser.add_argument("--threads", type=int, default=2, help="threads of every runtime (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+
+
+def add_race_options(parser: argparse.ArgumentParser, tune: str) -> None:
+    """Add the options of scripts that race whole models.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Changed in place.
+    tune : str
+        Where fmtprop's costs come from by default.
+    """
+    parser.add_argument("--dtype", default=Options.dtype, help="fmtprop's precision (default: %(default)s)")
+    parser.add_argument("--tune", default=tune, help="where fmtprop's costs come from (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of every contender (default: 10)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs in a turn (default: 3)")
+    parser.add_argument("--seed", type=int, default=0)
 
 
 def headline(environment: Environment) -> str:
@@ -87,6 +105,11 @@ def tell(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+
+
+def tell_turns(model: object, what: str, done: int, total: int) -> None:
+    """Say how far the race of a model is."""
+    tell(f"{model}: {what} ({done} of {total} turns)")
 
 
 def warn_if_busy(load: float) -> None:

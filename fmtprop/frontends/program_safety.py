@@ -232,18 +232,20 @@ def _check_size(text: Any, where: str) -> None:
                 if name in _POWERS:
                     _check_exponent(arguments[1:], text, where)
                 pending.extend(arguments)
-            case ast.BinOp(left=left, op=operation, right=right):
-                if isinstance(operation, (ast.Pow, ast.LShift)):
-                    _check_exponent([right], text, where)
-                pending += [left, right]
-            case ast.UnaryOp(operand=operand):
-                pending.append(operand)
-            case ast.BoolOp(values=values):
-                pending.extend(values)
-            case ast.Compare(left=left, comparators=rights):
-                pending += [left, *rights]
+            case ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare():
+                _check_exponent(_exponents(node), text, where)
+                pending += _operands(node)
             case _:
                 raise _refusal(where, "size expression", text, f"{_source(node)} is not part of a size")
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+
+
+def _exponents(node: ast.AST) -> list[ast.expr]:
+    """Return what an operation raises to or shifts by, if it does."""
+    return [node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.LShift)) else []
 
 
 def _check_exponent(exponents: list[ast.expr], text: str, where: str) -> None:
@@ -276,14 +278,8 @@ def _check_guard(text: Any, where: str) -> None:
                 func=ast.Attribute(value=ast.Name(id="torch"), attr="sym_max" | "sym_min"), args=arguments, keywords=[]
             ):  # since PyTorch 2.14; no other name of torch's
                 pending.extend(arguments)
-            case ast.BinOp(left=left, right=right, op=operation) if not isinstance(operation, (ast.Pow, ast.LShift)):
-                pending += [left, right]
-            case ast.UnaryOp(operand=operand):
-                pending.append(operand)
-            case ast.BoolOp(values=values):
-                pending.extend(values)
-            case ast.Compare(left=left, comparators=rights):
-                pending += [left, *rights]
+            case ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare() if not _exponents(node):
+                pending += _operands(node)
             case _:
                 raise _refusal(where, "guard", text, f"{_source(node)} is not part of a comparison of sizes")
 
