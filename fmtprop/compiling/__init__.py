@@ -1,1 +1,1 @@
-"""From an imported graph to a model that is ready to run: the stages in their order, and what is tried in them."""
+"""From an imported graph to a model that is ready to run: the stages in their order, and the attempts in them."""

@@ -21,7 +21,7 @@ __all__ = ["Functional", "import_functional"]
 
 @dataclass(frozen=True)
 class Functional:
-    """A graph, and what it has to do with the inputs and results of the program that it was imported from.
+    """A graph, and how its inputs and results relate to those of the program that it was imported from.
 
     Parameters
     ----------

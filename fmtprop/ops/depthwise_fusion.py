@@ -1,6 +1,6 @@
 """A depthwise convolution absorbed by the 1x1 convolution before it, as one node.
 
-Owns the question which pairs may be fused and what the fused node is. Must not know whether it pays: that is for
+Owns which pairs may be fused, and the fused node. Must not know whether it pays: that is for
 whoever chooses among plans.
 
 References

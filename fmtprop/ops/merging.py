@@ -1,6 +1,6 @@
 """Linear siblings that share a source as one: their weights side by side, their results slices of one.
 
-Owns which siblings may be merged and what takes their place. Must not know whether it pays: that is for whoever
+Owns which siblings may be merged, and the nodes in their place. Must not know whether it pays: that is for whoever
 chooses among plans.
 """
 

@@ -71,7 +71,7 @@ class Reduction(Attrs):
     axes : tuple of int
         Axes that become 1, from 0, ascending; at least one.
     p, eps : float
-        Power of the norms, at least 1, and what keeps them from 0.
+        Power of the norms, at least 1, and the summand that keeps them from 0.
 
     References
     ----------

@@ -53,7 +53,7 @@ class MergeGroups(ExpandingPass):
         return _merged(graph, node, self.width) > 1 and has_constant_parameters(graph, node)
 
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
-        """Add the convolution of fewer groups and what makes its weights."""
+        """Add the convolution of fewer groups, and the nodes that make its weights."""
         attrs, parts, merged = node.attrs, Expansion(graph, out, node), _merged(graph, node, self.width)
         if not isinstance(attrs, Conv) or merged == 1:
             raise GraphError(f"{node.label} is no convolution with groups to be merged; see MergeGroups.eligible")

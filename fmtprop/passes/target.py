@@ -1,4 +1,4 @@
-"""What a pass may ask a target: which formats can this node run in, and what does a reorder cost.
+"""The questions of a pass to a target: the formats in which a node can run, and the cost of a reorder.
 
 Passes know this protocol only, never a library: they are tested against a table-driven target, exactly and without
 a CPU's opinion. :mod:`fmtprop.targets` implements it.

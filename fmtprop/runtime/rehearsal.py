@@ -68,7 +68,7 @@ def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callabl
 
 
 def outline(graph: Graph, target: Target) -> Plan:
-    """Freeze a formatted graph into a plan that tells what would run and must not: there is nothing in its weights.
+    """Freeze a formatted graph into a plan without weights. Its primitives can be checked; its results mean nothing.
 
     Parameters
     ----------

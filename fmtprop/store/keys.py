@@ -32,8 +32,10 @@ def key_of(problem: Mapping[str, object]) -> str:
     try:
         library = dnnl.lib()
         where = [*library.version, library.hash, library.runtime, library.isa, _cpu(), library.threads]
-    except LoadError:  # what PyTorch's operators do depends on its version, which the problem tells
-        where = [_cpu()]
+    except LoadError:  # PyTorch's operators alone run here
+        import torch  # the library's room does without it
+
+        where = [torch.__version__, torch.backends.cpu.get_cpu_capability(), _cpu(), torch.get_num_threads()]
     text = json.dumps([where, problem], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -45,7 +45,7 @@ _SAVE = 5.0
 
 
 def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
-    """Return the seconds that a reorder takes from its neighbours in a plan: a step more, and what it evicts.
+    """Return the seconds that a reorder costs its neighbours in a plan: one more step, and the data that it evicts.
 
     A reorder that is timed alone looks cheaper than it is. Plans of DenseNet-121, ShuffleNetV2 and Inception v3 with
     between 0 and 76 reorders, equal by measured cost, were as fast or faster with fewer: up to 20 us for each that

@@ -1,4 +1,4 @@
-"""A log added up as it is read: what reorders take of all primitives' time, and what should not be there.
+"""A log added up as it is read: the share of reorders in all primitives' time, and findings.
 
 Holds sums by implementation and by distinct reorder, never the lines: a log may have gigabytes.
 """

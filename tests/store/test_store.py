@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from fmtprop import dnnl
+from fmtprop.errors import LoadError
 from fmtprop.store import Store, cache_directory, database, key_of
 from fmtprop.store.store import default_path
 
@@ -500,6 +501,21 @@ def test_keys_differ_by_problem_and_by_threads() -> None:
         torch.set_num_threads(before)
     assert one != two
     assert key_of({"op": "x"}) != key_of({"op": "y"})
+
+
+def test_without_a_library_keys_differ_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def missing() -> object:
+        raise LoadError("none")
+
+    monkeypatch.setattr(dnnl, "lib", missing)
+    keys = {key_of({"op": "x"})}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    keys.add(key_of({"op": "x"}))
+    monkeypatch.setattr(torch, "__version__", "another")
+    keys.add(key_of({"op": "x"}))
+    assert len(keys) == 3
 
 
 def test_keys_differ_by_library_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The assignment problem as pure data: alternatives of ops, formats of tensors, costs of reorders.
 
-Owns what a problem and a solution are, when a problem makes sense, and what a solution costs. Knows neither graphs
+Owns problems and solutions, the rules of a sensible problem, and the cost of a solution. Knows neither graphs
 nor targets nor torch: an op is a name, a tensor and a format are whatever can be hashed, and a cost is a number of
 seconds.
 """
@@ -47,7 +47,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Problem:
-    """Ops to execute, the ways to execute them, and what it costs to change a tensor's format.
+    """Ops to execute, the ways to execute them, and the costs of changing a tensor's format.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Solution:
     conversions : mapping of tensor to tuple of (source, destination)
         The reorders to execute, each after the one that makes its source. Tensors without any are absent.
     objective, bound : float
-        Seconds: what the choice costs, and what no choice can fall below.
+        Seconds: the cost of the choice, and a bound below which no choice can be.
     gap : float
         ``(objective - bound) / objective``, or 0 where the objective is 0.
     seconds : float

@@ -1,4 +1,4 @@
-"""The mixed-integer linear programs behind the exact assignment, and what HiGHS says to them.
+"""The mixed-integer linear programs behind the exact assignment, and the answers of HiGHS.
 
 Owns variables, rows and units. What makes the reorders hang together is a flow: each op that reads a tensor draws one
 unit of it, from the format that the chosen writer produces to the format that the chosen reader needs, through executed

@@ -187,7 +187,7 @@ def descend(problem: Problem, table: ReorderTable, chosen: Collection[int], dead
 def _exchange(
     problem: Problem, state: PartialSolution, index: int, singles: dict[str, list[int]]
 ) -> tuple[list[int], list[int]]:
-    """Find what must go for an alternative to come, and what comes: it, and something for the ops left alone then.
+    """Find the alternatives that go for another one to come, and those that come: it, and others for ops left alone.
 
     Ops are left alone where a region goes of which the alternative covers a part; nothing comes where nothing can.
     """

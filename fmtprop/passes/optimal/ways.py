@@ -1,4 +1,4 @@
-"""The ways to run each node of a normal graph, and what they cost: what is enumerated, as the solver's problem.
+"""The ways to run each node of a normal graph and their costs: the enumerated candidates as the solver's problem.
 
 Knows no library, and does not know how ways are found: costs and formats are as they come.
 """
