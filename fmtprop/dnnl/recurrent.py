@@ -29,7 +29,7 @@ class Gru(Problem):
     weights_layer, weights_iter : NativeDesc
         (L, D, input channels, gates, output channels), by the sequence and by the state.
     bias : NativeDesc, optional
-        (L, D, gates, output channels). oneDNN v3.2 has no implementation without it.
+        (L, D, gates, output channels). Neither v3.2 nor v3.13 has an implementation without it.
     direction : str
         ``"unidirectional_left2right"``, ``"unidirectional_right2left"``, ``"bidirectional_concat"`` or ``…_sum``.
     flags : RnnFlags
