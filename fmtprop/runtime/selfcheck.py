@@ -207,7 +207,10 @@ def check_node(
     """
     room, way = room or _Room(), implementation(node)
     small = cut_down(node, room.targets.of(way))
-    if small is not None:
+    # what a reorder packed is as large as it is
+    if small is not None and all(
+        _choice(small).operands[name] == _choice(node).operands[name] for name in packing or ()
+    ):
         node, executable = small, None
     executable = executable or implementation(node).build(threads_here())
     for numbers in (_small, _zeros):

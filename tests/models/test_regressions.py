@@ -159,3 +159,23 @@ def test_split_attention_compiles_by_the_first_choice(batch):
     net = fp.compile(model, x)
     assert not net.dropped
     torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class PackedMask(nn.Module):
+    """Scores of many rows to which a constant mask is added, packed as the scores lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(8, 32, 1)
+        self.register_buffer("mask", torch.randn(1, 32, 196, 196))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.sqrt(self.project(x).abs() + 1) + self.mask)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "optimal"])
+def test_a_large_node_that_reads_a_packed_constant_is_checked(policy):
+    torch.manual_seed(0)
+    model, x = PackedMask().eval(), torch.randn(1, 8, 196, 196)
+    net = fp.compile(model, x, policy=policy)
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
