@@ -40,8 +40,10 @@ class Context:
         self.plan = plan
         self._stream = Stream()
         self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
-        formats = {buffer: desc for _, desc, buffer in plan.inputs}
-        formats |= {access.buffer: access.desc for step in plan.steps for access in step.results}
+        # a step may write a part of the caller's tensor, or by another shape
+        formats = {access.buffer: access.desc for step in plan.steps for access in step.results}
+        formats |= {buffer: desc for _, desc, buffer in plan.inputs}
+        formats |= {a.buffer: a.desc for _, a in plan.outputs if plan.buffers[a.buffer].home is Home.OUTPUT}
         self._memories = [self._memory(buffer, formats.get(number)) for number, buffer in enumerate(plan.buffers)]
         #: of these, tensors that are others in each run: the caller's, and those that steps make
         self._passing = [
