@@ -4,6 +4,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Choice, Node, PostOp, Value
 from fmtprop.ir.op import OPSET, Category, Lowering, OpDef, Operand, Sample, opdef
+from fmtprop.ir.ports import Port, Role, port, ports, result_names, sources
 from fmtprop.ir.types import TensorType
 
 __all__ = [
@@ -18,9 +19,15 @@ __all__ = [
     "Node",
     "OpDef",
     "Operand",
+    "Port",
     "PostOp",
+    "Role",
     "Sample",
     "TensorType",
     "Value",
     "opdef",
+    "port",
+    "ports",
+    "result_names",
+    "sources",
 ]

@@ -27,6 +27,7 @@ from fmtprop.errors import GraphError, ShapeError
 from fmtprop.ir.node import Choice, Node, PostOp, Value, label_of
 from fmtprop.ir.op import opdef
 from fmtprop.ir.plain import attrs_from_plain
+from fmtprop.ir.ports import Role, port
 from fmtprop.ir.structure_check import check_structure
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -253,13 +254,15 @@ def _inputs(nxg: nx.MultiDiGraph[str], node: Node) -> dict[str, Value]:
 
 def _declared_position(node: Node, operand: str) -> float:
     """Return where an operand stands in the op's declaration; post-op operands and unknown ones come last."""
-    names = [] if node.is_boundary else [declared.name for declared in opdef(node.op).operands]
-    if operand in names:
-        return names.index(operand)
-    stem, _, index = operand.rpartition("_")
-    if stem in names and index.isdigit():
-        return names.index(stem) + 1 - 1 / (2 + int(index))
-    return len(names) + (int(index) if index.isdigit() else 0)
+    declared = () if node.is_boundary else opdef(node.op).operands
+    try:
+        found = None if node.is_boundary else port(node, operand)
+    except GraphError:  # the verifier names it
+        found = None
+    if found is None or found.declared not in declared or found.role is Role.POST_OP:
+        return len(declared) + (0 if found is None else found.index)
+    inside = 1 - 1 / (2 + found.index) if found.declared.variadic else 0
+    return declared.index(found.declared) + inside
 
 
 def _number(where: str, key: str, value: object) -> float:

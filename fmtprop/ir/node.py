@@ -115,6 +115,17 @@ class PostOp:
         return tuple(name for name in (self.operand, self.bias) if name is not None)
 
 
+def post_op_operand(index: int, part: str = "") -> str:
+    """Return the name of an operand of a node's post-op, ``part`` being empty for its first one.
+
+    Examples
+    --------
+    >>> post_op_operand(0), post_op_operand(2, "bias")
+    ('post_op_0', 'post_op_2_bias')
+    """
+    return f"post_op_{index}_{part}" if part else f"post_op_{index}"
+
+
 @dataclass(frozen=True)
 class Choice:
     """Why a node runs as it does; recorded by the format assignment, read by reports.

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fmtprop.ir.importing import Importer
 
 
+#: a variadic operand has inputs with numbers of fewer digits
+_DIGITS = 10
+
+
 class Category(Enum):
     """The row of the propagation table (SPEC M9) that an op belongs to, and ours beside it."""
 
@@ -58,6 +62,13 @@ class Operand:
     optional: bool = False
     variadic: bool = False
     parameter: bool = False
+
+    def index_of(self, name: str) -> int | None:
+        """Return which of its inputs has a name, 0 where there is but one; None if it has none of that name."""
+        if not self.variadic:
+            return 0 if name == self.name else None
+        stem, _, index = name.rpartition("_")
+        return int(index) if stem == self.name and index.isdecimal() and len(index) < _DIGITS else None
 
 
 @dataclass(frozen=True)
@@ -153,10 +164,8 @@ class OpDef:
     parts : callable, optional
         ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None where they would not be
         dense; for an op whose result is nothing but its sources side by side, so that no data need move.
-    result_names : tuple of str
-        ``("dst",)`` for most.
-    result_args : tuple of str
-        Names in :class:`fmtprop.dnnl.Arg` of the results.
+    results : tuple of Operand
+        Names of the results, and of their arguments; a result beyond these is ``dst_1``, ``dst_2``… by its index.
     any_strides : callable
         ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
         not always; operands come row-major then.
@@ -198,8 +207,7 @@ class OpDef:
     equivalents: tuple[Primitive, ...] = ()
     view: View | None = None
     parts: Parts | None = None
-    result_names: tuple[str, ...] = ("dst",)
-    result_args: tuple[str, ...] = ("DST",)
+    results: tuple[Operand, ...] = (Operand("dst", "DST"),)
     any_strides: Callable[[Any], bool] = _always
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()
@@ -228,11 +236,8 @@ class OpDef:
         GraphError
             The op has no such operand.
         """
-        stem, _, index = name.rpartition("_")
         for operand in self.operands:
-            if operand.name == name and not operand.variadic:
-                return operand
-            if operand.variadic and operand.name == stem and index.isdigit():
+            if operand.index_of(name) is not None:
                 return operand
         raise GraphError(f"op {self.name} has no operand {name!r}; it has {[o.name for o in self.operands]}")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fmtprop.ir.node import Node, PostOp, Value
+from fmtprop.ir.node import Node, PostOp, Value, post_op_operand
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import is_native
 from fmtprop.ops.convolution import Conv
@@ -53,8 +53,9 @@ def fused(
     types = [*conv.results, *depthwise.results, *(type_of(value) for value in conv_inputs.values())]
     if not is_native(*types) or len({conv.results[0].dtype, depthwise.results[0].dtype}) > 1:
         return None
-    name = f"post_op_{len(conv.post_ops)}"
-    bias = f"{name}_bias" if "bias" in depthwise_inputs else None
+    place = len(conv.post_ops)
+    name = post_op_operand(place)
+    bias = post_op_operand(place, "bias") if "bias" in depthwise_inputs else None
     post_op = PostOp("convolution", depthwise.attrs, name, depthwise.origin, bias)
     tail = (*conv.post_ops, post_op, *depthwise.post_ops)
     inputs = {**conv_inputs, name: depthwise_inputs["weights"]}

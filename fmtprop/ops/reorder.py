@@ -118,7 +118,7 @@ REORDER = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
-    result_args=("TO",),
+    results=(Operand("dst", "TO"),),
     samples=samples,
     torch={
         "aten._to_copy.default": _to(),

@@ -16,6 +16,7 @@ from fmtprop.errors import FormatError, GraphError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.reorder import Reorder
@@ -174,9 +175,9 @@ class Assignment:
         }
         self._place(node, inputs, candidate.results, candidate.choice(reason))
         if self.spec.policy == "naive":
-            for index, desc in enumerate(candidate.results):
+            for index, (name, desc) in enumerate(zip(result_names(node), candidate.results, strict=True)):
                 value = Value(node.name, index)
-                back = self._convert(Placed(value, desc), plain(desc), node, "dst")
+                back = self._convert(Placed(value, desc), plain(desc), node, name)
                 self.root[back] = back  # readers start from the plain copy: that is what this policy pays
                 self.tensors[value] = Placed(back, plain(desc))
 
@@ -256,12 +257,6 @@ class Assignment:
         if middle not in (have, wanted):  # strides that interleave, say: out of them first
             return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
         raise UnsupportedOpError(f"{node.label}: nobody can convert {have!r} to {wanted!r} for {reader.name}.{operand}")
-
-
-def result_names(node: Node) -> tuple[str, ...]:
-    """Return the names of a node's results: its op's, or as many as it has."""
-    names = opdef(node.op).result_names
-    return names if len(names) == len(node.results) else tuple(f"dst_{i}" for i in range(len(node.results)))
 
 
 def _row_major(type_: TensorType) -> MemoryDesc:

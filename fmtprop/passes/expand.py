@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, PostOp, Value
-from fmtprop.ir.op import opdef
+from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
+from fmtprop.ir.ports import Role, ports
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType
 from fmtprop.ops.binary import Binary
@@ -56,7 +56,7 @@ class Expansion:
     def carry_post_ops(self, name: str, post_ops: Sequence[PostOp], operands: Mapping[str, Value]) -> None:
         """Give one of the nodes post-ops; a sum becomes an addition: nobody knows here what may be overwritten."""
         tail = [replace(p, op="binary", attrs=Binary("add")) if p.op == "sum" else p for p in post_ops]
-        named = [replace(p, operand=p.operand and f"post_op_{number}") for number, p in enumerate(tail)]
+        named = [replace(p, operand=p.operand and post_op_operand(number)) for number, p in enumerate(tail)]
         added = {new.operand: operands[old.operand] for old, new in zip(tail, named, strict=True) if old.operand}
         self.out.replace(self.out.node(name).with_(post_ops=tuple(named)))
         self.out.set_inputs(name, {**self.out.inputs(name), **{key: value for key, value in added.items() if key}})
@@ -124,9 +124,9 @@ class ExpandingPass(ABC):
 def has_constant_parameters(graph: Graph, node: Node) -> bool:
     """Whether a node computes something on a source that varies, by parameters that are constants."""
     inputs = graph.inputs(node.name)
-    declared = {operand.name for operand in opdef(node.op).operands if operand.parameter}
+    learned = [inputs[one.name] for one in ports(node, inputs) if one.role is Role.PARAMETER]
     return (
-        all(graph.node(value.node).op == "constant" for name, value in inputs.items() if name in declared)
+        all(graph.node(value.node).op == "constant" for value in learned)
         and graph.node(inputs["src"].node).op != "constant"
         and all(post_op.op in ("eltwise", "binary", "sum") for post_op in node.post_ops)
         and 0 not in node.results[0].dims

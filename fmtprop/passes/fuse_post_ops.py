@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from fmtprop.ir.aliasing import aliases, overwrite_hazard, storage
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, PostOp, Value
+from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
 from fmtprop.ir.op import loses_special_values, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
@@ -136,7 +136,7 @@ class FusePostOps:
         kind, attrs = fusion.kind, fusion.attrs
         if self._sum_in_place(graph, node, fusion):
             kind, attrs = "sum", Sum((1.0,))
-        name = None if fusion.operand is None else f"post_op_{len(producer.post_ops)}"
+        name = None if fusion.operand is None else post_op_operand(len(producer.post_ops))
         added = {name: fusion.operand} if name is not None and fusion.operand is not None else {}
         return producer.with_(post_ops=(*producer.post_ops, PostOp(kind, attrs, name, node.origin))), added
 

@@ -16,6 +16,7 @@ import torch
 from fmtprop.errors import GraphError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import Role, ports
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
@@ -67,8 +68,8 @@ class MergeGroups(ExpandingPass):
         dims = (left,) * (left > 1) + (merged * outputs, merged * inputs, *window)
         weights = parts.view("weights", blocks, Reshape(dims))
         operands = {**parts.inputs, "weights": weights}
-        own_operands = {name: value for name, value in operands.items() if not name.startswith("post_op_")}
-        parts.emit("convolution", "", own_operands, replace(attrs, groups=left))
+        alone = {one.name: operands[one.name] for one in ports(node, operands) if one.role is not Role.POST_OP}
+        parts.emit("convolution", "", alone, replace(attrs, groups=left))
         parts.carry_post_ops(node.name, node.post_ops, operands)
 
 

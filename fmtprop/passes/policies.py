@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, OpDef
+from fmtprop.ir.ports import Role, ports, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import dense, like, plain, unspecified, usual
 
@@ -64,24 +65,20 @@ class Question:
     given: Mapping[str, MemoryDesc]
     reorder_cost: ReorderCost
     results: Mapping[str, MemoryDesc] = field(init=False)
+    roles: Mapping[str, Role] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = self.declaration.result_names
-        types = {name: MemoryDesc.any(t.dims, t.dtype) for name, t in zip(names, self.node.results, strict=True)}
-        object.__setattr__(self, "results", types)
+        named = zip(result_names(self.node), self.node.results, strict=True)
+        object.__setattr__(self, "results", {name: MemoryDesc.any(t.dims, t.dtype) for name, t in named})
+        object.__setattr__(self, "roles", {one.name: one.role for one in ports(self.node, self.given)})
 
     def activations(self) -> list[str]:
         """Return the operands that carry activations; post-op operands and parameters are not among them."""
-        return [name for name in self.given if not self.is_post_op(name) and not self.is_parameter(name)]
+        return [name for name, role in self.roles.items() if role is Role.SOURCE]
 
     def is_parameter(self, name: str) -> bool:
         """Whether an operand is a learned tensor."""
-        return not self.is_post_op(name) and self.declaration.operand(name).parameter
-
-    @staticmethod
-    def is_post_op(name: str) -> bool:
-        """Whether an operand belongs to the fused tail."""
-        return name.startswith("post_op_")
+        return self.roles[name] is Role.PARAMETER
 
     def fill(self, chosen: Mapping[str, MemoryDesc]) -> dict[str, MemoryDesc]:
         """Return a full request: ``chosen``, and for the rest what suits any op: the op decides."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, OpDef, opdef
+from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import DataType
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
@@ -72,9 +73,9 @@ class _Conversion:
         wanted = self._precision(node, declaration, inputs)
         converted = {name: self._cast(value, wanted[name]) for name, value in inputs.items()}
         narrow = not _names_its_type(node) and any(
-            self.out.type_of(value).dtype is self.dtype
-            for name, value in converted.items()
-            if not _is_parameter(declaration, name)
+            self.out.type_of(converted[one.name]).dtype is self.dtype
+            for one in ports(node, converted)
+            if one.role is not Role.PARAMETER
         )
         self._keep(
             node, converted, [self.dtype if narrow and r.dtype is DataType.F32 else r.dtype for r in node.results]
@@ -86,8 +87,11 @@ class _Conversion:
         compute = declaration.category is Category.COMPUTE
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
         # oneDNN reads the slopes of a prelu post-op as f32, whatever else is narrow
-        slopes = {name for post_op in node.post_ops if post_op.op == "prelu" for name in post_op.operands}
-        data = [name for name in inputs if name not in slopes and not _is_parameter(declaration, name)]
+        data = [
+            one.name
+            for one in ports(node, inputs)
+            if one.role is not Role.PARAMETER and (one.post_op is None or one.post_op.op != "prelu")
+        ]
         narrow = compute or any(arrives[name] is self.dtype for name in data)
         wanted = {}
         for name, dtype in original.items():
@@ -143,7 +147,3 @@ class _Conversion:
 def _names_its_type(node: Node) -> bool:
     """Whether a node's result has the type that the model names: a conversion of its own, or a call as it stands."""
     return node.op == "reorder" or opdef(node.op).category is Category.HOST
-
-
-def _is_parameter(declaration: OpDef, name: str) -> bool:
-    return not name.startswith("post_op_") and declaration.operand(name).parameter

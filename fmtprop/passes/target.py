@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import Role, ports, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.formats import like, usual
@@ -126,18 +127,17 @@ def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) ->
 
 def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
     """Yield requests with all sources in one format, after one that leaves everything to the target."""
-    declaration = opdef(node.op)
     free = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
-    own = [name for name in types if not name.startswith("post_op_")]
-    vectors = [name for name in own if declaration.operand(name).parameter and types[name].ndim < 2]
-    free |= {name: MemoryDesc(types[name].dims, types[name].dtype) for name in vectors}
-    sources = [name for name in own if not declaration.operand(name).parameter]
-    widest = max(sources, key=lambda name: types[name].size)
-    free |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(declaration.result_names, node.results, strict=True)}
-    if declaration.category is Category.COMPUTE:
+    for one in ports(node, types):
+        if one.role is Role.PARAMETER and types[one.name].ndim < 2:
+            free[one.name] = MemoryDesc(types[one.name].dims, types[one.name].dtype)
+    read = sources(node, types)
+    widest = max(read, key=lambda name: types[name].size)
+    free |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(result_names(node), node.results, strict=True)}
+    if opdef(node.op).category is Category.COMPUTE:
         yield free
     for desc in usual(MemoryDesc(types[widest].dims, types[widest].dtype)):
-        chosen = {name: like(free[name], desc) or MemoryDesc(types[name].dims, types[name].dtype) for name in sources}
+        chosen = {name: like(free[name], desc) or MemoryDesc(types[name].dims, types[name].dtype) for name in read}
         yield {**free, **chosen}
 
 

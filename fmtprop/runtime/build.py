@@ -242,9 +242,7 @@ class _Builder:
         if Value(node.name) in self.placement.slots:
             return residual if node.name in self.placement.added_to else None
         for name, access in inputs.items():
-            if name != residual and (
-                residual is not None or (opdef_operand(name) not in allowed and name not in allowed)
-            ):
+            if name != residual and (residual is not None or name not in allowed):
                 continue
             root = self.roots[access.buffer]
             # a residual may be a part of its buffer; others would keep a large buffer for a small result
@@ -374,9 +372,3 @@ def is_indifferent(node: Node) -> bool:
 def any_numbers_do(graph: Graph, constant: str) -> bool:
     """Return whether a constant is read only by what takes any numbers."""
     return all(is_indifferent(graph.node(reader)) for reader, _ in graph.readers(Value(constant)))
-
-
-def opdef_operand(name: str) -> str:
-    """Return the declared operand that a variadic operand belongs to: ``src_2`` -> ``src``."""
-    stem, _, index = name.rpartition("_")
-    return stem if index.isdigit() else name

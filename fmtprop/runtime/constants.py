@@ -12,10 +12,10 @@ import torch
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import result_names
 from fmtprop.runtime.weights import WEIGHTS
 from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
 from fmtprop.targets.memory import aligned_bytes, nbytes_of, view

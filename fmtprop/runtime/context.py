@@ -13,9 +13,9 @@ from time import perf_counter
 import torch
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import result_names
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import result_names
 from fmtprop.runtime.boundary import Port, write_out
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned

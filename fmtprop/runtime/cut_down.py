@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef, types_along
+from fmtprop.ir.op import types_along
+from fmtprop.ir.ports import Role, ports, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import like
 from fmtprop.passes.target import Target
 
@@ -56,13 +56,13 @@ def _cut_types(node: Node, axis: int) -> dict[str, TensorType] | None:
     """Return the types of a node's operands with fewer elements along an axis, None where it can't be cut there."""
     descs = node.choice.operands if node.choice is not None else {}
     types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
-    sources = [name for name in types if not name.startswith("post_op_") and not opdef(node.op).operand(name).parameter]
-    if not sources or node.results[0].ndim <= axis:
+    read = sources(node, types)
+    if not read or node.results[0].ndim <= axis:
         return None
-    size = max(types[name].dims[axis] if types[name].ndim > axis else 0 for name in sources)
+    size = max(types[name].dims[axis] if types[name].ndim > axis else 0 for name in read)
     if size < 2 * (_LEAST + _PERIOD):
         return None
-    cut = {name: _with_size(types[name], axis, size, _LEAST + size % _PERIOD) for name in sources}
+    cut = {name: _with_size(types[name], axis, size, _LEAST + size % _PERIOD) for name in read}
     alone = replace(node, post_ops=())
     try:
         _, results = types_along(alone, {**types, **cut})
@@ -73,8 +73,8 @@ def _cut_types(node: Node, axis: int) -> dict[str, TensorType] | None:
         after
     ):
         return None
-    tail = {name: type_ for name, type_ in types.items() if name.startswith("post_op_")}
-    return {**types, **cut, **{name: _with_size(t, axis, before[axis], after[axis]) for name, t in tail.items()}}
+    tail = [one.name for one in ports(node, types) if one.role is Role.POST_OP]
+    return {**types, **cut, **{name: _with_size(types[name], axis, before[axis], after[axis]) for name in tail}}
 
 
 def _with_size(type_: TensorType, axis: int, size: int, wanted: int) -> TensorType:

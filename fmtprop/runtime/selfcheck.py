@@ -18,8 +18,8 @@ import torch
 
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
+from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
-from fmtprop.passes.assign import result_names
 from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve

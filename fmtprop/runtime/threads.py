@@ -20,6 +20,7 @@ from fmtprop import dnnl
 from fmtprop.errors import LoadError, PlanError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
@@ -230,7 +231,7 @@ def _closest(node: Node, choice: Choice, constants: Set[str], target: Target) ->
     What other steps read and write keeps its format. Constants may need another: how wide some implementations block
     weights depends on the number of threads.
     """
-    names = opdef(node.op).result_names
+    names = result_names(node)
     wanted = {**choice.operands, **dict(zip(names, node.descs, strict=False))}
     found: dict[tuple[bool, bool], Candidate] = {}
     for free in (set(), set(names), set(names) | constants, set(wanted)):

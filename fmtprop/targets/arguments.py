@@ -5,7 +5,7 @@ from __future__ import annotations
 from fmtprop import dnnl
 from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import OpDef, opdef
+from fmtprop.ir.ports import Port, Role, port, ports, result_names
 from fmtprop.layout import MemoryDesc
 
 
@@ -17,40 +17,25 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
     PlanError
         The primitive has no such argument.
     """
-    declaration = opdef(node.op)
-    names = [name for name in (node.choice.operands if node.choice else {}) if not name.startswith("post_op_")]
-    numbered = [(name, _operand_number(declaration, name)) for name in names]
-    numbered += [
-        (name, int(dnnl.Arg[arg]))
-        for name, arg, _ in zip(declaration.result_names, declaration.result_args, node.results, strict=False)
-    ]
-    numbered += tail_arguments(node)
-    slopes = {name for post_op in node.post_ops if post_op.op == "prelu" for name in post_op.operands}
+    operands = node.choice.operands if node.choice else {}
     found = []
-    for name, number in numbered:
+    for one in ports(node, (*operands, *result_names(node))):
+        number = _number(one)
+        if number is None:
+            continue
         md = pd.arg_md(number)
-        if md is None and node.choice is not None and name in slopes:  # oneDNN keeps no descriptor of these
-            md = dnnl.NativeDesc.from_desc(node.choice.operands[name])
+        if md is None and one.post_op is not None and one.post_op.op == "prelu":  # oneDNN keeps no descriptor of these
+            md = dnnl.NativeDesc.from_desc(operands[one.name])
         if md is None:
-            raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {name}")
-        found.append((name, number, md))
+            raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {one.name}")
+        found.append((one.name, number, md))
     return found
 
 
 def tail_arguments(node: Node) -> list[tuple[str, int]]:
     """Return (name, argument number) of each post-op's operands; not of a sum's, which lies in dst's buffer."""
-    numbered = []
-    for index, post_op in enumerate(node.post_ops):
-        if post_op.op == "convolution":
-            sources = (dnnl.Arg.WEIGHTS, dnnl.Arg.BIAS)
-            numbered += [
-                (name, int(dnnl.Arg.ATTR_POST_OP_DW | arg))
-                for name, arg in zip(post_op.operands, sources, strict=False)
-            ]
-        elif post_op.operand is not None and post_op.op != "sum":
-            source = dnnl.Arg.WEIGHTS if post_op.op == "prelu" else dnnl.Arg.SRC_1
-            numbered.append((post_op.operand, int(dnnl.Arg.ATTR_MULTIPLE_POST_OP(index) | source)))
-    return numbered
+    numbered = ((name, _number(port(node, name))) for post_op in node.post_ops for name in post_op.operands)
+    return [(name, number) for name, number in numbered if number is not None]
 
 
 def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
@@ -68,7 +53,12 @@ def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
     return (desc.offset0 - md.fields.offset0) * desc.dtype.nbytes
 
 
-def _operand_number(declaration: OpDef, name: str) -> int:
-    operand = declaration.operand(name)
-    number = int(dnnl.Arg[operand.arg])
-    return number + int(name.rpartition("_")[2]) if operand.variadic else number
+def _number(one: Port) -> int | None:
+    """Return a port's argument number; None of a sum's operand, which lies in dst's buffer."""
+    arg = dnnl.Arg[one.declared.arg]
+    if one.role is Role.RESULT or one.post_op is None:
+        return int(arg) + (one.index if one.declared.variadic else 0)
+    if one.post_op.op == "sum":
+        return None
+    tail = dnnl.Arg.ATTR_POST_OP_DW if one.post_op.op == "convolution" else dnnl.Arg.ATTR_MULTIPLE_POST_OP(one.index)
+    return int(tail | arg)

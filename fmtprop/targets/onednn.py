@@ -13,6 +13,7 @@ from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
@@ -183,8 +184,9 @@ class OneDnnTarget:
         for post_op in node.post_ops:
             if post_op.op == "sum" and post_op.operand is not None:
                 tail[post_op.operand] = formats["dst"]
-        operands = {name: tail.get(name) or formats[name] for name in request if name not in declaration.result_names}
-        results = tuple(formats[name] for name in declaration.result_names if name in request)
+        names = result_names(node)
+        operands = {name: tail.get(name) or formats[name] for name in request if name not in names}
+        results = tuple(formats[name] for name in names if name in request)
         impl = pd.impl if pd.kind == node.op else f"{pd.kind}:{pd.impl}"
         if self._is_rejected(node, impl, operands, results):
             return None

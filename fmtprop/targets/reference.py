@@ -14,8 +14,8 @@ import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import like, plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
@@ -54,7 +54,7 @@ class ReferenceTarget:
         What is `any` lies as the first operand does, but for ops that are a call as it stands: row-major.
         """
         free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
-        names = [name for name in request if name in _results_of(node)]
+        names = result_names(node)
         formats = {name: _strided(desc) if free or name in names else plain(desc) for name, desc in request.items()}
         if free and opdef(node.op).category not in (Category.HOST, Category.VIEW):
             formats |= _following(request, names)
@@ -178,9 +178,3 @@ def _following(request: Request, results: Sequence[str]) -> dict[str, MemoryDesc
         if desc.kind == "any" and (name in results or desc.dims == dims)
     }
     return {name: desc for name, desc in found.items() if desc is not None}
-
-
-def _results_of(node: Node) -> set[str]:
-    if len(node.results) == 1:
-        return {"dst"}
-    return {"dst", *(f"dst_{index}" for index in range(len(node.results)))}

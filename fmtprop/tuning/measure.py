@@ -36,9 +36,9 @@ import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import result_names
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.executable import SCRATCHPAD, Memory, Place, Stream, implementation, threads_here

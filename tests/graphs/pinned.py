@@ -15,7 +15,7 @@ from fmtprop import dnnl
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import like, plain, usual
@@ -66,8 +66,7 @@ def constant(graph: Graph) -> set[str]:
 def others(target: OneDnnTarget, node: Node) -> list[str]:
     """Return the implementations that oneDNN has for a node in the usual formats, its reference loops left out."""
     results = {
-        name: MemoryDesc.any(desc.dims, desc.dtype)
-        for name, desc in zip(opdef(node.op).result_names, node.descs, strict=True)
+        name: MemoryDesc.any(desc.dims, desc.dtype) for name, desc in zip(result_names(node), node.descs, strict=True)
     }
     operands = node.choice.operands
     requests = [

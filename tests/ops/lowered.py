@@ -141,8 +141,7 @@ def _execute(pd: dnnl.PrimitiveDesc, buffers: Mapping[int, torch.Tensor]) -> Non
 
 def arg_of(operand: Operand, name: str) -> int:
     """Return the execution argument of an operand, the index of a variadic one added."""
-    base = int(dnnl.Arg[operand.arg])
-    return base + int(name.rpartition("_")[2]) if operand.variadic else base
+    return int(dnnl.Arg[operand.arg]) + (operand.index_of(name) or 0)
 
 
 def execute(
@@ -169,7 +168,7 @@ def execute(
     else:
         result = _buffer(dnnl.NativeDesc.from_desc(formats["dst"]).nbytes)
     buffers = {arg_of(op.operand(name), name): value for name, value in data.items()}
-    _execute(pd, {**buffers, int(dnnl.Arg[op.result_args[0]]): result, **(extra or {})})
+    _execute(pd, {**buffers, int(dnnl.Arg[op.results[0].arg]): result, **(extra or {})})
     return plain_tensor(result, formats["dst"]), formats
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import result_names, sources
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import worth_trying
 from fmtprop.passes.target import Candidate, Request
@@ -34,7 +35,7 @@ class TableTarget:
         if tag is None or (node.name, tag) in self.missing or (node.op, tag) in self.missing:
             return
         chosen = {name: self._fill(node, desc, tag) for name, desc in request.items()}
-        results = tuple(chosen.pop(name) for name in opdef(node.op).result_names)
+        results = tuple(chosen.pop(name) for name in result_names(node))
         is_ref = (node.name, tag) in self.ref or (node.op, tag) in self.ref
         yield Candidate(self.name, "ref" if is_ref else "jit", chosen, results, 0.0, is_ref)
 
@@ -46,13 +47,7 @@ class TableTarget:
 
     def _tag(self, node: Node, request: Request) -> str | None:
         declaration = opdef(node.op)
-        activations = [
-            desc
-            for name, desc in request.items()
-            if name not in declaration.result_names
-            and not name.startswith("post_op_")
-            and not declaration.operand(name).parameter
-        ]
+        activations = [request[name] for name in sources(node, request)]
         given = [desc.tag for desc in activations if desc.kind != "any"]
         if given:
             return given[0] if len(set(given)) == 1 else None

@@ -12,7 +12,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.runtime import threads as threading_plans
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Home
@@ -205,7 +205,7 @@ def test_formats_that_exist_for_one_number_only_are_never_misread(monkeypatch):
 def others(node: Node) -> int:
     """Return how many optimized implementations besides the chosen one have a node's formats."""
     choice = node.choice
-    request = {**choice.operands, **dict(zip(opdef(node.op).result_names, node.descs, strict=True))}
+    request = {**choice.operands, **dict(zip(result_names(node), node.descs, strict=True))}
     offers = OneDnnTarget().candidates(node, request)
     return len({offer.impl for offer in offers if not offer.is_ref} - {choice.impl})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp
-from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import emit
@@ -25,7 +25,7 @@ def node_of(op: str, attrs: Attrs, types: Mapping[str, TensorType], post_ops: Se
 
 def request(node: Node, formats: Mapping[str, MemoryDesc]) -> dict[str, MemoryDesc]:
     """Return a request: the operands' formats, and `any` for the results that are not among them."""
-    results = dict(zip(opdef(node.op).result_names, node.results, strict=True))
+    results = dict(zip(result_names(node), node.results, strict=True))
     return {**formats, **{n: MemoryDesc.any(t.dims, t.dtype) for n, t in results.items() if n not in formats}}
 
 

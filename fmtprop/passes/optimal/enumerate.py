@@ -13,11 +13,11 @@ from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import Role, port, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.depthwise_fusion import fused
-from fmtprop.passes.assign import result_names
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.optimal.wishes import wishes
@@ -203,8 +203,8 @@ class _Enumerator:
     def _by_fallback(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         """Yield how the fallback runs what the target may run too: in each strided format that its sources may have."""
         free = self._free(node, inputs)
-        sources = [name for name, value in inputs.items() if value in self.found.formats and _is_source(node, name)]
-        offers = [chosen for chosen in self._source_formats(node, inputs, sources) if _are_strided(chosen)]
+        read = self._activations(node, inputs)
+        offers = [chosen for chosen in self._source_formats(node, inputs, read) if _are_strided(chosen)]
         if not offers:
             yield from self._fall_back(node, inputs)
         for request in self._pinned(node, [{**free, **chosen} for chosen in offers]):
@@ -226,14 +226,14 @@ class _Enumerator:
     def _requests(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, MemoryDesc]]:
         """Yield the format combinations worth asking for."""
         free = self._free(node, inputs)
-        sources = [name for name, value in inputs.items() if value in self.found.formats and _is_source(node, name)]
+        read = self._activations(node, inputs)
         category = opdef(node.op).category
         if node.op == "reorder":
             yield from self._casts(node, inputs["src"])
             return
         if category is Category.COMPUTE:
             yield free
-        for chosen in self._source_formats(node, inputs, sources):
+        for chosen in self._source_formats(node, inputs, read):
             yield {**free, **chosen}
             if category is Category.COMPUTE and all(desc.is_plain for desc in chosen.values()):
                 # kernels that write another format than they read (a network's first convolution, a matmul) read
@@ -241,7 +241,7 @@ class _Enumerator:
                 for dst in self.wishes[Value(node.name)]:
                     yield {**free, **chosen, "dst": dst}
             elif category is Category.MULTI_SRC:
-                same = like(free["dst"], chosen[sources[0]]) if sources else None
+                same = like(free["dst"], chosen[read[0]]) if read else None
                 if same is not None:
                     yield {**free, **chosen, "dst": same}
 
@@ -259,11 +259,15 @@ class _Enumerator:
         for name, value in inputs.items():
             type_ = self.graph.type_of(value)
             any_desc = MemoryDesc.any(type_.dims, type_.dtype)
-            vector = _is_source(node, name) is False and not name.startswith("post_op_") and type_.ndim < 2
+            vector = port(node, name).role is Role.PARAMETER and type_.ndim < 2
             request[name] = plain(any_desc) if vector else any_desc
-        for name, type_ in zip(opdef(node.op).result_names, node.results, strict=True):
+        for name, type_ in zip(result_names(node), node.results, strict=True):
             request[name] = MemoryDesc.any(type_.dims, type_.dtype)
         return request
+
+    def _activations(self, node: Node, inputs: Mapping[str, Value]) -> list[str]:
+        """Return the sources whose formats are to be chosen: those that do not depend on constants alone."""
+        return [name for name in sources(node, inputs) if inputs[name] in self.found.formats]
 
     def _source_formats(
         self, node: Node, inputs: Mapping[str, Value], sources: Sequence[str]
@@ -354,24 +358,17 @@ class _Enumerator:
 
     def _obeys(self, node: Node, candidate: Candidate) -> bool:
         pins = self._pins_of(node)
-        return all(pins.get(name, desc) == desc for name, desc in self._ports(candidate))
-
-    @staticmethod
-    def _ports(candidate: Candidate) -> list[tuple[str, MemoryDesc]]:
-        results = [("dst" if i == 0 else f"dst_{i}", desc) for i, desc in enumerate(candidate.results)]
-        return [*candidate.operands.items(), *results]
+        return all(pins.get(name, desc) == desc for name, desc in _formats_of(node, candidate).items())
 
     def _complaint(self, node: Node) -> str:
         pins = self._pins_of(node)
         if not pins:
             return f"{node.label}: neither {self.target.name} nor {self.fallback.name} can run it"
         self.pins = {}  # what there is without them
-        free = [dict(self._ports(candidate)) for candidate in self._distinct(node, self.graph.inputs(node.name))]
+        free = [_formats_of(node, candidate) for candidate in self._distinct(node, self.graph.inputs(node.name))]
         asked = " and ".join(f"pin '{node.name}.{name}' asks for {describe(desc)}" for name, desc in pins.items())
         offered = "; ".join(
-            dict.fromkeys(
-                ", ".join(f"{name} {describe(ports[name])}" for name in pins if name in ports) for ports in free
-            )
+            dict.fromkeys(", ".join(f"{name} {describe(way[name])}" for name in pins if name in way) for way in free)
         )
         together = "" if len(pins) == 1 else " together"
         return (
@@ -379,9 +376,10 @@ class _Enumerator:
         )
 
 
-def _is_source(node: Node, name: str) -> bool:
-    """Whether an operand carries activations and is part of the op itself."""
-    return not name.startswith("post_op_") and not opdef(node.op).operand(name).parameter
+def _formats_of(node: Node, candidate: Candidate) -> dict[str, MemoryDesc]:
+    """Return the formats of a candidate's operands and results by name."""
+    names = () if node.is_boundary else result_names(node)
+    return {**candidate.operands, **dict(zip(names, candidate.results, strict=False))}
 
 
 def _are_strided(formats: Mapping[str, MemoryDesc]) -> bool:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 
@@ -65,9 +66,9 @@ def _type_of(graph: Graph, name: str) -> TensorType:
             f"pin {name!r}: {node.label} is no computation; give its format as boundary[{node_name!r}]"
         )
     inputs = graph.inputs(node_name)
-    results = {"dst" if index == 0 else f"dst_{index}": index for index in range(len(node.results))}
+    results = result_names(node)
     if port in results:
-        return graph.type_of(Value(node_name, results[port]))
+        return graph.type_of(Value(node_name, results.index(port)))
     if port not in inputs:
         raise UnsupportedOpError(f"pin {name!r}: {node.label} has no {port!r}; it has {', '.join((*inputs, *results))}")
     return graph.type_of(inputs[port])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.formats import channels_last
@@ -90,7 +90,7 @@ class _Unblocked:
         if node.op == "reorder" or node.name in self._exempt:
             yield from self._target.candidates(node, request)
             return
-        activations = [name for name in request if not _is_parameter(node, name)]
+        activations = [one.name for one in ports(node, request) if one.role is not Role.PARAMETER]
         if node.op == "convolution" and FormatKind.ANY in (request["src"].kind, request["dst"].kind):
             return  # blocks, or what the request for channels-last is answered by too
         if not all(_is_unblocked(request[name]) for name in activations):
@@ -106,11 +106,6 @@ class _Unblocked:
         if self._exempt:
             return list(formats)
         return [desc for desc in formats if desc == channels_last(desc)] or list(filter(_is_unblocked, formats))
-
-
-def _is_parameter(node: Node, name: str) -> bool:
-    declared = {operand.name: operand.parameter for operand in opdef(node.op).operands}
-    return declared.get(name, False)
 
 
 def _is_unblocked(desc: MemoryDesc) -> bool:

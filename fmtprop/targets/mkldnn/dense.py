@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.evaluate import apply_post_op, evaluate_node
@@ -27,7 +28,7 @@ __all__ = ["dense_candidates"]
 
 def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield the one way that PyTorch has, where every operand is strided and it writes what is asked for."""
-    results = [name for name in request if name == "dst" or name.startswith("dst_")]
+    results = result_names(node)
     operands = {
         name: desc if desc.kind != "any" else row_major(desc) for name, desc in request.items() if name not in results
     }

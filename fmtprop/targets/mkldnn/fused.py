@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.ports import Role, port
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
@@ -175,7 +176,7 @@ def _inner_product(node: Node, request: Request) -> Iterator[Candidate]:
     src = request["src"]
     rows, axes = src.dims[0], tuple(range(src.ndim))
     tail = _tail(node, request, then_unary=False)
-    others = {name: row_major(request[name]) for name in request if name.startswith("post_op_")}
+    others = {name: row_major(request[name]) for name in request if port(node, name).role is Role.POST_OP}
     for desc, order in dict.fromkeys(((channels_last(src), (0, *axes[2:], 1)), (row_major(src), axes))):
         if src.ndim < 3 and order != axes:
             continue

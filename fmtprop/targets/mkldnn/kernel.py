@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.assign import result_names
 from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
 from fmtprop.targets.mkldnn.formats import packing_of
 

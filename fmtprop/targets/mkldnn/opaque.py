@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir.ports import result_names, sources
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
@@ -161,12 +162,12 @@ def _is_silu(attrs: Attrs) -> bool:
 
 def opaque_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """Yield the way to run a node on opaque tensors, where PyTorch has one."""
-    results = [name for name in request if name == "dst" or name.startswith("dst_")]
-    tail = _tail(node)
-    if tail is None or results != ["dst"]:
+    tail, results = _tail(node), result_names(node)
+    if tail is None or len(results) != 1:
         return
     dims = {name: desc.dims for name, desc in request.items()}
-    if len({request[name].dtype for name in ("dst", *_sources(request))}) != 1 or any(0 in d for d in dims.values()):
+    read = sources(node, request)
+    if len({request[name].dtype for name in (*results, *read)}) != 1 or any(0 in d for d in dims.values()):
         return
     for rule in RULES:
         if rule.op == node.op and rule.available and rule.applies(node.attrs, dims):
@@ -210,7 +211,3 @@ def _candidate(rule: Rule, tail: list[Rule], node: Node, request: Request) -> Ca
     impl = ", ".join((rule.operator, *(then.operator for then in tail)))
     kernel = Kernel(_chain(functions) if tail else functions[0])
     return Candidate("mkldnn", impl, operands, (formats["dst"],), 0.0, False, kernel)
-
-
-def _sources(request: Request) -> list[str]:
-    return [name for name in request if name == "src" or name.startswith("src_")]

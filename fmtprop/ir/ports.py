@@ -1,0 +1,111 @@
+"""The ports of a node: what its operands and results are called, and what each of them is for.
+
+Owns the one rule by which a name is read. Who wants to know whether an operand is learned, belongs to a post-op or is
+a result asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.op import Operand, opdef
+
+__all__ = ["Port", "Role", "port", "ports", "result_names", "sources"]
+
+
+class Role(Enum):
+    """What a port is for."""
+
+    #: an activation that the op itself reads
+    SOURCE = "source"
+    #: a learned tensor that the op itself reads
+    PARAMETER = "parameter"
+    #: what a post-op reads
+    POST_OP = "post-op"
+    #: what the node writes
+    RESULT = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One operand or result of one node.
+
+    Parameters
+    ----------
+    name : str
+        As the graph's edges, a choice's formats and a pin have it.
+    role : Role
+        What it is for.
+    declared : Operand
+        What the op declares for it; of a post-op's operand, what the post-op's own op does.
+    index : int
+        Which input of a variadic operand, which of the node's post-ops, or which result it is.
+    post_op : PostOp, optional
+        The post-op that reads it.
+    """
+
+    name: str
+    role: Role
+    declared: Operand
+    index: int = 0
+    post_op: PostOp | None = None
+
+
+def port(node: Node, name: str) -> Port:
+    """Return the port of a node that has a name.
+
+    Parameters
+    ----------
+    node : Node
+        Any node but inputs, constants and outputs.
+    name : str
+        Of an operand, a post-op's operand or a result.
+
+    Raises
+    ------
+    GraphError
+        The node has none of that name.
+    """
+    for index, post_op in enumerate(node.post_ops):
+        if name in post_op.operands:
+            first, *others = opdef(post_op.op).operands  # what the op before it gives is the first
+            place = post_op.operands.index(name)
+            return Port(name, Role.POST_OP, others[place] if place < len(others) else first, index, post_op)
+    declaration = opdef(node.op)
+    results = result_names(node)
+    if name in results:
+        index = results.index(name)
+        declared = declaration.results[index] if index < len(declaration.results) else Operand(name, "DST")
+        return Port(name, Role.RESULT, declared, index)
+    operand = declaration.operand(name)
+    role = Role.PARAMETER if operand.parameter else Role.SOURCE
+    return Port(name, role, operand, operand.index_of(name) or 0)
+
+
+def ports(node: Node, names: Iterable[str]) -> list[Port]:
+    """Return the ports of these names, in this order; see :func:`port`."""
+    return [port(node, name) for name in names]
+
+
+def sources(node: Node, names: Iterable[str]) -> list[str]:
+    """Return which of these names are activations that the op itself reads."""
+    return [found.name for found in ports(node, names) if found.role is Role.SOURCE]
+
+
+def result_names(node: Node) -> tuple[str, ...]:
+    """Return the names of a node's results: as its op declares them, or ``dst_1``, ``dst_2``… by their index.
+
+    Examples
+    --------
+    >>> import fmtprop.ops
+    >>> from fmtprop.ir import TensorType
+    >>> node = Node("split_0", "aten", fmtprop.ops.HostCall("aten.split.Tensor", "{}"), (TensorType((2,)),) * 3)
+    >>> result_names(node)
+    ('dst', 'dst_1', 'dst_2')
+    """
+    declared = tuple(result.name for result in opdef(node.op).results)
+    more = range(len(declared), len(node.results))
+    return (*declared, *(f"dst_{index}" for index in more))[: len(node.results)]
