@@ -24,7 +24,7 @@ from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, pric
 from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
-from fmtprop.passes.target import Candidate, Target
+from fmtprop.passes.target import Candidate, Setting
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.tuning import MEASURING, TunedCosts
 from fmtprop.tuning.identity import persistent_text
@@ -91,8 +91,8 @@ class Contestants:
     ----------
     normal : Graph
         A normal graph.
-    target, fallback : Target
-        Who is asked, and who runs what the first can't.
+    setting : Setting
+        Who runs them.
     costs : TunedCosts, optional
         What the optimal ones are optimal by.
     options : Options
@@ -104,13 +104,12 @@ class Contestants:
     def __init__(
         self,
         normal: Graph,
-        target: Target,
-        fallback: Target,
+        setting: Setting,
         costs: TunedCosts | None,
         options: Options,
         attempts: Attempts | None = None,
     ) -> None:
-        self._normal, self._target, self._fallback, self._options = normal, target, fallback, options
+        self._normal, self._setting, self._options = normal, setting, options
         self._costs, self._attempts = costs, attempts or Attempts()
         self._made: dict[str, Contestant | None] = {}
         #: what comes behind the best in the problem that it solves
@@ -160,8 +159,10 @@ class Contestants:
             rewrite = SliceBatch(1, last_level_cache_nbytes() // 2) if name == SLICED else MergeSiblings()
             rewritten = rewrite.run(self._normal)
             return None if rewritten is self._normal else next(self._solved(rewritten, name))
-        target, policy = (self._fallback, PLAIN) if name == PYTORCH else (self._target, name)
-        return replace(greedy(policy, self._normal, target, self._fallback, self._options), name=name)
+        if name == PYTORCH:
+            pytorch = replace(self._setting, target=self._setting.fallback)
+            return replace(greedy(PLAIN, self._normal, pytorch), name=name)
+        return greedy(name, self._normal, self._setting)
 
     def _cheapest(self) -> Contestant:
         """Return the best by cost, factors of channels where they are or in weights."""
@@ -189,7 +190,7 @@ class Contestants:
         verify(nested, Stage.NORMAL)
         options = self._options
         obeyed = {**resolve_pins(nested, options.pin), **(pins or {})}
-        solver = OptimalFormats(self._target, self._fallback, self._costs, options.boundary, obeyed)
+        solver = OptimalFormats(self._setting, self._costs, obeyed)
         ways: dict[str, list[Candidate]] = {}
         if composed:
             beside = options.tune in MEASURING
@@ -223,8 +224,8 @@ def _objective(contestant: Contestant) -> float:
     return contestant.certificate.objective if contestant.certificate else inf
 
 
-def greedy(policy: str, normal: Graph, target: Target, fallback: Target, options: Options) -> Contestant:
+def greedy(policy: str, normal: Graph, setting: Setting) -> Contestant:
     """Return a greedy policy's plan."""
-    graph = AssignFormats(policy, target, fallback, options.boundary).run(normal)
+    graph = AssignFormats(policy, setting).run(normal)
     verify(graph, Stage.FORMATTED)
     return Contestant(policy, graph)

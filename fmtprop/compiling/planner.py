@@ -22,6 +22,7 @@ from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import Certificate
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
@@ -219,7 +220,8 @@ class _Planner:
         """Return who may become the plan; where nobody packs for some readers any more, others run these."""
         if self.options.policy == OPTIMAL:
             self.costs = self.costs or self._new_costs()
-        model = self.normal, self.target, self.fallback, self.costs, self.options, self.attempts
+        setting = Setting(self.target, self.fallback, self.options.boundary)
+        model = self.normal, setting, self.costs, self.options, self.attempts
         rivals, failed = Contestants(*model), self.attempts.failed
         rivals.get(rivals.ladder[0])
         unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]

@@ -18,6 +18,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats
+from fmtprop.passes.target import Setting
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs_for
 
@@ -113,11 +114,11 @@ def _formatted(normal: Graph, options: Options) -> Snapshot:
         formatted = assign.run(normal)
         verify(formatted, Stage.FORMATTED)
         return Snapshot("formatted", assign.name, formatted)
-    target, fallback = OneDnnTarget(), ReferenceTarget()
+    setting = Setting(OneDnnTarget(), ReferenceTarget())
     costs = costs_for(
         options.tune, weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal)
     )
     attempts = Attempts()
-    best = Contestants(normal, target, fallback, costs, options, attempts).best
+    best = Contestants(normal, setting, costs, options, attempts).best
     attempts.settle(normal.name, best.name, 5)
     return Snapshot("formatted", AssignFormats.name if best.certificate is None else OptimalFormats.name, best.graph)

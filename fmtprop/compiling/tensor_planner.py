@@ -14,6 +14,7 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, resolve_pins
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
@@ -77,13 +78,11 @@ def tensor_assigner(
     costs : MkldnnCosts, optional
         For policy `optimal`; by a model if not given.
     """
-    target, fallback = MkldnnTarget(), ReferenceTarget()
     formats = {name: desc if desc.is_plain else opaque(desc) for name, desc in (boundary or {}).items()}
+    setting = Setting(MkldnnTarget(), ReferenceTarget(), formats, in_place=False, competing=False)
     if policy != OPTIMAL:
-        return AssignFormats(policy, target, fallback, formats)
-    return OptimalFormats(
-        target, fallback, costs or MkldnnCosts(), formats, pins or {}, in_place=False, competing=False
-    )
+        return AssignFormats(policy, setting)
+    return OptimalFormats(setting, costs or MkldnnCosts(), pins or {})
 
 
 def _assign(normal: Graph, options: Options) -> tuple[Graph, Certificate | None]:

@@ -9,7 +9,7 @@ views transform descriptors and fall back to a reorder where a format can't take
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from fmtprop.errors import FormatError, GraphError, UnsupportedOpError
@@ -23,7 +23,7 @@ from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.editing import unused_name
 from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
-from fmtprop.passes.target import Candidate, Target, can_be_read
+from fmtprop.passes.target import Candidate, Setting, can_be_read
 
 #: types whose every number is an f32 too
 _HALVES = frozenset({DataType.BF16, DataType.F16})
@@ -37,12 +37,8 @@ class AssignFormats:
     ----------
     policy : str
         ``"plain"``, ``"naive"`` or ``"propagate"``.
-    target : Target
-        Who is asked first.
-    fallback : Target
-        Who runs what the target can't; takes any op on strided formats.
-    boundary : mapping of str to MemoryDesc
-        Format of graph inputs and outputs by node name; row-major where not given.
+    setting : Setting
+        Who runs the graph.
     rule : callable, optional
         A policy of the caller's own instead of the named one: from a :class:`~fmtprop.passes.policies.Question` to
         the :class:`~fmtprop.passes.policies.Option` worth trying, best first.
@@ -59,9 +55,7 @@ class AssignFormats:
     name: ClassVar[str] = "assign-formats"
 
     policy: str
-    target: Target
-    fallback: Target
-    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+    setting: Setting
     rule: Policy | None = None
 
     def __post_init__(self) -> None:
@@ -88,7 +82,7 @@ class Assignment:
     """State of one run of :class:`AssignFormats`."""
 
     def __init__(self, spec: AssignFormats, graph: Graph) -> None:
-        self.spec = spec
+        self.spec, self.setting = spec, spec.setting
         self.source = graph
         self.out = Graph(graph.name)
         self.out.structure = graph.structure
@@ -108,7 +102,7 @@ class Assignment:
 
     def _visit(self, node: Node) -> None:
         if node.op == "input":
-            desc = self.spec.boundary.get(node.name, _row_major(node.results[0]))
+            desc = self.setting.boundary.get(node.name, _row_major(node.results[0]))
             self._place(node, {}, (desc,), Choice("boundary", "input", {}, "format of the caller's tensor"))
         elif node.op == "constant":
             data = self.source.constants[node.name]
@@ -127,7 +121,7 @@ class Assignment:
 
     def _visit_output(self, node: Node) -> None:
         tensor = self._operands(node)["src"]
-        wanted = self.spec.boundary.get(node.name, plain(tensor.desc))
+        wanted = self.setting.boundary.get(node.name, plain(tensor.desc))
         value = self._convert(tensor, wanted, node, "src")
         self._place(node, {"src": value}, (), Choice("boundary", "output", {"src": wanted}, "format of the caller"))
 
@@ -150,8 +144,8 @@ class Assignment:
         for desc in dict.fromkeys((tensor.desc, dense(tensor.desc), plain(tensor.desc))):
             try:
                 result = rule(node.attrs, desc, node.results[0])
-                if not can_be_read(result, self.spec.target, self.spec.fallback):
-                    raise FormatError(f"{self.spec.target.name} cannot read {result}")
+                if not can_be_read(result, self.setting.target, self.setting.fallback):
+                    raise FormatError(f"{self.setting.target.name} cannot read {result}")
             except FormatError as error:
                 refusal = refusal or str(error)  # the error itself holds this frame
                 continue
@@ -185,13 +179,13 @@ class Assignment:
 
     def _decide(self, node: Node, given: Mapping[str, MemoryDesc]) -> tuple[Candidate, str]:
         declaration = opdef(node.op)
-        who, main = self.spec.fallback.name, self.spec.target.name
+        who, main = self.setting.fallback.name, self.setting.target.name
         if declaration.category is Category.HOST:
             return self._fall_back(node, given), f"no oneDNN primitive: runs on the {who} target"
         why = f"{main} can't run it"
-        question = Question(node, declaration, given, self.spec.target.reorder_cost)
+        question = Question(node, declaration, given, self.setting.target.reorder_cost)
         for option in self.policy(question):
-            for candidate in self.spec.target.candidates(node, option.request):
+            for candidate in self.setting.target.candidates(node, option.request):
                 if not candidate.is_ref:
                     return candidate, option.reason
                 # its loops took 5 to 400 times as long as PyTorch's operators (docs/coverage.md)
@@ -201,10 +195,10 @@ class Assignment:
     def _fall_back(self, node: Node, given: Mapping[str, MemoryDesc]) -> Candidate:
         request = {name: desc if desc.is_plain else plain(desc) for name, desc in given.items()}
         request |= {n: MemoryDesc.any(t.dims, t.dtype) for n, t in zip(result_names(node), node.results, strict=True)}
-        for candidate in self.spec.fallback.candidates(node, request):
+        for candidate in self.setting.fallback.candidates(node, request):
             return candidate
         raise UnsupportedOpError(
-            f"{node.label}: neither {self.spec.target.name} nor {self.spec.fallback.name} can run it"
+            f"{node.label}: neither {self.setting.target.name} nor {self.setting.fallback.name} can run it"
         )
 
     def _at_their_places(self, candidate: Candidate, operands: Mapping[str, Placed]) -> Candidate:
@@ -250,7 +244,7 @@ class Assignment:
         attrs = Reorder(wanted.dtype.value if wanted.dtype != have.dtype else "")
         node = Node(unused_name("reorder", self.out, self.source), "reorder", attrs, (type_,), origin=reader.origin)
         reason = f"{reader.name}.{operand} wants {describe(wanted)}, {source} gives {describe(have)}"
-        for target in (self.spec.target, self.spec.fallback):
+        for target in (self.setting.target, self.setting.fallback):
             for candidate in target.candidates(node, {"src": have, "dst": wanted}):
                 return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
         middle = plain(wanted).with_dtype(have.dtype)

@@ -7,7 +7,7 @@ a CPU's opinion. :mod:`fmtprop.targets` implements it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fmtprop.ir.node import Choice, Node
@@ -86,6 +86,31 @@ class Target(Protocol):
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the formats worth trying for a tensor, the likeliest first; row-major is always among them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who runs a graph, and what is settled before its formats are chosen.
+
+    Parameters
+    ----------
+    target : Target
+        Who is asked first.
+    fallback : Target
+        Who runs what the target can't; takes any op on strided formats.
+    boundary : mapping of str to MemoryDesc
+        Format of graph inputs and outputs by node name; row-major where not given.
+    in_place : bool
+        Whether plans can place the sources of a concat within its result.
+    competing : bool
+        Whether the fallback is a way to run what the target can, too.
+    """
+
+    target: Target
+    fallback: Target
+    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
+    in_place: bool = True
+    competing: bool = True
 
 
 def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:

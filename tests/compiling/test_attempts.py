@@ -85,9 +85,7 @@ def test_every_choice_of_formats_fails_but_that_of_pytorchs_operators(
 ) -> None:
     usual = contestants.greedy
     monkeypatch.setattr(assign, "solve", fails)
-    monkeypatch.setattr(
-        contestants, "greedy", lambda p, n, t, *r: fails() if t.name == "onednn" else usual(p, n, t, *r)
-    )
+    monkeypatch.setattr(contestants, "greedy", lambda p, n, s: fails() if s.target.name == "onednn" else usual(p, n, s))
     net = right_with_one_warning('runs by "PyTorch\'s operators", ', policy=policy)
     assert {step.target for step in net.plan.steps} == {"reference"}
 

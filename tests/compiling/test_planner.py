@@ -17,6 +17,7 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.merge_siblings import MergeSiblings
+from fmtprop.passes.target import Setting
 from fmtprop.tuning import costs
 from tests.compiling.other_plans import unlike_any_other
 
@@ -160,7 +161,9 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
     normal, _ = normalise(fp.load("resnet50"))
     options = planner.Options(tune="model")
     modelled = planner.costs_for("model", weights_nbytes=10**8)
-    field = contestants.Contestants(normal, planner.OneDnnTarget(), planner.ReferenceTarget(), modelled, options)
+    field = contestants.Contestants(
+        normal, Setting(planner.OneDnnTarget(), planner.ReferenceTarget()), modelled, options
+    )
     best, direct = field.best.certificate, field.get(contestants.DIRECT)
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
     assert direct.certificate.bound == best.bound and not direct.certificate.optimal

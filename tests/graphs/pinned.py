@@ -19,6 +19,7 @@ from fmtprop.ir.ports import result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import like, plain, usual
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.plan import Home
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -28,7 +29,7 @@ def describe(name: str, policy: str, planned: bool) -> dict[str, Any]:
     """Return what the tests ask about one graph."""
     target = OneDnnTarget()
     normal, _ = normalise(fp.load(name))
-    graph = AssignFormats(policy, target, ReferenceTarget()).run(normal)
+    graph = AssignFormats(policy, Setting(target, ReferenceTarget())).run(normal)
     parameters = constant(graph)
     active = [node for node in graph.nodes() if node.name not in parameters and not node.is_boundary]
     return {

@@ -11,6 +11,7 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Concat, Conv, Eltwise, Permute, Pooling, Reorder, Reshape, Slice, emit
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.target import Setting
 from fmtprop.targets.reference import ReferenceTarget
 from tests.passes.table_target import TableTarget
 
@@ -35,7 +36,7 @@ def pool(graph: Graph, src: Value) -> Value:
 
 
 def assign(graph: Graph, target: TableTarget, policy: str = "propagate", **options) -> Graph:
-    formatted = AssignFormats(policy, target, ReferenceTarget(), **options).run(graph)
+    formatted = AssignFormats(policy, Setting(target, ReferenceTarget(), **options)).run(graph)
     verify(formatted, Stage.FORMATTED)
     return formatted
 
@@ -243,4 +244,4 @@ def test_assignment_is_deterministic():
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(GraphError, match=r"unknown policy 'best'; known: plain, naive, propagate"):
-        AssignFormats("best", TableTarget(), ReferenceTarget())
+        AssignFormats("best", Setting(TableTarget(), ReferenceTarget()))

@@ -14,6 +14,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Concat, Permute, emit
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
+from fmtprop.passes.target import Setting
 from fmtprop.targets.reference import ReferenceTarget
 from tests.passes.table_target import TableTarget
 from tests.passes.test_assign import BLOCKED, LAST, activation_reorders, chain, conv, relu
@@ -50,7 +51,7 @@ class UniformTarget(TableTarget):
 
 
 def solve(graph: Graph, target: TableTarget, costs: TableCosts, **options) -> tuple[Graph, Certificate]:
-    formatted, certificate = OptimalFormats(target, ReferenceTarget(), costs, **options).solve(graph)
+    formatted, certificate = OptimalFormats(Setting(target, ReferenceTarget()), costs, **options).solve(graph)
     verify(formatted, Stage.FORMATTED)
     assert certificate.objective == pytest.approx(price(formatted, costs), rel=1e-9)
     return formatted, certificate
@@ -86,7 +87,7 @@ def test_one_compromise_where_the_greedy_policy_reorders_back_and_forth():
         costs[name, "abcd"] = 50 * US
     g.output(value)
     target = UniformTarget(wants)
-    greedy = AssignFormats("propagate", target, ReferenceTarget()).run(g)
+    greedy = AssignFormats("propagate", Setting(target, ReferenceTarget())).run(g)
     assert len(activation_reorders(greedy)) == 7
     formatted, certificate = solve(g, target, TableCosts(costs))
     assert len(activation_reorders(formatted)) == 2

@@ -22,6 +22,7 @@ from fmtprop.passes.precision import LowerPrecision
 from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.scale_weights import ScaleWeights
 from fmtprop.passes.slice_batch import SliceBatch
+from fmtprop.passes.target import Setting
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget
 from tests.models.choices import chosen
@@ -81,11 +82,11 @@ def check(seed: int) -> None:
         normal = LowerPrecision(DataType.BF16).run(normal)
     target, fallback = OneDnnTarget() if seed % 3 else Declining(seed), ReferenceTarget()
     for policy in ("plain", "naive", "propagate"):
-        verify(AssignFormats(policy, target, fallback, boundary(normal, rng)).run(normal), Stage.FORMATTED)
+        verify(AssignFormats(policy, Setting(target, fallback, boundary(normal, rng))).run(normal), Stage.FORMATTED)
     for variant in variants(normal):
         nested = ReleaseSums().run(NestConcats().run(variant))
         verify(nested, Stage.NORMAL)
-        solver = OptimalFormats(target, fallback, Costs(seed), boundary(nested, rng))
+        solver = OptimalFormats(Setting(target, fallback, boundary(nested, rng)), Costs(seed))
         ways = expansions(nested, solver, beside=bool(seed % 2))
         for formatted, certificate in solver.solutions(nested, ways):
             verify(formatted, Stage.FORMATTED)

@@ -21,6 +21,7 @@ from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.target import Setting
 from fmtprop.passes.winograd import Tile, Winograd
 from fmtprop.targets.reference import ReferenceTarget
 from tests.passes.only_filtered import only_filtered
@@ -243,7 +244,7 @@ def solver(seconds: dict[str, float]) -> OptimalFormats:
     table = TableCosts({(name, tag): cost * US for name, cost in costs.items() for tag in tags})
     kernels = {f"expanded_{number}.kernel_product": "ab" for number in range(16)}
     target = TableTarget({"convolution": "acdb", "matmul": "abc", **kernels})
-    return OptimalFormats(target, ReferenceTarget(), table)
+    return OptimalFormats(Setting(target, ReferenceTarget()), table)
 
 
 def joined(graph: Graph) -> set[str]:

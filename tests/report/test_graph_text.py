@@ -6,6 +6,7 @@ from fmtprop.ir import Graph, TensorType
 from fmtprop.ir.node import Node
 from fmtprop.ops import Eltwise, emit
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.target import Setting
 from fmtprop.report.graph_dot import graph_dot, graphs_dot
 from fmtprop.report.graph_text import (
     catalogue_data,
@@ -32,7 +33,7 @@ def formatted() -> Graph:
     graph = Graph("tiny")
     x = graph.input("x", TensorType((1, 8)))
     graph.output(emit(graph, "eltwise", {"src": x}, Eltwise("relu")))
-    return AssignFormats("plain", OneDnnTarget(), ReferenceTarget()).run(graph)
+    return AssignFormats("plain", Setting(OneDnnTarget(), ReferenceTarget())).run(graph)
 
 
 def test_one_aligned_line_per_node():

@@ -14,6 +14,7 @@ from fmtprop.frontends import load
 from fmtprop.ir.builtin import builtin_names
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
 from fmtprop.runtime.arena import ALIGNMENT, Lifetime, align, plan_arena
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -70,9 +71,9 @@ def plans(name: str):
     normal, _ = normalise(load(name))
     target, fallback = OneDnnTarget(), ReferenceTarget()
     for policy in ("plain", "propagate"):
-        yield build_plan(AssignFormats(policy, target, fallback).run(normal), target)
+        yield build_plan(AssignFormats(policy, Setting(target, fallback)).run(normal), target)
     nested = NestConcats().run(normal)
-    blocked = AssignFormats("blocked", target, fallback, rule=blocks_of(8)).run(nested)
+    blocked = AssignFormats("blocked", Setting(target, fallback), rule=blocks_of(8)).run(nested)
     yield build_plan(blocked, target)
     yield build_plan(put_in_place(blocked, target), target)
 

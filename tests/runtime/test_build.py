@@ -29,6 +29,7 @@ from fmtprop.ops.sum import Sum
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import channel_blocked
 from fmtprop.passes.policies import Option, Question
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.constants import ConstantStore, release
@@ -43,7 +44,7 @@ RELU, TANH = Eltwise("relu"), Eltwise("tanh")
 def planned(graph: Graph, policy: str = "propagate", *, verified: bool = True) -> Plan:
     """Plan a graph; rule V9 keeps sums from what others read, but a user's own pass need not have checked it."""
     target = OneDnnTarget()
-    formatted = AssignFormats(policy, target, ReferenceTarget()).run(graph)
+    formatted = AssignFormats(policy, Setting(target, ReferenceTarget())).run(graph)
     if verified:
         verify(formatted, Stage.FORMATTED)
     return build_plan(formatted, target)
@@ -251,7 +252,7 @@ def test_equal_weights_are_kept_once():
         value = emit(g, "convolution", operands, Conv.make(2), name=name)
     g.output(value)
     target = OneDnnTarget()
-    plan = build_plan(AssignFormats("blocked", target, ReferenceTarget(), rule=blocked).run(g), target)
+    plan = build_plan(AssignFormats("blocked", Setting(target, ReferenceTarget()), rule=blocked).run(g), target)
     places = [plan.buffers[step(plan, name).operands["weights"].buffer].index for name in "abc"]
     assert places[0] == places[1] != places[2]
     assert plan.constant_nbytes == 2 * data.nbytes == sum(constant.nbytes for constant in plan.constants)
@@ -402,6 +403,6 @@ def test_a_residual_that_cannot_be_copied_is_named():
         def candidates(self, node, request):
             return ()
 
-    formatted = AssignFormats("blocked", OneDnnTarget(), ReferenceTarget(), rule=blocked).run(summing(1))
+    formatted = AssignFormats("blocked", Setting(OneDnnTarget(), ReferenceTarget()), rule=blocked).run(summing(1))
     with pytest.raises(PlanError, match=r"node b \(convolution\): operand post_op_0 \(.*\) cannot be copied"):
         build_plan(formatted, Helpless())

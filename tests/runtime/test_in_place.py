@@ -21,6 +21,7 @@ from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.plan import Access, Home
@@ -68,7 +69,9 @@ class Model:
             self.graph.output(value)
         target = OneDnnTarget()
         rule = blocks_of(8) if policy == "blocked" else None
-        formatted = put_in_place(AssignFormats(policy, target, ReferenceTarget(), rule=rule).run(self.graph), target)
+        formatted = put_in_place(
+            AssignFormats(policy, Setting(target, ReferenceTarget()), rule=rule).run(self.graph), target
+        )
         if verified:
             verify(formatted, Stage.FORMATTED)
         plan = build_plan(formatted, target)
@@ -165,7 +168,9 @@ def test_rows_of_any_format():
     value = emit(g, "concat", {"src_0": parts[0], "src_1": parts[1]}, Concat(0), name="cat")
     g.output(emit(g, "eltwise", {"src": value}, RELU, name="end"))
     target = OneDnnTarget()
-    plan = build_plan(put_in_place(AssignFormats("propagate", target, ReferenceTarget()).run(g), target), target)
+    plan = build_plan(
+        put_in_place(AssignFormats("propagate", Setting(target, ReferenceTarget())).run(g), target), target
+    )
     assert len(plan.steps) == 3
     assert result(plan, "b").desc.offset0 == 120
     runs_right(g, plan)
@@ -221,7 +226,7 @@ def test_integers_and_the_reference_target():
     value = emit(g, "concat", {"src_0": x, "src_1": x}, Concat(1), name="cat")
     g.output(emit(g, "reshape", {"src": value}, Reshape((8,)), name="flat"))
     target = OneDnnTarget()
-    formatted = put_in_place(AssignFormats("plain", target, ReferenceTarget()).run(g), target)
+    formatted = put_in_place(AssignFormats("plain", Setting(target, ReferenceTarget())).run(g), target)
     plan = build_plan(formatted, target)
     assert [step.target for step in plan.steps] == ["reference", "reference"]
     numbers = torch.arange(4).reshape(1, 4)
@@ -332,7 +337,7 @@ def test_a_format_without_dense_parts_is_refused():
     m = Model()
     x = m.input(16)
     m.graph.output(m.join(m.conv(x, 16, "a"), m.conv(x, 8, "b")))
-    formatted = AssignFormats("plain", OneDnnTarget(), ReferenceTarget()).run(m.graph)
+    formatted = AssignFormats("plain", Setting(OneDnnTarget(), ReferenceTarget())).run(m.graph)
     node = formatted.node("cat")
     last = MemoryDesc(node.results[0].dims, tag="acdb")
     choice = Choice("view", "in_place", node.choice.operands)
@@ -348,9 +353,9 @@ def compared(name: str, *, nested: bool = False) -> tuple[Graph, Plan, Plan]:
     """Return a built-in graph, its plain plan, and the blocked one with concats in place; compare what they give."""
     normal, _ = normalise(load(name))
     target, fallback = OneDnnTarget(), ReferenceTarget()
-    plain = build_plan(AssignFormats("plain", target, fallback).run(normal), target)
+    plain = build_plan(AssignFormats("plain", Setting(target, fallback)).run(normal), target)
     graph = NestConcats().run(normal) if nested else normal
-    formatted = put_in_place(AssignFormats("blocked", target, fallback, rule=blocks_of(8)).run(graph), target)
+    formatted = put_in_place(AssignFormats("blocked", Setting(target, fallback), rule=blocks_of(8)).run(graph), target)
     verify(formatted, Stage.FORMATTED)
     plan = build_plan(formatted, target)
     disjoint(plan)

@@ -22,6 +22,7 @@ from fmtprop.passes.base import Pipeline
 from fmtprop.passes.formats import like, usual
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.policies import Option, Policy, Question
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import Executor, build_plan
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -71,7 +72,7 @@ class Net(nn.Module):
 
 def compiled(graph: Graph, rule: Policy) -> Executor:
     target = OneDnnTarget()
-    formatted = AssignFormats("random", target, ReferenceTarget(), rule=rule).run(graph)
+    formatted = AssignFormats("random", Setting(target, ReferenceTarget()), rule=rule).run(graph)
     verify(formatted, Stage.FORMATTED)
     return Executor(build_plan(formatted, target))
 

@@ -12,6 +12,7 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
@@ -25,7 +26,7 @@ X = torch.randn(1, 3, 20, 20)
 
 def formatted(module: nn.Module, x: torch.Tensor, policy: str = "propagate") -> Graph:
     normal, _ = normalise(fp.from_torch(module.eval(), x))
-    return AssignFormats(policy, OneDnnTarget(), ReferenceTarget()).run(normal)
+    return AssignFormats(policy, Setting(OneDnnTarget(), ReferenceTarget())).run(normal)
 
 
 def rehearsed(graphs: list[Graph], target: OneDnnTarget) -> list[Plan]:

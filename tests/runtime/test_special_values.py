@@ -17,6 +17,7 @@ from fmtprop.ir.op import OPSET, OpDef
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspecified
 from fmtprop.passes.optimal import OptimalFormats, expansions
+from fmtprop.passes.target import Setting
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import relative_error, small_numbers
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -168,7 +169,7 @@ def test_no_convolution_is_filtered_or_merged_with_others_where_it_is_exact():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(32, 32, 3), nn.Conv2d(32, 64, 3, groups=16)).eval()
     normal, _ = normalise(fp.from_torch(module, torch.randn(1, 32, 32, 32)), special_values="exact")
-    solver = OptimalFormats(OneDnnTarget(), ReferenceTarget(), MkldnnCosts())
+    solver = OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), MkldnnCosts())
     assert expansions(normal, solver) == {}
 
 

@@ -22,7 +22,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import plain
 from fmtprop.passes.optimal import OptimalFormats
-from fmtprop.passes.target import Candidate, Request
+from fmtprop.passes.target import Candidate, Request, Setting
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
@@ -127,7 +127,7 @@ def expected(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def planned(graph: Graph) -> tuple[Graph, Plan]:
-    formatted = AssignFormats("propagate", SmallTarget(), ReferenceTarget()).run(graph)
+    formatted = AssignFormats("propagate", Setting(SmallTarget(), ReferenceTarget())).run(graph)
     return formatted, build_plan(formatted, SmallTarget())
 
 
@@ -149,7 +149,7 @@ def test_its_steps_run_beside_those_of_the_fallback(graph: Graph) -> None:
 def test_its_candidates_are_timed_and_solved_over(graph: Graph, store: Store) -> None:
     target = SmallTarget()
     costs = costs_for("measure", weights_nbytes=1, store=store, target=target)
-    formatted, certificate = OptimalFormats(target, ReferenceTarget(), costs).solve(graph)
+    formatted, certificate = OptimalFormats(Setting(target, ReferenceTarget()), costs).solve(graph)
     assert costs.tuning.measured >= 3, "one figure for each numpy function"
     assert certificate.objective > 0
     x, y = torch.randn(DIMS), torch.randn(DIMS)
@@ -173,7 +173,7 @@ def test_a_wrong_one_is_found_and_can_be_rejected(graph: Graph, store: Store, mo
     assert "numpy.tanh" in str(mismatch) and "is off by" in str(mismatch)
     target = SmallTarget()
     target.reject(mismatch.node)
-    formatted = AssignFormats("propagate", target, ReferenceTarget()).run(graph)
+    formatted = AssignFormats("propagate", Setting(target, ReferenceTarget())).run(graph)
     again = build_plan(formatted, target)
     assert check_steps(again.steps, store, again.packed) == []
     assert [step.target for step in again.steps].count("small") == 2

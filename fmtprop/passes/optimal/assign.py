@@ -14,7 +14,6 @@ from typing import ClassVar
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node
-from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
 from fmtprop.passes.optimal.composition import COMPOSED
@@ -24,7 +23,7 @@ from fmtprop.passes.optimal.problem import Alternative, Problem, Solution
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
-from fmtprop.passes.target import Candidate, Costs, Target, is_loop
+from fmtprop.passes.target import Candidate, Costs, Setting, is_loop
 
 __all__ = ["Certificate", "OptimalFormats", "price"]
 
@@ -92,20 +91,14 @@ class OptimalFormats:
 
     Parameters
     ----------
-    target, fallback : Target
-        Who is asked first, and who runs what the first can't.
+    setting : Setting
+        Who runs the graph.
     costs : Costs
         Seconds of every candidate and reorder.
-    boundary : mapping of str to MemoryDesc
-        Format of graph inputs and outputs by node name; row-major where not given.
     pins : mapping of str to MemoryDesc
         Formats that must be, by ``"node.operand"`` or ``"node.dst"``.
     time_limit : float
         Seconds for the solver; after that the best found, with an honest gap.
-    in_place : bool
-        Whether plans can place the sources of a concat within its result.
-    competing : bool
-        Whether the fallback is a way to run what the target can, too.
 
     Notes
     -----
@@ -115,14 +108,10 @@ class OptimalFormats:
 
     name: ClassVar[str] = "assign-formats-optimal"
 
-    target: Target
-    fallback: Target
+    setting: Setting
     costs: Costs
-    boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
     pins: Pins = field(default_factory=dict)
     time_limit: float = 10.0
-    in_place: bool = True
-    competing: bool = True
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
@@ -149,20 +138,11 @@ class OptimalFormats:
         baseline : Graph, optional
             What `propagate` makes of the graph, where that is known already; an empty graph to compare with nothing.
         """
-        greedy = AssignFormats("propagate", self.target, self.fallback, self.boundary)
+        greedy = AssignFormats("propagate", self.setting)
         if baseline is None:
             baseline = greedy.run(graph)
         known = _choices(graph, baseline)
-        found = enumerate_ways(
-            graph,
-            self.target,
-            self.fallback,
-            self.boundary,
-            known,
-            self.pins,
-            in_place=self.in_place,
-            competing=self.competing,
-        )
+        found = enumerate_ways(graph, self.setting, known, self.pins)
         pinned = {pin.rpartition(".")[0] for pin in self.pins}
         for name, candidates in composed.items():
             for candidate in candidates if name not in pinned else ():
@@ -192,7 +172,7 @@ class OptimalFormats:
         return sum(_price(node, self.costs) for node in slow)
 
     def _is_slow(self, choice: Choice | None) -> bool:
-        return choice is not None and (choice.target == self.fallback.name or is_loop(choice.impl))
+        return choice is not None and (choice.target == self.setting.fallback.name or is_loop(choice.impl))
 
     def _prepare(self, found: Enumeration) -> None:
         pairs = dict.fromkeys(

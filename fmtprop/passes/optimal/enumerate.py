@@ -21,7 +21,7 @@ from fmtprop.ops.depthwise_fusion import fused
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.optimal.wishes import wishes
-from fmtprop.passes.target import Candidate, Target, can_be_read
+from fmtprop.passes.target import Candidate, Setting, can_be_read
 
 __all__ = ["Pins", "enumerate_ways"]
 
@@ -37,14 +37,9 @@ _EQUIVALENTS = frozenset({"convolution", "inner_product", "matmul"})
 
 def enumerate_ways(
     graph: Graph,
-    target: Target,
-    fallback: Target,
-    boundary: Mapping[str, MemoryDesc],
+    setting: Setting,
     known: Mapping[str, Sequence[Candidate]],
     pins: Pins,
-    *,
-    in_place: bool = True,
-    competing: bool = True,
 ) -> Enumeration:
     """Ask the target for the ways to run each node.
 
@@ -52,43 +47,26 @@ def enumerate_ways(
     ----------
     graph : Graph
         A normal graph.
-    target, fallback : Target
-        Who is asked, and who runs what the first can't.
-    boundary : mapping of str to MemoryDesc
-        Format of graph inputs and outputs by name; row-major where not given.
+    setting : Setting
+        Who is asked.
     known : mapping of str to sequence of Candidate
         Ways that must be among those found, by node name: another policy's choices.
     pins : mapping of str to MemoryDesc
         Formats that operands and results must have, by ``"node.operand"``.
-    in_place : bool
-        Whether plans can place the sources of a concat within its result.
-    competing : bool
-        Whether the fallback is a way to run what the first can, too.
 
     Raises
     ------
     UnsupportedOpError
         A node can't be run at all, or not with its pins.
     """
-    return _Enumerator(graph, target, fallback, boundary, known, pins, in_place, competing).run()
+    return _Enumerator(graph, setting, known, pins).run()
 
 
 class _Enumerator:
-    def __init__(
-        self,
-        graph: Graph,
-        target: Target,
-        fallback: Target,
-        boundary: Mapping[str, MemoryDesc],
-        known: Mapping[str, Sequence[Candidate]],
-        pins: Pins,
-        in_place: bool,
-        competing: bool,
-    ) -> None:
-        self.graph, self.target, self.fallback = graph, target, fallback
-        self.in_place, self.competing = in_place, competing
-        self.boundary, self.known, self.pins = boundary, known, pins
-        self.wishes = wishes(graph, target)
+    def __init__(self, graph: Graph, setting: Setting, known: Mapping[str, Sequence[Candidate]], pins: Pins) -> None:
+        self.graph, self.setting, self.known, self.pins = graph, setting, known, pins
+        self.target, self.fallback = setting.target, setting.fallback
+        self.wishes = wishes(graph, setting.target)
         self.found = Enumeration(graph)
 
     def run(self) -> Enumeration:
@@ -153,11 +131,11 @@ class _Enumerator:
 
     def _ways(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         if node.op == "input":
-            desc = self.boundary.get(node.name, plain(MemoryDesc(node.results[0].dims, node.results[0].dtype)))
+            desc = self.setting.boundary.get(node.name, plain(MemoryDesc(node.results[0].dims, node.results[0].dtype)))
             yield Candidate("boundary", "input", {}, (desc,))
         elif node.op == "output":
             type_ = self.graph.type_of(inputs["src"])
-            desc = self.boundary.get(node.name, MemoryDesc(type_.dims, type_.dtype))
+            desc = self.setting.boundary.get(node.name, MemoryDesc(type_.dims, type_.dtype))
             yield Candidate("boundary", "output", {"src": desc}, ())
         elif opdef(node.op).category is Category.VIEW:
             yield from self._views(node, inputs["src"])
@@ -194,10 +172,10 @@ class _Enumerator:
                 families[member] += 1
                 if families[member] <= _IMPLEMENTATIONS:
                     yield candidate
-        if isinstance(node.attrs, Concat) and self.in_place:
+        if isinstance(node.attrs, Concat) and self.setting.in_place:
             yield from self._in_place(node, node.attrs, inputs)
         # products by PyTorch are the same kernels, which pack their weights in each run
-        if not optimized or (self.competing and opdef(node.op).category is not Category.COMPUTE):
+        if not optimized or (self.setting.competing and opdef(node.op).category is not Category.COMPUTE):
             yield from self._by_fallback(node, inputs)
 
     def _by_fallback(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:

@@ -60,7 +60,7 @@ class _Realisation(Assignment):
             self.absorbed.update(way.covers[:-1])
             name = way.node.name
             greedy = baseline.node(name) if name in baseline else None
-            self.reasons[name] = _reason(way.candidate, offered[name], greedy, spec.target.name)
+            self.reasons[name] = _reason(way.candidate, offered[name], greedy, spec.setting.target.name)
         #: (tensor, wanted format) -> the format that it is converted from
         self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
         for value, pairs in solution.conversions.items():

@@ -66,7 +66,8 @@ def expansions(
         rewritten = replace(rewrite, names=names).run(rewritten)
     alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
     twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
-    solver = replace(solver, target=_Unblocked(solver.target, twins), boundary=boundary, pins={})
+    setting = replace(solver.setting, target=_Unblocked(solver.setting.target, twins), boundary=boundary)
+    solver = replace(solver, setting=setting, pins={})
     formatted, _ = next(solver.solutions(rewritten, {}, baseline=alone))
     found: dict[str, list[Candidate]] = {}
     for number, one in enumerate(alike):
