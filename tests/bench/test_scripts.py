@@ -202,7 +202,7 @@ def test_json_has_no_infinity(tmp_path: Path) -> None:
 
 
 def test_live_activations_leave_out_scratchpads_and_the_callers_tensors() -> None:
-    node = compile_model("chain", verify="off").plan.steps[0].node
+    step = compile_model("chain", verify="off").plan.steps[0]
     buffers = (
         Buffer(Home.INPUT, 1000, 0, 0),
         Buffer(Home.ARENA, 10, 0, 1),
@@ -212,7 +212,7 @@ def test_live_activations_leave_out_scratchpads_and_the_callers_tensors() -> Non
         Buffer(Home.CONSTANT, 5000, 0, 2),
         Buffer(Home.OUTPUT, 2000, 2, 3),
     )
-    steps = tuple(Step(node, {}, (), scratchpad) for scratchpad in (None, 3, None))
+    steps = tuple(Step(step.node, {}, (), step.executable, scratchpad) for scratchpad in (None, 3, None))
     plan = Plan("small", steps, buffers, (), (), (), 600, 530, (), 1)
     assert bench_memory.live_activations(plan) == 35
     assert bench_memory.live_activations(Plan("none", (), (), (), (), (), 0, 0, (), 1)) == 0
@@ -293,7 +293,8 @@ def test_layers_of_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 def test_nothing_is_called_like_the_true_function_and_succeeds() -> None:
     net = compile_model("chain")
-    assert bench_overhead.nothing()(net.plan.steps[0].primitive.handle, dnnl.Stream(dnnl.Engine.cpu()).handle) == 0
+    (primitive, *_) = (step.node.choice.handle.pd for step in net.plan.steps)
+    assert bench_overhead.nothing()(primitive.handle, dnnl.Stream(dnnl.Engine.cpu()).handle) == 0
 
 
 def test_a_hollow_model_computes_nothing_and_leaves_the_true_one_alone() -> None:
