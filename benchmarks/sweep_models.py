@@ -36,7 +36,7 @@ _ZOO = {
         mobilenetb_w1 fdmobilenet_w1 mobilenetv2b_w1 mobilenetv3_small_w1 mobilenetv3_large_w1 igcv3_w1 ghostnet
         mnasnet_b1 mnasnet_a1 darts proxylessnas_cpu proxylessnas_mobile fbnet_cb nasnet_4a1056 spnasnet
         efficientnet_b1 efficientnet_b0b efficientnet_edge_small_b mixnet_s isqrtcovresnet18 resneta18 resnetd50b
-        octresnet10_ad2 tresnet_m msdnet22 superpointnet polynet pyramidnet101_a360
+        octresnet10_ad2 tresnet_m msdnet22 polynet pyramidnet101_a360
         """,
     (299, 299): "xception inceptionv4 inceptionresnetv1 inceptionresnetv2",
     (331, 331): "pnasnet5large",
@@ -300,10 +300,6 @@ def _zoo(name: str, size: tuple[int, int]) -> Network:
     return _pytorchcv(name, **({"in_size": size} if sized else {})), (_numbers(1, 3, *size),), {}
 
 
-def _sounds(name: str) -> Network:
-    return _pytorchcv(name), (_numbers(1, 64, 320), torch.tensor([320])), {}
-
-
 def _transformer(name: str) -> Network:
     transformers = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
@@ -325,7 +321,6 @@ def _numbers(*shape: int) -> torch.Tensor:
 #: what makes each network, by name
 NETWORKS: Mapping[str, Callable[[], Network]] = {
     **{name: partial(_zoo, name, size) for size, names in _ZOO.items() for name in names.split()},
-    **{name: partial(_sounds, name) for name in ("jasper5x3", "quartznet5x5_en_ls")},
     **{name: partial(_transformer, name) for name in _TRANSFORMERS},
     **{name: partial(_own, make, shape) for name, (make, shape) in sweep_modules.MODULES.items()},
 }

@@ -32,6 +32,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.frontends import from_torch
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments
+from fmtprop.passes.target import is_loop
 from fmtprop.report import TOLERANCES
 from fmtprop.report.model import op_with_tail
 from fmtprop.runtime.agreement import error_of_numbers
@@ -243,7 +244,7 @@ class _Trial:
         record.reorders = sum(step.node.op == "reorder" for step in steps)
         shares = [t / total for t in times]
         record.host = sum(t for t, step in zip(shares, steps, strict=True) if step.target == "reference")
-        record.ref = sum(t for t, step in zip(shares, steps, strict=True) if _impl(step).startswith("ref"))
+        record.ref = sum(t for t, step in zip(shares, steps, strict=True) if is_loop(_impl(step)))
         record.dear = _dear(shares, steps)
         record.seconds, record.eager_seconds = total, self.eager_seconds
 
@@ -351,7 +352,7 @@ def _dear(shares: Sequence[float], steps: Sequence[Step]) -> tuple[str, ...]:
     """Return which of PyTorch's operators and oneDNN's reference kernels take most, with one example of each."""
     groups: dict[tuple[str, str], list[tuple[float, Step]]] = {}
     for share, step in zip(shares, steps, strict=True):
-        if step.target == "reference" or _impl(step).startswith("ref"):
+        if step.target == "reference" or is_loop(_impl(step)):
             name = getattr(step.node.attrs, "target", "") or op_with_tail(step.node)
             groups.setdefault((name, _impl(step)), []).append((share, step))
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -123,11 +124,13 @@ def _exceptions(rows: Sequence[Row]) -> str:
     for row in rows:
         if row["status"] != "right":
             found.setdefault((row["name"], row["status"], row["reason"]), []).append(_pass(row["isa"], row["variant"]))
-    lines = [
-        [f"`{name}`", status, reason.replace("|", "\\|"), "; ".join(where)]
-        for (name, status, reason), where in found.items()
-    ]
+    lines = [[f"`{name}`", status, _shown(reason), "; ".join(where)] for (name, status, reason), where in found.items()]
     return _markdown(("not right", "status", "reason", "where"), lines) if lines else "All are right."
+
+
+def _shown(reason: str) -> str:
+    """Return a reason as a cell of a table, without the place where packages are installed."""
+    return re.sub(r"\S*/site-packages/", "", reason).replace("|", "\\|")
 
 
 def _table(isa: str, variant: str, passes: Mapping[tuple[str, str], Sequence[Row]]) -> str:

@@ -51,12 +51,12 @@ class ReferenceTarget:
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield the one way: operands as asked where they are strided and the op is right with that, else row-major.
 
-        What is `any` lies as the first operand does, but for ops that are a call as it stands: row-major.
+        What is `any` lies as the first operand does where the op is right with that.
         """
         free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
         names = result_names(node)
         formats = {name: _strided(desc) if free or name in names else plain(desc) for name, desc in request.items()}
-        if free and opdef(node.op).category not in (Category.HOST, Category.VIEW):
+        if free and opdef(node.op).category is not Category.VIEW:
             formats |= _following(request, names)
         for post_op in node.post_ops:
             if post_op.op == "sum" and post_op.operand is not None:

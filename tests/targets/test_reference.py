@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fmtprop.ir.node import PostOp
+from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops import HostCall
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.sum import Sum
@@ -87,3 +88,13 @@ def test_the_operand_of_a_sum_lies_as_the_result_does():
     for wanted in (dst, MemoryDesc.any(dst.dims, dst.dtype)):
         (offer,) = offers(node, {**last, "post_op_0": channels_last(dst), "dst": wanted})
         assert offer.operands["post_op_0"] == offer.results[0]
+
+
+def test_results_of_a_call_that_is_right_with_any_strides_lie_as_its_source_does():
+    arguments = '{"input": {"tensor": "src_0"}, "output_size": [24, 24], "align_corners": false, "scale_factors": null}'
+    src, dst = TensorType((2, 32, 12, 12)), TensorType((2, 32, 24, 24))
+    last = MemoryDesc(src.dims, "f32", tag="acdb")
+    for target, tag in (("aten.upsample_bilinear2d.vec", "acdb"), ("aten.upsample_trilinear3d.vec", "abcd")):
+        node = Node("up", "aten", HostCall(target, arguments), (dst,))
+        (offer,) = offers(node, {"src_0": last, "dst": MemoryDesc.any(dst.dims)})
+        assert [desc.tag for desc in (offer.operands["src_0"], *offer.results)] == [tag, tag]

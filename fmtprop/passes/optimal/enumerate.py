@@ -141,6 +141,8 @@ class _Enumerator:
             yield from self._views(node, inputs["src"])
         elif opdef(node.op).category is Category.HOST:
             yield from self._fall_back(node, inputs)
+            if opdef(node.op).any_strides(node.attrs):
+                yield from self._by_fallback(node, inputs)
         else:
             yield from self._asked(node, inputs)
 
