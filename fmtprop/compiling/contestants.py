@@ -18,7 +18,6 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
 from fmtprop.passes.release_sums import ReleaseSums
@@ -29,22 +28,21 @@ from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.tuning import MEASURING, TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
-__all__ = ["ALL", "BEST", "DIRECT", "GREEDY", "MERGED", "NAMES", "SLICED", "Contestant", "Contestants"]
+__all__ = ["ALL", "BEST", "DIRECT", "GREEDY", "NAMES", "SLICED", "Contestant", "Contestants"]
 
 #: what they are called, in the store too
 NAMES = (
     "optimal",
     "optimal, no node run as several",
     "optimal, batch in slices",
-    "optimal, siblings merged",
     "propagate",
     "plain",
     "PyTorch's operators",
 )
-BEST, DIRECT, SLICED, MERGED, GREEDY, PLAIN, PYTORCH = NAMES
+BEST, DIRECT, SLICED, GREEDY, PLAIN, PYTORCH = NAMES
 
 #: those that may be the fastest; the others take their place where all of them fail
-ALL = BEST, DIRECT, SLICED, MERGED, GREEDY
+ALL = BEST, DIRECT, SLICED, GREEDY
 
 #: what can be dropped of one: nodes run as several, factors of channels in weights
 COMPOSED, SCALED = "nodes run as several", "factors in weights"
@@ -155,9 +153,8 @@ class Contestants:
         if name == DIRECT:
             alone = self._behind or self._solved(self._normal, DIRECT, composed=False)
             return next(alone, None)
-        if name in (SLICED, MERGED):
-            rewrite = SliceBatch(1, last_level_cache_nbytes() // 2) if name == SLICED else MergeSiblings()
-            rewritten = rewrite.run(self._normal)
+        if name == SLICED:
+            rewritten = SliceBatch(1, last_level_cache_nbytes() // 2).run(self._normal)
             return None if rewritten is self._normal else next(self._solved(rewritten, name))
         if name == PYTORCH:
             pytorch = replace(self._setting, target=self._setting.fallback)

@@ -20,9 +20,8 @@ class ReleaseSums:
 
     Notes
     -----
-    A rewrite of a normal graph can give tensors new readers (a concat that takes another as its source) or a common
-    buffer (merged siblings). Then rule V9 may no longer hold; afterwards it does. A graph that obeys it comes back as
-    it is.
+    A rewrite of a normal graph can give tensors new readers (a concat that takes another as its source). Then rule V9
+    may no longer hold; afterwards it does. A graph that obeys it comes back as it is.
     """
 
     name: ClassVar[str] = "release-sums"

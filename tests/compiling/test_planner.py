@@ -15,8 +15,6 @@ from fmtprop.compiling import contestants, planner
 from fmtprop.compiling.contest import Contest, _winner
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ops.evaluate import evaluate
-from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.target import Setting
 from fmtprop.tuning import costs
 from tests.compiling.other_plans import unlike_any_other
@@ -273,24 +271,6 @@ def test_released_weights_are_gone_and_the_plan_has_its_own(model: torch.nn.Modu
     net = fp.compile(model, x, release_weights=True)
     assert all(parameter.numel() == 0 for parameter in model.parameters())
     torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_siblings_that_share_a_source_become_one() -> None:
-    class Heads(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k = torch.nn.Linear(8, 6), torch.nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.q(x), self.k(x)
-
-    normal, _ = normalise(fp.from_torch(Heads().eval(), torch.randn(5, 8)))
-    merged = MergeSiblings().run(normal)
-    assert sum(node.op in ("inner_product", "matmul") for node in merged.nodes()) == 1
-    x = {normal.input_nodes[0].name: torch.randn(5, 8)}
-    for got, want in zip(evaluate(merged, x), evaluate(normal, x), strict=True):
-        torch.testing.assert_close(got, want)
-    assert MergeSiblings().run(merged) is merged, "nothing is left to be merged"
 
 
 @pytest.mark.parametrize("name", ["confirm", "winograd"])

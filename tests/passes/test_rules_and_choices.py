@@ -15,7 +15,6 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import channel_blocked, channels_last
-from fmtprop.passes.merge_siblings import MergeSiblings
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.precision import LowerPrecision
@@ -68,7 +67,7 @@ def boundary(graph: Graph, rng: random.Random) -> dict[str, MemoryDesc]:
 def variants(normal: Graph) -> Iterator[Graph]:
     """Yield a normal graph and each rewrite of it whose formats a compilation may ask for."""
     yield normal
-    for rewrite in (MergeSiblings(), SliceBatch(1, 1), ScaleWeights()):
+    for rewrite in (SliceBatch(1, 1), ScaleWeights()):
         rewritten = rewrite.run(normal)
         if rewritten is not normal:
             yield rewritten

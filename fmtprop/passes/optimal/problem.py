@@ -27,7 +27,7 @@ class Alternative:
     Parameters
     ----------
     covers : tuple of str
-        The ops that it executes: usually one; a fused pair or merged siblings, several.
+        The ops that it executes: usually one, of a fused pair two.
     reads : mapping of tensor to tuple of formats
         The formats in which it needs each tensor. A tensor that is read twice may be needed in two.
     writes : mapping of tensor to format
