@@ -186,8 +186,8 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
         As :func:`compile`.
     """
     options = _executable(options)
-    # the caller's autocast is no part of what is computed here
-    with torch.autocast("cpu", enabled=False), collector.paused():
+    # the caller's autocast is no part of what is computed here, and what is made in inference mode is for that alone
+    with torch.autocast("cpu", enabled=False), torch.inference_mode(mode=False), collector.paused():
         if dnnl.fork_guard():
             net = dnnl.after_fork(lambda: _compile_graph(graph, options, again))
         else:

@@ -132,7 +132,7 @@ class Context:
                 memory.put(tensor)
         for index, output in enumerate(self._outputs):
             if output.is_written:
-                given = out[index] if out is not None and output.port.holds(out[index]) else None
+                given = out[index] if out is not None and output.takes(out[index]) else None
                 output.place.memory.put(given if given is not None else output.new())
 
     def _results(self, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
@@ -235,6 +235,10 @@ class _Output:
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""
         return self._like.new_empty_strided(self.port.dims, self.port.strides)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether a run can write the result straight to a tensor of the caller's."""
+        return self.port.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
 
     def copied(self, result: torch.Tensor) -> torch.Tensor:
         """Return a new tensor with the result's numbers."""

@@ -161,7 +161,8 @@ class _Runner:
         try:
             return self.free.pop()
         except IndexError:
-            return Context(self.plan)
+            with torch.inference_mode(mode=False):  # views made in that mode could be written in it alone
+                return Context(self.plan)
 
     def close(self) -> None:
         while True:

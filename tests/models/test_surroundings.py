@@ -42,6 +42,27 @@ def test_grad_modes(surroundings):
     assert not net(X.clone().requires_grad_()).requires_grad
 
 
+class PyTorchBetween(nn.Module):
+    """Ops that PyTorch runs, whose results lie in the plan's memory."""
+
+    def forward(self, x):
+        return torch.cumsum(torch.erfinv(x.tanh()), 1).relu().flip(2)
+
+
+@pytest.mark.parametrize("target", ["onednn", "mkldnn"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_runs_in_inference_mode_and_outside_of_it_take_turns(first, compiled, target):
+    module = PyTorchBetween()
+    with torch.inference_mode(compiled):
+        net = fp.compile(module, X, target=target)
+    for mode in (first, not first, first):
+        with torch.inference_mode(mode):
+            assert differ(net(X), module(X)) is None
+            assert len(net.profile(X)) == len(net.plan.steps)
+    assert not net(X).is_inference()
+
+
 def test_module_and_inputs_made_in_inference_mode():
     with torch.inference_mode():
         module, x = nn.Conv2d(3, 8, 3), X.clone()

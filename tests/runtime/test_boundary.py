@@ -372,9 +372,15 @@ def test_arguments_of_the_model_are_not_taken_for_those_of_what_measures_it():
     assert len(net.profile(x, x, x, x, x)) == len(net.plan.steps)
 
 
+class CumulativeSum(nn.Module):
+    def forward(self, x):
+        return torch.cumsum(x, 1)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 4), CumulativeSum()], ids=["native", "by PyTorch"])
 @pytest.mark.parametrize("target", ["onednn", "mkldnn"])
-def test_a_tensor_made_in_inference_mode_takes_results(target):
-    net = fp.compile(nn.Linear(4, 4).eval(), torch.ones(2, 4), target=target)
+def test_a_tensor_made_in_inference_mode_takes_results(target, model):
+    net = fp.compile(model.eval(), torch.ones(2, 4), target=target)
     with torch.inference_mode():
         out = torch.empty(2, 4)
     assert net(torch.ones(2, 4), out=out) is out
