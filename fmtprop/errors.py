@@ -4,7 +4,7 @@
 
     FmtpropError
     ├── ShapeError            dimensions, strides, indices or attributes that do not fit
-    ├── FormatError           a memory format cannot express what is asked of it
+    ├── FormatError           a memory format cannot express a view, a conversion or a dialect
     ├── UnsupportedOpError    no target can run the op, data type or attribute
     ├── GraphError            a graph is malformed
     │   └── VerifyError       a numbered verifier rule is broken
@@ -15,7 +15,7 @@
     └── LibraryError          the oneDNN library
         ├── LoadError         cannot be found or loaded
         ├── DnnlError         answered with an error status
-        └── HandleError       a native handle was used after it was closed, or was to be copied
+        └── HandleError       a native handle was used after it was closed, or somebody tried to copy it
 
 A message names the node, the operand and axis, the value, the rule, and what to do next.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from fmtprop.system.printable import printable_lines
 
-#: characters of a message: a name from a file may have a million times as many
+#: longest message, in characters: a name from a file may be a million times as long
 _MOST = 4000
 
 
@@ -34,7 +34,7 @@ class FmtpropError(Exception):
     Parameters
     ----------
     message : str
-        What is wrong. Text from files may be in it: it is escaped and shortened here.
+        The problem. It may contain text from files: it is escaped and shortened here.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -46,10 +46,10 @@ class ShapeError(FmtpropError, ValueError):
 
 
 class FormatError(FmtpropError, ValueError):
-    """A memory format cannot express what is asked of it.
+    """A memory format cannot express a view, a conversion or a dialect.
 
-    Raised, for example, when a blocked format cannot take a permutation (SPEC M8), or when a layout has
-    no counterpart in another dialect (SPEC A1). Never a wrong answer instead.
+    For example, a blocked format cannot be reshaped (SPEC M8), or a layout has no counterpart in another dialect
+    (SPEC A1).
     """
 
 
@@ -69,7 +69,7 @@ class VerifyError(GraphError):
     rule : str
         Rule number, such as ``"V7"``; ``docs/verifier.md`` lists them all.
     message : str
-        What is wrong, naming node, operand and value.
+        The problem, with node, operand and value.
     """
 
     def __init__(self, rule: str, message: str) -> None:
@@ -98,11 +98,11 @@ class LibraryError(FmtpropError):
 
 
 class LoadError(LibraryError, ImportError):
-    """The oneDNN library cannot be found or loaded; the message says where it was looked for."""
+    """The oneDNN library cannot be found or loaded; the message lists the places that were searched."""
 
 
 class HandleError(LibraryError):
-    """A native handle was used after it was closed, or was to be copied or pickled."""
+    """A native handle was used after it was closed, or somebody tried to copy or pickle it."""
 
 
 class DnnlError(LibraryError, RuntimeError):

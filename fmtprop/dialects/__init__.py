@@ -1,4 +1,4 @@
 """Dialects: how DirectML and XLA describe a tensor in memory, each converted to and from `MemoryDesc`.
 
-Pure arithmetic, as the layout room below; one dialect knows nothing of the other.
+Pure arithmetic, like the layout room. The dialects do not know each other.
 """

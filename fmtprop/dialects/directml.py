@@ -38,7 +38,7 @@ def packed_strides(sizes: Iterable[int], order: str | None = None) -> tuple[int,
     Parameters
     ----------
     sizes : iterable of int
-        Sizes in logical order (N, C, D, H, W, as far as present).
+        Sizes in logical order: those of N, C, D, H, W that the tensor has.
     order : str, optional
         Axis names from the highest-order dimension to the lowest: ``"HW"`` row major, ``"WH"`` column major,
         ``"DHW"``, ``"WHD"``, ``"NCHW"``, ``"NHWC"``. Default: the logical order.
@@ -51,7 +51,7 @@ def packed_strides(sizes: Iterable[int], order: str | None = None) -> tuple[int,
     Raises
     ------
     ShapeError
-        The sizes are not DirectML's, or the names are not those of so many dimensions.
+        DirectML does not take the sizes, or the names do not match the number of dimensions.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """``DML_SLICE1``: one strided window of a tensor, forwards or backwards.
 
-Owns the operator's rules by feature level, its numpy reference, and the rule that says where it is a view of a
-descriptor. Must not know about graphs.
+Owns the operator's rules by feature level, its numpy reference, and the rule for when it is a view of a descriptor.
+Must not know about graphs.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class Slice1:
     Parameters
     ----------
     offsets : iterable of int
-        Start of the input window per dimension.
+        Start of the input window in each dimension.
     sizes : iterable of int
-        Extent of the input window per dimension.
+        Extent of the input window in each dimension.
     strides : iterable of int
-        Step per dimension, never 0: positive copies from the window's start, negative from its end.
+        Step in each dimension, never 0. A positive step copies from the window's start, a negative one from its end.
     output_sizes : iterable of int, optional
         Sizes of the output; default: every element that can be reached.
 
     Raises
     ------
     ShapeError
-        A rule of SPEC S2 that needs no input is broken; the message names the dimension, value and rule.
+        The arguments break a rule of SPEC S2; the message names the dimension, value and rule.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class Slice1:
 
     @property
     def max_copied(self) -> tuple[int, ...]:
-        """Number of elements that can be reached per dimension: ``1 + (size - 1) / |stride|``."""
+        """Number of elements that can be reached in each dimension: ``1 + (size - 1) / |stride|``."""
         return tuple(1 + (n - 1) // abs(s) for n, s in zip(self.sizes, self.strides, strict=True))
 
     @property
@@ -150,7 +150,7 @@ class Slice1:
         Raises
         ------
         ShapeError
-            Naming the dimension, the value and the rule.
+            The input breaks a rule; the message names the dimension, the value and the rule.
         """
         level = _level(feature_level)
         dims, data_type = check_dims(input_sizes, "InputTensor.Sizes"), DataType.from_any(dtype)

@@ -42,7 +42,7 @@ class Shape:
     Raises
     ------
     ShapeError
-        A size is negative, or the layout is none or does not fit.
+        A size is negative, or `layout` is not a layout or does not fit.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def parse_shape(text: str) -> Shape:
     Raises
     ------
     FormatError
-        Not a shape of an array in a layout without tiles.
+        The text is not the shape of an array, or its layout has tiles.
     ShapeError
         The layout does not fit the dimensions.
 
@@ -216,7 +216,7 @@ def parse_shape(text: str) -> Shape:
 
 
 class IndexUtil:
-    """Between multidimensional and linear indices of a shape with layout (SPEC X4)."""
+    """Conversion between multidimensional and linear indices of a shape with layout (SPEC X4)."""
 
     @staticmethod
     def multidimensional_index_to_linear_index(shape: Shape, index: Sequence[int]) -> int:
@@ -288,7 +288,7 @@ def _integers(text: str, numbers: str) -> tuple[int, ...]:
 def _value(text: str, value: str | None) -> float | str | None:
     if value is None or value in PADDING_NAMES:
         return value
-    for number in (int, float):  # a float does not hold all of 64 bits
+    for number in (int, float):  # a float cannot hold all 64-bit integers
         try:
             return number(value)
         except ValueError:

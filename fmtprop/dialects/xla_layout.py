@@ -25,7 +25,7 @@ PADDING_NAMES = ("zero", "one", "lowest", "highest")
 
 @runtime_checkable
 class ArrayShape(Protocol):
-    """Element type and dimensions: what a layout needs of a shape."""
+    """The properties of a shape that a layout needs: element type and dimensions."""
 
     @property
     def element_type(self) -> DataType:
@@ -47,8 +47,8 @@ class Layout:
     padded_dimensions : iterable of int, optional
         Size to which each dimension is padded.
     padding_value : float or str, optional
-        What the padding holds: a number, or ``"zero"``, ``"one"``, ``"lowest"``, ``"highest"`` (of floating-point types
-        the infinities). None leaves it open (:meth:`linearize` writes zeros).
+        Value of the padding: a number, or ``"zero"``, ``"one"``, ``"lowest"``, ``"highest"`` (the infinities for
+        floating-point types). None leaves it open (:meth:`linearize` writes zeros).
 
     Raises
     ------
@@ -117,7 +117,7 @@ class Layout:
         Returns
         -------
         numpy.ndarray, 1-D
-            As many elements as the padded sizes have, of the array's type; of an empty array, nothing but padding.
+            All elements of the padded array, in the array's type; an empty array gives only padding.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Layout:
         """
         values = buffers.as_array(array, "linearize")
         g = self.geometry(values.shape)
-        storage_bytes(g._replace(dims=g.padded_dims), values.dtype.itemsize)  # refuses what 64 bits do not count
+        storage_bytes(g._replace(dims=g.padded_dims), values.dtype.itemsize)  # refuses sizes beyond 64 bits
         whole = np.zeros(g.padded_dims, values.dtype)
         data_type, padding = _stored_type(values, dtype), self.padding_value
         if g.padded_dims != g.dims and padding is not None and padding != "zero":
@@ -147,19 +147,19 @@ class Layout:
         Parameters
         ----------
         shape : Shape
-            Dimensions and element type; its own layout is not looked at.
+            Dimensions and element type; its own layout is ignored.
 
         Returns
         -------
         MemoryDesc
-            Padding becomes gaps between strides where `padding_value` is None and the strides alone tell the padded
-            sizes (some larger dimension has to step over the padding); otherwise ``padded_dims``, which oneDNN keeps
-            zero. (As in oneDNN, a tensor with a size of 0 has no storage even if it is padded.)
+            Padding becomes gaps between strides if `padding_value` is None and the padded sizes follow from the
+            strides (a slower dimension must step over the padding). Otherwise it becomes ``padded_dims``, which oneDNN
+            keeps zero. (As in oneDNN, a tensor with a size of 0 has no storage, even if it is padded.)
 
         Raises
         ------
         ShapeError
-            The shape does not fit the layout, or is none.
+            The shape does not fit the layout, or `shape` is not a shape.
         FormatError
             The padding holds another value than 0.
         """
@@ -191,8 +191,8 @@ class Layout:
         Raises
         ------
         FormatError
-            The descriptor is blocked, broadcast, offset, any or opaque, or its strides are no multiples of each
-            other: the message says which.
+            The descriptor is blocked, broadcast, offset, any or opaque, or its strides are not multiples of each
+            other; the message says which.
         ShapeError
             `md` is no descriptor.
         """
@@ -262,7 +262,7 @@ def _stored_type(values: npt.NDArray[Any], dtype: object) -> DataType | None:
 
 
 def _padding(value: float | str, dtype: DataType | None, stored: np.dtype[Any]) -> Any:
-    """Return a padding value as an array stores it, refusing what its data type does not hold."""
+    """Return a padding value as an array stores it; refuse a value that the data type cannot hold."""
     if dtype is None:
         if value != 0:
             raise ShapeError(f"padding value {value!r}: an array of dtype {stored} can be padded with 0 only")
@@ -307,7 +307,7 @@ def _integer_range(dtype: DataType) -> tuple[int, int]:
 
 
 def _told_by_strides(md: MemoryDesc) -> tuple[int, ...] | None:
-    """Return the padded sizes that strides alone tell; None where XLA has none that give these strides."""
+    """Return the padded sizes that follow from the strides; None if no XLA layout has these strides."""
     try:
         return _padded_dimensions(md, axis_order(md.geometry)[::-1])[0]
     except FormatError:

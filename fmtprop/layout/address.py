@@ -56,7 +56,7 @@ def offsets(g: Geometry, indices: npt.ArrayLike) -> IntArray:
 
 
 def _place(g: Geometry, digits: list[Any]) -> Any:
-    """Return the position of a padded index, digit by digit; works on integers and on arrays alike."""
+    """Return the position of a padded index, digit by digit. Takes integers or arrays."""
     position: Any = g.offset0
     step = 1
     for axis, size in reversed(g.inner_blocks):
@@ -106,7 +106,7 @@ def indices_at(g: Geometry, positions: npt.ArrayLike) -> IntArray:
 
 
 def _index(g: Geometry, rest: Any, smaller: Callable[[Any, int], Any]) -> tuple[list[Any], Any]:
-    """Return what :func:`_place` inverts, digit by digit, and where it is an element; for integers and arrays alike."""
+    """Return the index that :func:`_place` maps to `rest`, and whether an element is there; for integers or arrays."""
     digits, counts = [rest * 0 for _ in g.dims], g.outer_counts()
     for axis in sorted(range(len(counts)), key=g.strides.__getitem__, reverse=True):
         if counts[axis] > 1 and g.strides[axis]:

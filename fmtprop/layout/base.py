@@ -1,8 +1,8 @@
-"""What every memory descriptor is made of: its fields, identity and text.
+"""The base of a memory descriptor: its fields, identity and text.
 
-Owns the fields, the properties that follow from them, equality, hashing and printing of
-:class:`~fmtprop.layout.MemoryDesc`, whose ``desc`` module adds the constructor, addresses and transforms. Must not
-know about numpy buffers, oneDNN handles or graphs.
+Owns the fields of :class:`~fmtprop.layout.MemoryDesc`, the properties that follow from them, equality, hashing and
+printing. The module ``desc`` adds the constructor, addresses and transforms. Must not know about numpy buffers, oneDNN
+handles or graphs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ D = TypeVar("D", bound="DescBase")
 
 
 class FormatKind(str, Enum):
-    """What a descriptor says about the format."""
+    """How much a descriptor says about the format."""
 
     ANY = "any"
-    """Nothing yet: the primitive chooses (SPEC M7)."""
+    """The primitive chooses the format (SPEC M7)."""
     BLOCKED = "blocked"
     """Strides and inner blocks; plain where there are none."""
     OPAQUE = "opaque"
-    """Known to its creator alone."""
+    """Only its creator knows the format."""
 
     def __str__(self) -> str:
         return self.value
@@ -45,10 +45,10 @@ class DescBase:
     dtype: DataType
     """Type of the elements."""
     kind: FormatKind
-    """What is known of the format."""
+    """Whether the format is known, left to the primitive, or opaque."""
     nbytes: int
-    """Bytes of storage, counted from the buffer's start: ``dnnl_memory_desc_get_size``. Where oneDNN gives no
-    usable answer (0 for a submemory, too little for a full broadcast), up to the last position in use."""
+    """Bytes of storage, counted from the buffer's start: ``dnnl_memory_desc_get_size``. Where oneDNN's answer is too
+    small (0 for a submemory, too little for a full broadcast), they end after the last position in use."""
 
     _geometry: Geometry | None
     _opaque: Hashable
@@ -86,7 +86,7 @@ class DescBase:
 
     @classmethod
     def any(cls: type[D], dims: Iterable[int], dtype: object = DataType.F32) -> D:
-        """Return a descriptor whose format the primitive is to choose (SPEC M7).
+        """Return a descriptor that leaves the choice of format to the primitive (SPEC M7).
 
         Parameters
         ----------
@@ -116,8 +116,8 @@ class DescBase:
         nbytes : int
             Bytes of storage.
         token : hashable
-            The creator's identity of the format; opaque descriptors are equal where their tokens, dims, data
-            types and sizes are.
+            The creator's identity of the format; opaque descriptors are equal if their tokens, dims, data types and
+            sizes are equal.
 
         Returns
         -------
@@ -146,10 +146,10 @@ class DescBase:
         padded_offsets: Iterable[int] | None = None,
         offset0: int = 0,
     ) -> D:
-        """Return a descriptor like the class does, but accept every view of a regular layout.
+        """Return a descriptor as the constructor does, but accept every view of a regular layout.
 
-        A slice with a step breaks the rule of SPEC M3 without overlapping: every second of 3 elements is 2
-        elements 2 apart in a row of 3. oneDNN refuses such strides (see ``is_regular``).
+        A slice with a step can break the rule of SPEC M3 although no elements overlap: every second of 3 elements
+        gives size 2 and stride 2 in rows of 3 elements. oneDNN refuses such strides (see ``is_regular``).
 
         Parameters
         ----------
@@ -198,7 +198,7 @@ class DescBase:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each axis; between outer blocks where the axis is blocked."""
+        """Elements between neighbours along each axis; between neighbouring outer blocks if the axis is blocked."""
         return self.geometry.strides
 
     @property

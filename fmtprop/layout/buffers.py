@@ -1,4 +1,4 @@
-"""Data in memory: a logical numpy array to and from the flat buffer of a descriptor.
+"""Data in memory: conversion between a logical numpy array and the flat buffer of a descriptor.
 
 Owns :func:`pack`, :func:`unpack` and :func:`convert`, the reference of every reorder. Must not know about oneDNN.
 """
@@ -25,10 +25,10 @@ def unpack(buffer: npt.ArrayLike, md: MemoryDesc) -> Array:
     Parameters
     ----------
     buffer : array_like
-        1-D buffer of ``md.dtype.numpy_dtype`` elements (bf16: uint16 bits), or raw bytes (``bytes`` or uint8), that
+        1-D buffer of ``md.dtype.numpy_dtype`` elements (bf16: uint16 bits), or raw bytes (``bytes`` or uint8). It
         reaches at least to the last position in use.
     md : MemoryDesc
-        How the tensor lies in it.
+        The layout of the tensor in the buffer.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def unpack(buffer: npt.ArrayLike, md: MemoryDesc) -> Array:
     Raises
     ------
     ShapeError
-        The buffer is too short, has another data type, or is nothing that numpy reads.
+        The buffer is too short, has another data type, or cannot be read by numpy.
     FormatError
         The format is any or opaque.
 
@@ -62,10 +62,10 @@ def pack(array: npt.ArrayLike, md: MemoryDesc, out: Array | None = None) -> Arra
     array : array_like, shape ``md.dims``
         Elements of ``md.dtype.numpy_dtype`` (bf16: uint16 bits).
     md : MemoryDesc
-        How the tensor is to lie.
+        The layout to write.
     out : numpy.ndarray, optional
-        1-D buffer to write into, elements or raw bytes; what does not belong to the tensor or its padding is
-        left as it is (so that submemories fill a common buffer). Default: a new buffer of ``md.nbytes``.
+        1-D buffer to write into, elements or raw bytes; positions outside the tensor and its padding keep their values
+        (so that submemories can fill a common buffer). Default: a new buffer of ``md.nbytes``.
 
     Returns
     -------
@@ -75,8 +75,8 @@ def pack(array: npt.ArrayLike, md: MemoryDesc, out: Array | None = None) -> Arra
     Raises
     ------
     ShapeError
-        Shapes, data types or sizes do not fit, elements that share a place (broadcast) differ, `out` cannot be written
-        to, or numpy cannot read the array.
+        Shapes, data types or sizes do not fit, elements that share a position (broadcast) differ, `out` cannot be
+        written to, or numpy cannot read the array.
     FormatError
         The format is any or opaque.
     """
@@ -108,7 +108,7 @@ def pack(array: npt.ArrayLike, md: MemoryDesc, out: Array | None = None) -> Arra
 
 
 def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
-    """Return the buffer of `dst` that holds the same tensor as `buffer` in `src`: the reference reorder.
+    """Reorder a buffer from the layout `src` to the layout `dst`: the reference of every reorder.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def as_array(values: npt.ArrayLike, what: str) -> Array:
     Raises
     ------
     ShapeError
-        Naming `what`, where numpy cannot read them.
+        numpy cannot read the values; the message begins with `what`.
     """
     try:
         return np.asarray(values)
@@ -157,7 +157,7 @@ def as_array(values: npt.ArrayLike, what: str) -> Array:
 
 
 def _destination(out: npt.ArrayLike, md: MemoryDesc) -> Array:
-    """Return the buffer as elements of `md`, refusing what cannot be written to."""
+    """Return the buffer as elements of `md`; refuse a buffer that cannot be written to."""
     flat = _flat(out, md, "pack")
     if not flat.flags.writeable or isinstance(out, (list, tuple)):  # numpy copies these two
         raise ShapeError(f"pack: out is a {type(out).__name__} that cannot be written to; give a writeable numpy array")
@@ -165,7 +165,7 @@ def _destination(out: npt.ArrayLike, md: MemoryDesc) -> Array:
 
 
 def _flat(buffer: npt.ArrayLike, md: MemoryDesc, what: str) -> Array:
-    """Return the buffer as elements of `md`, refusing what is too short or of another type."""
+    """Return the buffer as elements of `md`; refuse one that is too short or of another type."""
     # numpy reads bytes as one string
     flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else as_array(buffer, what)
     wanted = md.dtype.numpy_dtype
@@ -176,7 +176,7 @@ def _flat(buffer: npt.ArrayLike, md: MemoryDesc, what: str) -> Array:
             raise ShapeError(f"{what}: the buffer has dtype {flat.dtype}, {md} stores {wanted} (or raw bytes as uint8)")
         if not flat.flags.c_contiguous:
             raise ShapeError(
-                f"{what}: raw bytes must lie side by side, not {flat.strides[0]} bytes apart; copy them first"
+                f"{what}: raw bytes must be contiguous, not {flat.strides[0]} bytes apart; copy them first"
             )
         flat = flat.view(wanted)
     if flat.size < md.geometry.span():
@@ -188,7 +188,7 @@ def _flat(buffer: npt.ArrayLike, md: MemoryDesc, what: str) -> Array:
 
 
 def _rounded_dims(g: Geometry) -> tuple[int, ...]:
-    """Sizes rounded up to whole blocks: padded_dims, but for a submemory that ends inside a block."""
+    """Return the sizes rounded up to whole blocks: padded_dims, unless a submemory ends inside a block."""
     return tuple(n * b for n, b in zip(g.outer_counts(), g.blocks(), strict=True))
 
 
@@ -230,10 +230,10 @@ def _blocked_view(flat: Array, md: MemoryDesc) -> Array:
 
 
 def _check_repeats(values: Array, g: Geometry) -> None:
-    """Refuse elements that share one place (stride 0) but differ."""
+    """Refuse elements that share one position (stride 0) but differ."""
     bits = values.view(f"V{values.itemsize}") if values.size else values
     for axis, (stride, count) in enumerate(zip(g.strides, g.outer_counts(), strict=True)):
         if stride == 0 and count > 1 and values.size and not (bits == bits.take([0], axis)).all():
             raise ShapeError(
-                f"pack: {axis_name(axis)} has stride 0, but the array's elements along it differ; they share one place"
+                f"pack: {axis_name(axis)} has stride 0: its elements share one position, but they differ in the array"
             )

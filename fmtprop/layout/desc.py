@@ -1,8 +1,8 @@
-"""The memory descriptor: one type for how a logical tensor lies in memory.
+"""The memory descriptor: the layout of a logical tensor in memory.
 
-Owns :class:`MemoryDesc`, the centre of the layout room: what can be asked of a format and how it transforms. Its
-fields are in ``base``, the arithmetic in ``geometry``, ``transforms`` and ``address``. Must not know about numpy
-buffers, oneDNN handles or graphs.
+Owns :class:`MemoryDesc`, the centre of the layout room: addresses and transforms of a format. Its fields are in
+``base``, the arithmetic in ``geometry``, ``transforms`` and ``address``. Must not know about numpy buffers, oneDNN
+handles or graphs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["FormatKind", "MemoryDesc"]
 class MemoryDesc(DescBase):
     """Logical description of a tensor in memory: dims, data type and format (SPEC M1). Immutable.
 
-    Descriptors are equal where oneDNN's ``dnnl_memory_desc_equal`` says so: the stride of a dimension of
-    size 1 is ignored.
+    Descriptors are equal if oneDNN's ``dnnl_memory_desc_equal`` says so: the stride of a dimension of size 1 is
+    ignored.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class MemoryDesc(DescBase):
     tag : str, optional
         Format tag: ``"acdb"``, ``"aBcd16b"``, ``"nhwc"``; ``"any"`` for the kind any.
     strides : iterable of int, optional
-        Elements between neighbours along each axis, between *outer* blocks for blocked axes. 0 repeats
-        (broadcast). With neither tag nor strides, the descriptor is dense and row-major.
+        Elements between neighbours along each axis, or between *outer* blocks of a blocked axis. 0 repeats
+        (broadcast). Without tag and strides, the descriptor is dense and row-major.
     inner_blocks : iterable of (axis, size), optional
-        Inner blocks, outermost first; with `strides`, or with neither for dense outer dimensions.
+        Inner blocks, outermost first; not with `tag`. Without `strides` the outer dimensions are dense.
     padded_dims, padded_offsets : iterable of int, optional
-        Sizes including padding, and where the tensor begins in them. Default: dims rounded up to whole
+        Sizes including padding, and the index in them at which the tensor begins. Default: dims rounded up to whole
         blocks, and zeros.
     offset0 : int
         Position of the first element; non-zero for a submemory.
@@ -151,7 +151,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
     def index_at(self, position: int) -> tuple[int, ...] | None:
         """Return the logical index at `position`, or None where it is padding, a gap or outside.
 
-        A repeated (broadcast) element answers with its first index.
+        For a repeated (broadcast) element, this is its first index.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         Raises
         ------
         ShapeError
-            When `position` is not an integer.
+            `position` is not an integer.
         """
         return address.index_at(self.geometry, geometry.integer(position, "position"))
 
@@ -200,12 +200,12 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
     # ---- transforms
 
     def at_start(self) -> MemoryDesc:
-        """Return the same layout counted from its own first element: ``offset0`` is 0.
+        """Return the same layout with ``offset0`` 0.
 
         Returns
         -------
         MemoryDesc
-            Itself where there is nothing to change, and for the kinds any and opaque.
+            The descriptor itself if nothing changes, or for the kinds any and opaque.
 
         Examples
         --------
@@ -215,24 +215,24 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         return self if self.kind is not FormatKind.BLOCKED else self.moved(-self.offset0)
 
     def moved(self, elements: int) -> MemoryDesc:
-        """Return the same layout, so many elements further into its buffer.
+        """Return the same layout, moved by a number of elements in its buffer.
 
         Parameters
         ----------
         elements : int
-            What is added to ``offset0``.
+            Added to ``offset0``; may be negative.
 
         Returns
         -------
         MemoryDesc
-            Itself where nothing is added.
+            The descriptor itself if `elements` is 0.
 
         Raises
         ------
         FormatError
             The kind is any or opaque.
         ShapeError
-            It would begin before the buffer.
+            The layout would begin before the buffer.
         """
         if not elements:
             return self
@@ -334,7 +334,8 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ShapeError
             The numbers of elements differ.
         FormatError
-            The format cannot express it: the joined or split axes are blocked, padded or not adjacent in memory.
+            The format cannot express the new dims: the joined or split axes are blocked, padded or not adjacent in
+            memory.
 
         Examples
         --------
@@ -381,7 +382,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         return MemoryDesc._of(transforms.submemory(self.geometry, *window), self.dtype)
 
     def slice(self, start: Sequence[int], size: Sequence[int], step: Sequence[int] | None = None) -> MemoryDesc:
-        """Return the view of `size` elements per axis from `start`, every `step`-th one; no data moves.
+        """Return the view of every `step`-th element from `start`, `size` elements per axis; no data moves.
 
         Parameters
         ----------
@@ -399,7 +400,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         ShapeError
             The elements do not lie inside the tensor.
         FormatError
-            The format cannot express it: a step along a blocked or padded axis, a cut inside a block, a negative
+            The format cannot express the view: a step along a blocked or padded axis, a cut inside a block, a negative
             step.
         """
         starts, sizes = geometry.integers(start, "slice start"), geometry.integers(size, "slice size")
@@ -431,7 +432,7 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         return MemoryDesc._of(transforms.broadcast_to(self.geometry, geometry.check_dims(dims)), self.dtype)
 
     def expand(self, dims: Iterable[int]) -> MemoryDesc:
-        """Return the broadcast view by torch's ``expand``: :meth:`broadcast_to`, where -1 keeps a dimension's size.
+        """Return the broadcast view as torch's ``expand`` does: :meth:`broadcast_to`, but -1 keeps a size.
 
         Parameters
         ----------

@@ -15,10 +15,10 @@ from fmtprop.errors import FormatError, ShapeError
 
 
 class DataType(str, Enum):
-    """Type of a tensor element, under oneDNN's names.
+    """Type of a tensor element, with oneDNN's names.
 
     ``bf16`` has no numpy type of its own: its bits are stored in ``uint16`` (see :func:`cast`).
-    The types oneDNN lacks (``s64``, ``s16``, ``u64``, ``u32``, ``u16``) exist for DirectML and XLA.
+    ``s64``, ``s16``, ``u64``, ``u32`` and ``u16``, which oneDNN lacks, exist for DirectML and XLA.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class DataType(str, Enum):
         Raises
         ------
         ShapeError
-            When no data type has that name.
+            No data type has that name.
         """
         if isinstance(value, cls):
             return value
@@ -124,7 +124,7 @@ _BY_NAME = {
 def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[Any]:
     """Convert elements from one data type to another as oneDNN's reorder does.
 
-    Floats are rounded to nearest even; integers saturate. A NaN has no integer and is refused.
+    Floats are rounded to nearest even; integers saturate. A NaN is refused as no integer represents it.
 
     Parameters
     ----------
@@ -141,14 +141,14 @@ def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[A
     Raises
     ------
     FormatError
-        When a NaN would have to become an integer.
+        A NaN would have to become an integer.
     """
     if src is dst:
         return array
     if src is DataType.BF16:
         array, src = (array.astype(np.uint32) << 16).view(np.float32), DataType.F32
     if dst.is_floating or dst is DataType.BOOLEAN:
-        # Overflow to infinity is IEEE behaviour, not an accident to warn of.
+        # IEEE 754 defines overflow to infinity, so numpy must not warn.
         with np.errstate(over="ignore"):
             return _bf16_bits(array.astype(np.float32)) if dst is DataType.BF16 else array.astype(dst.numpy_dtype)
     if src.is_floating:
@@ -165,7 +165,7 @@ def _saturate_float(array: npt.NDArray[Any], src: DataType, dst: DataType) -> np
         raise FormatError(f"cannot convert NaN from {src} to {dst}: integers have no NaN; replace NaNs first")
     info = np.iinfo(dst.numpy_dtype)
     rounded = np.rint(array.astype(np.float64))
-    # 2**63 - 1 and 2**64 - 1 have no exact double: compare first, convert only what fits.
+    # 2**63 - 1 and 2**64 - 1 have no exact double: compare first, then convert only the numbers that fit.
     high, low = rounded >= float(info.max), rounded <= float(info.min)
     inside = np.where(high | low, 0.0, rounded).astype(dst.numpy_dtype)
     return np.where(high, info.max, np.where(low, info.min, inside)).astype(dst.numpy_dtype)

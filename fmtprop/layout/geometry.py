@@ -1,7 +1,7 @@
 """Geometry of a blocked or plain layout: the numbers that place a logical tensor in memory.
 
-Owns the fields of oneDNN's blocking descriptor, their validation, and how tags turn into them and back.
-Must not know about data types, buffers or the public descriptor class.
+Owns the fields of oneDNN's blocking descriptor, their validation, and their conversion to and from tags. Must not know
+about data types, buffers or the public descriptor class.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ INT64_MAX = 2**63 - 1
 
 
 class Geometry(NamedTuple):
-    """Where every element of a logical tensor lies, in elements.
+    """Position of every element of a logical tensor, in elements.
 
     Attributes
     ----------
     dims : tuple of int
         Logical sizes.
     strides : tuple of int
-        Elements between neighbouring *outer* blocks along each axis (oneDNN's convention); for an axis
-        that is not blocked, the ordinary stride.
+        Elements between neighbouring *outer* blocks along each axis (oneDNN's convention); the ordinary stride if the
+        axis is not blocked.
     inner_blocks : tuple of InnerBlock
         Inner blocks, outermost first; they are dense.
     padded_dims : tuple of int
@@ -99,7 +99,7 @@ def check_dims(dims: Iterable[int], what: str = "dims") -> tuple[int, ...]:
     Raises
     ------
     ShapeError
-        When a size is negative or not an integer, or there are more than 12.
+        A size is negative or not an integer, or there are more than 12.
     """
     try:
         result = tuple(dims)
@@ -121,12 +121,12 @@ def check_dims(dims: Iterable[int], what: str = "dims") -> tuple[int, ...]:
 
 
 def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
-    """Return `values` as a tuple of Python integers, which numpy's would not be (they overflow).
+    """Return `values` as a tuple of Python integers (numpy's would overflow).
 
     Raises
     ------
     ShapeError
-        Naming `what`, when one is not an integer.
+        A value is not an integer; the message names `what`.
     """
     try:
         return tuple(index(value) for value in values)
@@ -140,7 +140,7 @@ def integer(value: int, what: str) -> int:
     Raises
     ------
     ShapeError
-        Naming `what`, when it is not an integer.
+        The value is not an integer; the message names `what`.
     """
     try:
         return index(value)
@@ -151,7 +151,7 @@ def integer(value: int, what: str) -> int:
 def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 1) -> tuple[int, ...]:
     """Return dense strides for sizes `counts` laid out in `order` (outermost first).
 
-    A size of 0 counts as 1, as in oneDNN, so that an empty tensor keeps its order.
+    A size of 0 counts as 1, as in oneDNN, so an empty tensor keeps its order.
     """
     strides = [0] * len(counts)
     stride = innermost
@@ -167,7 +167,7 @@ def from_tag(dims: tuple[int, ...], tag: FormatTag, offset0: int = 0) -> Geometr
     Raises
     ------
     ShapeError
-        When the tag names another number of dimensions.
+        The tag names another number of dimensions.
 
     References
     ----------
@@ -208,7 +208,7 @@ def axis_order(geometry: Geometry) -> tuple[int, ...]:
     its logical predecessor (``abcd`` rather than ``acdb`` where b has size 1).
     """
     counts, strides, free = geometry.outer_counts(), geometry.strides, _free_axes(geometry)
-    # Equal strides happen where a dimension has one block, or is empty: it lies inside the other one.
+    # Two strides are equal if one of the dimensions has a single block or is empty: it lies inside the other.
     order = sorted(set(range(len(counts))) - set(free), key=lambda a: (-strides[a], -counts[a], a))
     for axis in free:
         order.insert(order.index(axis - 1) + 1 if axis else 0, axis)
@@ -230,13 +230,13 @@ def check(geometry: Geometry, *, regular: bool) -> None:
     ----------
     geometry : Geometry
     regular : bool
-        True to demand SPEC M3 (what oneDNN creates); False to accept every layout in which each dimension
-        steps over all faster ones, which the views of a regular layout always do.
+        True to demand SPEC M3, the rule of oneDNN's own descriptors. False to accept every layout in which each
+        dimension steps over all faster ones, as in every view of a regular layout.
 
     Raises
     ------
     ShapeError
-        Naming the axes and the rule.
+        The geometry is refused; the message names the axes and the rule.
     """
     ndim = len(geometry.dims)
     for name in ("strides", "padded_dims", "padded_offsets"):
@@ -289,10 +289,10 @@ def _check_overlap(g: Geometry, regular: bool) -> None:
 
 
 def _overlap_message(g: Geometry, faster: int, slower: int, need: int) -> str:
-    what = "blocks" if g.inner_blocks else "elements"
+    unit = "blocks" if g.inner_blocks else "elements"
     return (
         f"strides {g.strides} with dims {g.dims}: {axis_name(slower)} and {axis_name(faster)} overlap: "
-        f"{axis_name(faster)} has {g.outer_counts()[faster]} {what} {g.strides[faster]} apart, so {axis_name(slower)} "
+        f"{axis_name(faster)} has {g.outer_counts()[faster]} {unit} {g.strides[faster]} apart, so {axis_name(slower)} "
         f"must step over at least {need} elements, not {g.strides[slower]} (use stride 0 to broadcast)"
     )
 
@@ -309,8 +309,8 @@ def is_regular(geometry: Geometry) -> bool:
 def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None) -> int:
     """Return the bytes of storage from the buffer's start.
 
-    As ``dnnl_memory_desc_get_size``; up to the last position in use where oneDNN's rule gives less (0 for a
-    submemory, too little where every moving dimension has stride 0).
+    The value of ``dnnl_memory_desc_get_size``, or the end of the last position in use if that is larger (oneDNN gives 0
+    for a submemory, and too little if all strides of dimensions larger than 1 are 0).
 
     Parameters
     ----------
@@ -318,12 +318,12 @@ def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None
     itemsize : int
         Bytes of one element.
     elements : int, optional
-        The storage in elements of a tensor that is not empty, where the caller knows it.
+        Elements of storage of a tensor that is not empty, if the caller knows them.
 
     Raises
     ------
     ShapeError
-        The size does not fit 63 bits (oneDNN itself does not check, and answers nonsense).
+        The size does not fit 63 bits (oneDNN does not check this and returns a wrong size).
     """
     if 0 in geometry.dims:
         elements = 0
@@ -360,7 +360,7 @@ def make(
     padded_offsets: Iterable[int] | None,
     offset0: int,
 ) -> Geometry:
-    """Fill in what was not given: whole blocks, no offsets, dense row-major outer dimensions."""
+    """Make a geometry. Defaults: padding to whole blocks, no padded offsets, dense row-major outer dimensions."""
     blocks = tuple(InnerBlock(*check_dims(block, "inner block")) for block in inner_blocks)
     block_of = [1] * len(dims)
     for axis, size in blocks:

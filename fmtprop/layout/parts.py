@@ -1,6 +1,6 @@
-"""Formats inside formats: where the pieces of a tensor that is cut along one axis lie within its storage.
+"""Formats inside formats: a tensor is cut along one axis, and each part is a range of its storage.
 
-Owns the rule by which a concatenation needs no copies. Must not know about ops, graphs or oneDNN.
+Owns the rule for when a concatenation needs no copies. Must not know about ops, graphs or oneDNN.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ __all__ = ["in_place_parts"]
 
 
 def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[MemoryDesc] | None:
-    """Cut a format along an axis into parts that are dense, each a range of the storage of its own.
+    """Cut a format along an axis into dense parts, each a range of the storage.
 
-    They are where every axis that is outside of `axis` in memory has size 1 and, for a blocked `axis`, all parts but
+    The parts are dense if every axis outside of `axis` in memory has size 1 and, for a blocked `axis`, all parts but
     the last are whole blocks.
 
     Parameters
@@ -24,14 +24,14 @@ def in_place_parts(whole: MemoryDesc, axis: int, sizes: Sequence[int]) -> list[M
     whole : MemoryDesc
         The format of the whole tensor.
     axis : int
-        Where to cut.
+        The axis to cut.
     sizes : sequence of int
         Size of each part along the axis.
 
     Returns
     -------
     list of MemoryDesc or None
-        Each part within the whole (``offset0`` says where it begins); None where one of them would not be dense.
+        Each part within the whole (``offset0`` is its first position); None if one of them would not be dense.
 
     Raises
     ------

@@ -25,8 +25,8 @@ DOMAINS = (
     *("tn", "tnc", "ldnc", "ldio", "ldigo", "ldgo"),
 )
 
-# Names in oneDNN's enum that break its own language (a capital letter without a block, or blocks named after
-# the wrong dimension), with the abstract tag that oneDNN gives them.
+# Names in oneDNN's enum that break its own grammar (a capital letter without a block, or a block with the wrong
+# dimension's letter), with the abstract tag that oneDNN gives them.
 IRREGULAR = {
     "OhwI24o": "Acdb24a",
     "OhwI32o": "Acdb32a",
@@ -68,7 +68,7 @@ class FormatTag(NamedTuple):
     letters : str
         Letter of every logical axis: ``"abcd"`` for an abstract tag, ``"nchw"`` for a domain alias.
     alias : str or None
-        The irregular oneDNN name (see :data:`IRREGULAR`) that was parsed, which printing gives back.
+        The irregular oneDNN name (see :data:`IRREGULAR`) that was parsed; it is printed again.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def parse_tag(name: str) -> FormatTag:
     Raises
     ------
     FormatError
-        When `name` is not a tag; the message names the letter or block that is wrong.
+        `name` is not a tag; the message names the wrong letter or block.
 
     References
     ----------

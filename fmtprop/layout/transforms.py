@@ -1,7 +1,7 @@
 """Transforms of a geometry that move no data: permute, reshape, submemory, slice, broadcast.
 
-Owns the rules of what a format can express. Each function returns a new geometry over the same buffer or
-raises; none returns a wrong answer. Must not know about data types or buffers.
+Owns the rules of which views a format can express. Each function returns a new geometry over the same buffer, or
+raises if the format cannot express it. Must not know about data types or buffers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def permute_axes(g: Geometry, permutation: tuple[int, ...]) -> Geometry:
 
 
 def inverse_permutation(permutation: tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    """Return the inverse, refusing what is not a permutation of ``0 … ndim-1``.
+    """Return the inverse permutation; refuse numbers that are not a permutation of ``0 … ndim-1``.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def check_window(dims: tuple[int, ...], sizes: tuple[int, ...], offsets: tuple[i
 
 
 def submemory(g: Geometry, sizes: tuple[int, ...], offsets: tuple[int, ...]) -> Geometry:
-    """Return the window of `sizes` at `offsets`, exactly where oneDNN grants it."""
+    """Return the window of `sizes` at `offsets`; raise exactly if oneDNN refuses it."""
     check_window(g.dims, sizes, offsets)
     padded, offset0 = [], g.offset0
     for axis, block in enumerate(g.blocks()):
@@ -84,7 +84,7 @@ def submemory(g: Geometry, sizes: tuple[int, ...], offsets: tuple[int, ...]) -> 
 
 
 def take(g: Geometry, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]) -> Geometry:
-    """Return the view of every ``steps``-th element: `sizes` elements per axis from `starts`."""
+    """Return the view of every `steps`-th element from `starts`, `sizes` elements per axis."""
     for axis, step in enumerate(steps):
         if step == 1:
             continue
@@ -129,8 +129,8 @@ def broadcast_to(g: Geometry, dims: tuple[int, ...]) -> Geometry:
 def reshape(g: Geometry, dims: tuple[int, ...]) -> Geometry:
     """Return the geometry of the same elements in row-major logical order under other dims.
 
-    Axes are matched from the last one in minimal groups of equal volume; a group of one axis on either side
-    keeps its blocks, any other group must be dense, ordered and neither blocked nor padded.
+    Axes are matched from the last one, in minimal groups of equal volume. A group of one old and one new axis keeps
+    its blocks. Any other group must be dense, ordered and neither blocked nor padded.
 
     References
     ----------
@@ -160,10 +160,10 @@ class _Reshape:
         )
 
     def _step(self, i: int, o: int) -> tuple[int, int]:
-        """Match the last unmatched group, ending before axes `i` and `o`; return where it begins."""
+        """Match the last group of axes before `i` and `o`; return its first axes."""
         g = self.g
         if i and g.dims[i - 1] == 1:
-            # A submemory inside a block has no padding, yet its blocks cannot be dropped (oneDNN v3.2 does).
+            # A submemory inside a block has no padding, but its blocks must not be dropped (oneDNN v3.2 drops them).
             if g.padded_dims[i - 1] == 1 and all(axis != i - 1 for axis, _ in g.inner_blocks):
                 return i - 1, o
             if o and self.dims[o - 1] == 1:
@@ -208,7 +208,7 @@ class _Reshape:
         return i, o
 
     def _insert_one(self, i: int, o: int) -> tuple[int, int]:
-        # The stride of a dimension of size 1 never matters; give the one that keeps the order readable.
+        # The stride of a dimension of size 1 never matters; this one keeps the order readable.
         g = self.g
         self.strides[o] = g.block_elements() if i == len(g.dims) else g.strides[i] * g.outer_counts()[i]
         return i, o

@@ -1,4 +1,4 @@
-"""What a picture of a layout shows: a cell per padded logical element, a cell per position of memory.
+"""Content of a picture of a layout: a cell per padded logical element, a cell per position of memory.
 
 Owns the content of pictures (cells, their colours and labels, the wrapping of the memory line); ``picture_svg`` and
 ``picture_text`` render it. Must not know about SVG or terminals.
@@ -56,7 +56,7 @@ class Picture:
     Attributes
     ----------
     md : MemoryDesc
-        What is drawn.
+        The descriptor that is drawn.
     title : str
         Headline.
     facts : tuple of str
@@ -70,7 +70,7 @@ class Picture:
     row : int
         Positions per row of the memory line.
     reading : str
-        What the labels of the memory line are.
+        Meaning of the labels of the memory line.
     """
 
     md: MemoryDesc
@@ -106,7 +106,7 @@ def compose(
     Raises
     ------
     ShapeError
-        The tensor is too large to draw, or there are not as many labels as elements.
+        The tensor is too large to draw, or the number of labels is not the number of elements.
     FormatError
         The format is any or opaque.
     """
@@ -196,7 +196,7 @@ def _memory(
 
 
 def _short_indices(md: MemoryDesc) -> bool:
-    """Tell whether an index fits into a square, one digit per axis."""
+    """Return whether an index fits into a square with one digit per axis."""
     return md.ndim <= 4 and max(md.dims, default=0) <= 10
 
 
@@ -208,7 +208,7 @@ def _row_major(index: tuple[int, ...], dims: tuple[int, ...]) -> int:
 
 
 def _row(md: MemoryDesc, size: int) -> int:
-    """Return how many positions make a row of the memory line: whole blocks or whole fast dimensions if they fit."""
+    """Return the positions per row of the memory line: whole blocks or whole fast dimensions if they fit."""
     if size <= ROW_CELLS:
         return max(size, 1)
     steps = {md.geometry.block_elements(), *md.strides}

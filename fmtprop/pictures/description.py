@@ -1,4 +1,4 @@
-"""What ``fmtprop layout`` says: reads a layout from text and describes it in words, numbers and pictures.
+"""Output of ``fmtprop layout``: a layout is read from text and described in words, numbers and pictures.
 
 Owns the texts of the command; the command line itself only parses, calls and prints. Must not know about terminals or
 files.
@@ -15,7 +15,7 @@ from fmtprop.layout.tags import LETTERS, parse_tag
 from fmtprop.pictures.svg import draw_svg
 from fmtprop.pictures.text import draw_text
 
-#: most positions for which the text includes the picture
+#: the text includes the picture up to this number of positions
 MOST_DRAWN_POSITIONS = 512
 
 # Logical axes of DirectML's tensors by rank (SPEC D2).
@@ -31,7 +31,7 @@ class Subject:
     md : MemoryDesc
         The layout.
     title : str
-        As it was written.
+        The text that was read.
     axes : str
         Letters of the logical axes.
     """
@@ -50,7 +50,7 @@ def read_layout(form: str, dims: str | None = None, dtype: str | None = None) ->
         One of: a format tag (``nChw16c``); ``strides:5,1``; DirectML's ``dml:15,1,5,1``, ``dml:NHWC`` or
         ``dml:packed``; an XLA shape (``f32[2,3]{0,1}``), which brings its own dims and data type.
     dims : str, optional
-        Sizes, separated by commas or ``x``: ``2,17,5,7``. Needed by all forms but XLA's.
+        Sizes, separated by commas or ``x``: ``2,17,5,7``. Required by all forms except XLA's.
     dtype : str, optional
         Data type; default f32.
 
@@ -104,17 +104,17 @@ def describe(subject: Subject, *, at: str | None = None, position: int | None = 
     subject : Subject
         From :func:`read_layout`.
     at : str, optional
-        A logical index, such as ``0,16,0,1``, whose position is wanted.
+        A logical index, such as ``0,16,0,1``; the answer is its position.
     position : int, optional
-        A position in memory, whose logical index is wanted.
+        A position in memory; the answer is its logical index.
     colour : bool
         True to colour the picture with ANSI escapes.
 
     Returns
     -------
     str
-        With `at` or `position`, the answers alone; otherwise the facts, the same layout in the other dialects, and,
-        up to 512 positions, the picture.
+        With `at` or `position`, only the answers. Otherwise the facts, the same layout in the other dialects, and the
+        picture of up to 512 positions.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def _facts(subject: Subject) -> list[str]:
 
 
 def _dialects(md: MemoryDesc) -> list[str]:
-    """Name the same layout in DirectML's and XLA's words, or say why it has none."""
+    """Describe the layout in DirectML's and XLA's words, or say why they cannot express it."""
     lines = []
     try:
         tensor = directml.BufferTensor.from_memory_desc(md)

@@ -26,7 +26,7 @@ _STYLE = (
     ".element{stroke:#fff;stroke-width:1}.padding{fill:url(#hatch);stroke:#bbb;stroke-width:.7}"
     ".gap{fill:#fff;stroke:#aaa;stroke-width:.7;stroke-dasharray:2 2}.block{fill:none;stroke:#111;stroke-width:1.6}"
 )
-#: how such a picture begins
+#: the beginning of a picture of ours
 OURS = re.compile(rb"<svg [^>]*>\n<style>" + re.escape(_STYLE[:60].encode()))
 
 _HATCH = (
@@ -79,7 +79,7 @@ def draw_svg(md: MemoryDesc, *, labels: Sequence[str] | None = None, title: str 
 
 
 class _Canvas:
-    """Collects elements and the extent they need."""
+    """The elements of a document and their extent."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -136,7 +136,7 @@ def _headline(canvas: _Canvas, picture: Picture) -> float:
 
 
 class _Panels:
-    """Where the cells of the grid stand: panels of the last two axes, side by side along the third last.
+    """Positions of the grid's cells: panels of the last two axes, side by side along the third last axis.
 
     A row of panels that grows too wide is wrapped.
     """
@@ -148,7 +148,7 @@ class _Panels:
         self.down = self.rows * CELL + PANEL_GAP[1]
         count = self.outer[-1] if self.outer else 1
         fitting = max(MAX_WIDTH // self.across, 1)
-        # Break at a divisor where there is one, so that the rows are alike.
+        # Break at a divisor if there is one: then all rows are equally long.
         divisors = [n for n in range(1, fitting + 1) if count % n == 0]
         self.per_row = count if count <= fitting else max([n for n in divisors if 2 * n > fitting] or [fitting])
         self.lines = -(-count // self.per_row)
