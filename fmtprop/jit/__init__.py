@@ -1,7 +1,7 @@
-"""Machine code of the project's own: kernels for what oneDNN does slowly, and the loop that calls a plan's primitives.
+"""Machine code of the project: kernels for operations that are slow in oneDNN, and the loop that calls primitives.
 
-Owns the code, the memory that it is executed from and the threads that run kernels. Must not know nodes, plans or
-formats: a kernel sees rows of numbers, and the loop sees functions and arguments.
+Owns the code, its executable memory and the threads that run kernels. Must not know nodes, plans or formats: a kernel
+sees rows of numbers, the loop sees functions and arguments.
 """
 
 from fmtprop.jit.calls import Call, CallList

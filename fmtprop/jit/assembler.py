@@ -1,6 +1,6 @@
-"""A program in the making: x86-64 instructions, labels, and numbers that fill a vector.
+"""Assembler of a program: x86-64 instructions, labels, and numbers that fill a vector.
 
-Encoding is iced-x86's; what is here is how the kernels are written down.
+iced-x86 encodes the instructions; this module is the notation of the kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["AVX2", "AVX512", "Assembler", "Isa", "at"]
 
 
 def at(register: Any, offset: int = 0) -> MemoryOperand:
-    """Return the operand that lies so many bytes behind where a register points."""
+    """Return the operand `offset` bytes behind the address in a register."""
     return MemoryOperand(register, displ=offset, displ_size=8 if offset else 0)
 
 
@@ -29,11 +29,11 @@ class Isa:
     Parameters
     ----------
     name : str
-        What kernels are called by.
+        The name in kernels' names.
     nbytes : int
-        Size of a vector.
+        Bytes of a vector.
     registers : int
-        How many there are.
+        Number of vector registers.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Isa:
 
 AVX2, AVX512 = Isa("avx2", 32, 16), Isa("avx512_core", 64, 32)
 
-#: operands of the instructions that are not like most
+#: operands of the instructions that differ from most
 _FORMS_512 = {
     "VMOVUPS": "ZMM_K1Z_ZMMM512",
     "VMINPS": "ZMM_K1Z_ZMM_ZMMM512B32_SAE",
@@ -83,29 +83,29 @@ _FORMS_256 = {
 }
 
 
-#: vectors that a function can have beside the numbers
+#: vector registers that a function can use for values other than constant numbers
 _VECTORS = 8
 
 
 class Assembler:
-    """Takes instructions in order.
+    """A list of instructions under construction.
 
     Parameters
     ----------
     isa : Isa
-        Of the vectors.
+        Instruction set of the vectors.
     bf16 : bool
-        Whether numbers in memory are bf16 and not f32; with AVX-512 and bf16 only.
+        Whether numbers in memory are bf16 instead of f32; requires AVX-512 with bf16.
 
     Attributes
     ----------
     number_nbytes, vector_nbytes : int
-        Size of one number in memory, and of as many as a vector has.
+        Bytes in memory of one number, and of the numbers of one vector.
 
     Notes
     -----
-    Vector registers that :meth:`vector` gives count from 0 up; numbers (:meth:`number`) have the others for themselves,
-    and memory once those are gone: they are loaded by :meth:`load_numbers`, before the loop that uses them.
+    :meth:`vector` returns registers from 0 up. Constant numbers (:meth:`number`) keep the other registers, and stay in
+    memory when these are used up. :meth:`load_numbers` loads them before the loop that uses them.
     """
 
     def __init__(self, isa: Isa, *, bf16: bool = False) -> None:
@@ -131,7 +131,7 @@ class Assembler:
         self._add(Instruction.create_reg_i32(getattr(Code, code), register, value))
 
     def label(self, name: str) -> None:
-        """Name the place of the next instruction."""
+        """Name the position of the next instruction."""
         self._labels[name] = len(self._instructions) + 1
 
     def branch(self, code: str, label: str) -> None:
@@ -141,7 +141,7 @@ class Assembler:
         self._add(instruction)
 
     def code(self) -> bytes:
-        """Return the machine code, which works wherever it lies."""
+        """Return the machine code, which works at any address."""
         for instruction, label in self._branches:
             instruction.near_branch64 = self._labels[label]
         encoder = BlockEncoder(64)
@@ -149,18 +149,18 @@ class Assembler:
         return bytes(encoder.encode(0))
 
     def _add(self, instruction: Instruction) -> None:
-        instruction.ip = len(self._instructions) + 1  # by which branches find it
+        instruction.ip = len(self._instructions) + 1  # branches find it by this number
         self._instructions.append(instruction)
 
     # ------------------------------------------------------------------ vectors
 
     def vector(self) -> int:
-        """Return a register that nobody uses.
+        """Return a free register.
 
         Raises
         ------
         GraphError
-            The others hold numbers.
+            No register is left: the others hold numbers.
         """
         if self._vectors == _VECTORS:
             raise GraphError(f"a function of {self.isa.name} asks for more than {_VECTORS} vectors at a time")
@@ -181,7 +181,7 @@ class Assembler:
             self._add(getattr(Instruction, f"create_{kinds}_u32")(code, *operands, immediate))
 
     def load(self, x: int, place: MemoryOperand) -> None:
-        """Load a vector of f32 numbers, or of as many bf16 numbers as f32."""
+        """Load a vector of f32 numbers, or as many bf16 numbers converted to f32."""
         if not self.bf16:
             self.v("VMOVUPS", x, place)
             return
@@ -189,7 +189,7 @@ class Assembler:
         self.v("VPSLLD", x, x, immediate=16)
 
     def store(self, place: MemoryOperand, x: int) -> None:
-        """Store a vector of f32 numbers as such, or rounded to bf16: then the vector is lost."""
+        """Store a vector as f32, or rounded to bf16; rounding destroys the vector."""
         if not self.bf16:
             self.v("VMOVUPS <", place, x)
             return
@@ -198,7 +198,7 @@ class Assembler:
         self.emit("VEX_VMOVUPS_YMMM256_YMM", place, half)
 
     def load_one(self, x: int, place: MemoryOperand) -> None:
-        """Load one f32 or bf16 number to everywhere in a vector."""
+        """Load one f32 or bf16 number into all positions of a vector."""
         if not self.bf16:
             self.v("VBROADCASTSS", x, place)
             return
@@ -206,7 +206,7 @@ class Assembler:
         self.v("VPSLLD", x, x, immediate=16)
 
     def store_one(self, place: MemoryOperand, x: int) -> None:
-        """Store the first number of a vector, one of the first sixteen, as f32 or rounded to bf16."""
+        """Store the first number of one of the first sixteen vector registers, as f32 or rounded to bf16."""
         first: Any = Register.XMM0 + (x - self.isa.register(0))
         if not self.bf16:
             self.emit("VEX_VMOVSS_M32_XMM", place, first)
@@ -215,15 +215,15 @@ class Assembler:
         self._add(Instruction.create_mem_reg_u32(Code.VEX_VPEXTRW_R32M16_XMM_IMM8, place, first, 0))
 
     def number(self, value: float) -> int | MemoryOperand:
-        """Return a vector that holds one f32 number everywhere: the last operand of an instruction."""
+        """Return a vector that is filled with one f32 number: the last operand of an instruction."""
         return self._constant(struct.pack("<f", value))
 
     def integer(self, value: int) -> int | MemoryOperand:
-        """Return a vector that holds one 32-bit integer everywhere."""
+        """Return a vector that is filled with one 32-bit integer."""
         return self._constant(struct.pack("<i", value))
 
     def lookup(self, values: Sequence[float]) -> int | MemoryOperand:
-        """Return a vector that holds these f32 numbers, as many as there is room for."""
+        """Return a vector of these f32 numbers, one for each position."""
         return self._constant(struct.pack(f"<{self.isa.nbytes // 4}f", *values))
 
     def _constant(self, bits: bytes) -> int | MemoryOperand:
@@ -234,23 +234,23 @@ class Assembler:
 
     @property
     def _kept(self) -> int:
-        """How many numbers have a register: what vectors leave."""
+        """Number of constants that stay in registers: all registers but those of vectors."""
         return self.isa.registers - _VECTORS
 
     def _row(self, index: int) -> MemoryOperand:
         return at(Register.RDX, index * self.isa.nbytes)
 
     def load_numbers(self, numbers: Sequence[bytes]) -> None:
-        """Load numbers to their registers from the table that RDX points to."""
+        """Load constants into their registers from the table that RDX points to."""
         for index in range(min(len(numbers), self._kept)):
             self.v("VMOVUPS", self.isa.register(self.isa.registers - 1 - index), self._row(index))
 
     @property
     def numbers(self) -> list[bytes]:
-        """The numbers that were asked for, in the order of the table."""
+        """The constants in use, in the order of the table."""
         return list(self._numbers)
 
     @property
     def table(self) -> bytes:
-        """The table of numbers: a whole vector of each."""
+        """The table of constants, each repeated to fill a vector."""
         return b"".join(bits * (self.isa.nbytes // len(bits)) for bits in self._numbers)

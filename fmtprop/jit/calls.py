@@ -16,7 +16,7 @@ from fmtprop.jit.memory import place_code
 
 __all__ = ["Call", "CallList"]
 
-#: (function, its four arguments): ctypes objects made once; the function returns 0 or an error status
+#: (function, four arguments), ctypes objects made once; the function returns 0 or an error status
 Call = tuple[Callable[..., Any], Any, Any, Any, Any]
 
 _PLACES = ("a", "b", "c", "d")
@@ -28,17 +28,17 @@ class _Record(ctypes.Structure):
     _fields_ = (
         ("function", c_uint64),
         *((name, c_uint64) for name in _PLACES),
-        ("status", c_uint64),  # which bits of what it returns are its status: none of a function that returns nothing
+        ("status", c_uint64),  # mask of the status bits in the result; 0 for a function without result
     )
 
 
 class CallList:
-    """Native functions that are called in order until one fails.
+    """A list of native functions, called in order until one fails.
 
     Parameters
     ----------
     calls : sequence of Call
-        Functions of a shared library and pointers or integers; what they point to must live as long as the list.
+        Functions of a shared library, with pointers or integers; the data behind the pointers must outlive the list.
 
     Raises
     ------
@@ -47,8 +47,8 @@ class CallList:
 
     Notes
     -----
-    A list serves one thread at a time, as its calls do. Python's lock is released for all of it, so signals (Ctrl-C)
-    are handled afterwards.
+    One thread at a time may run a list. Python's lock is released for the whole run, so signals (Ctrl-C) are handled
+    afterwards.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
@@ -76,7 +76,7 @@ def _record(call: Call) -> _Record:
 
 
 def _bits(argument: Any) -> int:
-    """Return what is in the register when ctypes passes an argument."""
+    """Return the register's value when ctypes passes an argument."""
     if argument is None:
         return 0
     if isinstance(argument, ctypes.Array):
@@ -95,10 +95,10 @@ def _program() -> bytes:
 
     from fmtprop.jit.assembler import AVX2, Assembler, at
 
-    a = Assembler(AVX2)  # any: there are no vectors
+    a = Assembler(AVX2)  # any instruction set: there are no vectors
     saved = (Register.RBX, Register.RBP, Register.R12)
     for register in saved:
-        a.emit("PUSH_R64", register)  # and with the return address, the stack is aligned for the calls
+        a.emit("PUSH_R64", register)  # together with the return address, they align the stack for the calls
     a.emit("MOV_R64_RM64", Register.RBX, Register.RDI)
     a.emit("MOV_R64_RM64", Register.RBP, Register.RSI)
     a.emit("MOV_R64_RM64", Register.R12, Register.RDX)

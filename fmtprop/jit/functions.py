@@ -1,7 +1,7 @@
 """Functions of one number, as vector instructions.
 
-Each takes a register with 16 or 8 numbers and returns one with the results. All map 0 to 0, so that the padding of
-blocked formats stays zero, and treat infinities and NaN as PyTorch does.
+Each takes a register of 16 or 8 numbers and returns a register of results. All map 0 to 0, so the padding of blocked
+formats stays zero. All treat infinities and NaN as PyTorch does.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from fmtprop.jit.assembler import Assembler
 
 __all__ = ["FUNCTIONS"]
 
-#: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2: found by iterated weighted least squares, off by 3.1e-9 at most
+#: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2: fitted by iterated weighted least squares, error at most 3.1e-9
 _EXP = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
 
-#: e^-r = c ((r - a)^2 + b) for |r| <= ln(2) / 64: found likewise, off by 5.3e-8 at most
+#: e^-r = c ((r - a)^2 + b) for |r| <= ln(2) / 64: fitted in the same way, error at most 5.3e-8
 _NEAR_A, _NEAR_B, _NEAR_C = 1.0000219345092773, 0.9999706757176563, 0.49999633444159025
 
-#: c 2^(k / 32): where x is a multiple of ln(2) / 32 and r, that small
+#: c 2^(k / 32), for x = a multiple of ln(2) / 32, plus a small r
 _ROOTS = tuple(_NEAR_C * 2.0 ** (k / 32) for k in range(32))
 
-#: added to a number, it rounds it to a multiple of 1/32, and the last five bits are k
+#: adding it rounds a number to a multiple of 1/32; the last five bits of the sum are k
 _TO_32NDS = 1.5 * 2**18
 
-#: as an f32 number: the rest makes e^x wrong by 2.7e-9 |x|, relatively
+#: ln(2) rounded to f32; the rounding gives e^x a relative error of 2.7e-9 |x|
 _LN2 = 0.693147182464599609375
 
-#: beyond, e^x is an infinity or 0 in f32, and still fits the arithmetic on exponents
+#: for larger |x|, e^x is infinite or 0 in f32; up to here the arithmetic on exponents does not overflow
 _FAR = 174.0
 
 #: erf(z) = z P(z^2) / Q(z^2) for |z| <= 4, constant terms last, with the coefficients of Eigen's and XLA's
@@ -46,10 +46,10 @@ _ERF_Q = (
 
 
 def _clamp(a: Assembler, x: int, limit: float) -> int:
-    """Return x between -limit and limit; one of the two where x is NaN."""
+    """Return x clamped to -limit and limit; a NaN gives one of the two."""
     y = a.vector()
     if a.isa.nbytes == 64:
-        a.v("VRANGEPS", y, x, a.number(limit), immediate=0b0010)  # of the smaller magnitude, with the sign of x
+        a.v("VRANGEPS", y, x, a.number(limit), immediate=0b0010)  # the smaller magnitude, with the sign of x
         return y
     a.v("VMINPS", y, x, a.number(limit))
     a.v("VMAXPS", y, y, a.number(-limit))
@@ -67,14 +67,14 @@ def _polynomial(a: Assembler, x: int, coefficients: tuple[float, ...]) -> int:
 
 
 def _one_and_exp_of_negative(a: Assembler, x: int) -> int:
-    """Return 1 + e^-x; where x is NaN it is some number."""
+    """Return 1 + e^-x; a NaN gives an arbitrary number."""
     return _by_roots(a, x) if a.isa.nbytes == 64 else _by_exponents(a, x)
 
 
 def _by_roots(a: Assembler, x: int) -> int:
-    """Return it as 1 + 2^n e^-r, where x = r - n ln 2 and n is a multiple of 1/32.
+    """Return 1 + e^-x as 1 + 2^n e^-r, where x = r - n ln 2 and n is a multiple of 1/32.
 
-    The 32 powers between fit two registers, and r is so small that a square is enough.
+    The 32 fractional powers fit in two registers, and r is so small that a quadratic polynomial is enough.
     """
     r, shifted, n = _clamp(a, x, _FAR), a.vector(), a.vector()
     a.v("VMOVUPS", shifted, a.number(_TO_32NDS))
@@ -83,22 +83,22 @@ def _by_roots(a: Assembler, x: int) -> int:
     a.v("VFMADD231PS", r, n, a.number(_LN2))
     a.v("VADDPS", r, r, a.number(-_NEAR_A))
     a.v("VFMADD213PS", r, r, a.number(_NEAR_B))
-    power = shifted  # its last five bits say which
+    power = shifted  # its last five bits select the power
     a.v("VPERMI2PS", power, a.lookup(_ROOTS[:16]), a.lookup(_ROOTS[16:]))
-    a.v("VSCALEFPS", power, power, n)  # by 2^floor(n)
+    a.v("VSCALEFPS", power, power, n)  # times 2^floor(n)
     a.v("VFMADD213PS", r, power, a.number(1.0))
     return r
 
 
 def _by_exponents(a: Assembler, x: int) -> int:
-    """Return it as 1 + 2^n e^-r, where x = r - n ln 2 and n is an integer."""
+    """Return 1 + e^-x as 1 + 2^n e^-r, where x = r - n ln 2 and n is an integer."""
     r, n = _clamp(a, x, _FAR), a.vector()
     a.v("VMULPS", n, r, a.number(-log2(e)))
     a.v("VROUNDPS", n, n, immediate=8)
     a.v("VFMADD231PS", r, n, a.number(_LN2))
     signed = tuple(c * (-1) ** power for power, c in reversed(list(enumerate((1.0, 1.0, *_EXP)))))
     p, half = _polynomial(a, r, signed), r
-    a.v("VCVTPS2DQ", n, n)  # 2^n may be no f32 number where p 2^n is one: by two factors
+    a.v("VCVTPS2DQ", n, n)  # p 2^n can be an f32 number although 2^n is not: multiply by two factors
     a.v("VPSRAD", half, n, immediate=1)
     a.v("VPSUBD", n, n, half)
     for exponent in (half, n):
@@ -132,5 +132,5 @@ def gelu_erf(a: Assembler, x: int) -> int:
     return p
 
 
-#: oneDNN's name of an algorithm -> how it is computed
+#: oneDNN's name of an algorithm -> function that adds its instructions
 FUNCTIONS: Mapping[str, Callable[[Assembler, int], int]] = {"swish": swish, "gelu_erf": gelu_erf}

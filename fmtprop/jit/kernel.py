@@ -1,7 +1,7 @@
-"""Kernels: machine code with its work, run by the threads that oneDNN uses too; and those of one function of a number.
+"""Kernels: machine code and its arguments, run by oneDNN's threads; and the kernels of element-wise functions.
 
-oneDNN applies such functions within its primitives, a vector at a time between the products. For SiLU that took three
-times as long as a loop that does nothing else, the memory included (Zen 4, 1.2 million f32 numbers).
+oneDNN applies such functions inside its primitives, one vector at a time between the products. For SiLU this took
+three times as long as a separate loop, memory traffic included (Zen 4, 1.2 million f32 numbers).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
     "unavailable",
 ]
 
-#: what a row must be a multiple of: threads share it in such pieces
+#: threads share a row in pieces of this size; a row is a multiple of it
 CHUNK_NBYTES = 64
 
-#: bytes up to which a thread is faster than several
+#: up to this size, one thread is faster than several
 ALONE_NBYTES = 16 << 10
 
-#: algorithm -> the parameter that its kernel computes with; None where it has none. The functions themselves are in
-#: another module: they import the assembler, which networks without kernels need not load
+#: algorithm -> the parameter that its kernel assumes; None if the algorithm has none. The functions are in another
+#: module because they import the assembler, which networks without kernels need not load
 _ALPHAS = {"swish": 1.0, "gelu_erf": None}
 
 #: functions of the OpenMP runtime that every kernel needs
@@ -59,11 +59,11 @@ class Kernel:
     Parameters
     ----------
     name : str
-        What it computes, such as ``"swish"``.
+        Name of the operation, such as ``"swish"``.
     code : bytes
-        What is executed.
+        The machine code.
     table : bytes, optional
-        The numbers that it reads.
+        The constants that it reads.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Kernel:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides its results and its speed."""
+        """A hash of everything that decides the kernel's results and speed."""
         return sha256(self.code + self.table).hexdigest()[:16]
 
     @cached_property
     def address(self) -> int:
-        """Where its code lies.
+        """Address of the code.
 
         Raises
         ------
@@ -88,12 +88,12 @@ class Kernel:
 
     @cached_property
     def rows(self) -> ctypes.Array[ctypes.c_char]:
-        """The numbers that it reads, in memory."""
+        """The constants that it reads, in memory."""
         return ctypes.create_string_buffer(self.table, len(self.table))
 
 
 class Arguments(ctypes.Structure):
-    """What a kernel's code finds its work by; each program adds fields of its own."""
+    """Arguments of a kernel's code; each program adds its own fields."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("threads", c_void_p), ("thread", c_void_p))
 
@@ -103,27 +103,27 @@ class Arguments(ctypes.Structure):
 
 
 class FunctionArguments(Arguments):
-    """What a function's code finds its work by."""
+    """Arguments of the code of an element-wise function."""
 
     _fields_ = (("data", c_void_p), ("chunks", c_uint64), ("table", c_void_p))
 
 
 class BoundKernel:
-    """A kernel with its work, for one thread of Python at a time.
+    """A kernel with its arguments, for one Python thread at a time.
 
     Parameters
     ----------
     kernel : Kernel
-        What to run.
+        The kernel to run.
     arguments : Arguments
-        What it finds its work by.
+        The arguments of its code.
     threads : int
-        How many run it; 0 for as many as oneDNN would use.
+        Number of threads; 0 for oneDNN's number.
     """
 
     def __init__(self, kernel: Kernel, arguments: Arguments, threads: int) -> None:
         self._kernel, self._arguments = kernel, arguments
-        #: what to call, and with what
+        #: the function to call, with its arguments
         self.call: Call = (
             *(runtime_function("GOMP_parallel"), c_void_p(kernel.address), c_void_p(ctypes.addressof(arguments))),
             *(c_uint(threads), c_uint(0)),
@@ -136,16 +136,16 @@ class BoundKernel:
 
 
 class Work(BoundKernel):
-    """A function and the row of numbers that it changes.
+    """A kernel of an element-wise function, with the row of numbers that it changes in place.
 
     Parameters
     ----------
     kernel : Kernel
-        What to run.
+        The kernel to run.
     nbytes : int
-        Size of the row, a multiple of 64 bytes.
+        Bytes of the row, a multiple of 64.
     pointer : int, optional
-        Where it lies, if that is known.
+        Address of the row, if it is known.
     """
 
     def __init__(self, kernel: Kernel, nbytes: int, pointer: int | None = None) -> None:
@@ -154,32 +154,32 @@ class Work(BoundKernel):
         super().__init__(kernel, arguments, threads_for(nbytes, 0))
 
     def set_data_handle(self, pointer: int) -> None:
-        """Point it at other numbers."""
+        """Set the address of the row."""
         self._arguments.data = pointer
 
 
 def threads_for(nbytes: int, threads: int) -> int:
-    """Return by how many threads so many bytes are best worked on."""
+    """Return the best number of threads for a number of bytes."""
     return 1 if nbytes <= ALONE_NBYTES else threads
 
 
 def address_of(name: str) -> int | None:
-    """Return where a function of the OpenMP runtime lies."""
+    """Return the address of a function of the OpenMP runtime."""
     return ctypes.cast(runtime_function(name), c_void_p).value
 
 
 @cache
 def runtime_function(name: str) -> Any:
-    """Return a function of the OpenMP runtime, None where it has none of the name."""
+    """Return a function of the OpenMP runtime, or None if it has none of this name."""
     function = lib().runtime_function(name)
     if function is not None:
-        function.restype = None  # and no argtypes: converting takes longer than calling
+        function.restype = None  # and no argtypes: the conversion would take longer than the call
     return function
 
 
 @cache
 def isa() -> Isa:
-    """Return what kernels are written for here."""
+    """Return the instruction set of kernels on this machine."""
     from fmtprop.jit.assembler import AVX2, AVX512
 
     return AVX512 if "avx512" in lib().isa else AVX2
@@ -187,7 +187,7 @@ def isa() -> Isa:
 
 @cache
 def unavailable() -> str:
-    """Return why there are no kernels here; empty where there are."""
+    """Return the reason why kernels cannot run here; empty if they can."""
     library = lib()
     if "avx512" not in library.isa and "avx2" not in library.isa:
         return f"oneDNN uses {library.isa} here; kernels are written for AVX2 and AVX-512"
@@ -197,21 +197,21 @@ def unavailable() -> str:
 
 
 def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
-    """Return the kernel for an element-wise function.
+    """Return the kernel of an element-wise function.
 
     Parameters
     ----------
     alg : str
         oneDNN's name without ``eltwise_``.
     alpha : float
-        Its parameter.
+        The function's parameter.
     dtype : DataType
-        Of the numbers; computed in f32.
+        Data type in memory; the kernel computes in f32.
 
     Returns
     -------
     Kernel or None
-        None where there is none on this machine.
+        None if this machine has no such kernel.
     """
     if alg not in _ALPHAS or _ALPHAS[alg] not in (alpha, None) or unavailable():
         return None
@@ -219,8 +219,8 @@ def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
 
 
 def takes(dtype: DataType) -> bool:
-    """Whether kernels can read and write numbers of a type here; they compute in f32."""
-    if dtype is DataType.BF16:  # by the instruction that rounds: oneDNN has bf16 without it, too
+    """Return whether kernels can read and write a data type here; they compute in f32."""
+    if dtype is DataType.BF16:  # kernels need the rounding instruction; oneDNN has bf16 without it, too
         return "avx512" in lib().isa and any(name in lib().isa for name in ("bf16", "fp16", "amx"))
     return dtype is DataType.F32
 

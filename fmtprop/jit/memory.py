@@ -1,4 +1,4 @@
-"""Memory that code can be executed from: written first, executable afterwards, never both."""
+"""Executable memory: it is written first and made executable afterwards, never both at a time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import cache
 
 __all__ = ["no_code", "place_code"]
 
-#: lives as long as the process: plans hold addresses into it
+#: kept as long as the process lives, because plans hold addresses of code
 _PAGES: list[mmap.mmap] = []
 
 
 def place_code(code: bytes) -> int:
-    """Return the address of a copy of some code that can be executed.
+    """Copy code to executable memory and return its address.
 
     Raises
     ------
     OSError
-        The system forbids it.
+        The system forbids executable memory.
     """
     pages = mmap.mmap(-1, len(code), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.write(code)
@@ -34,7 +34,7 @@ def place_code(code: bytes) -> int:
 
 @cache
 def no_code() -> str:
-    """Return why no code of our own can run here; empty where it can."""
+    """Return the reason why generated code cannot run here; empty if it can."""
     try:
         import iced_x86  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The skeleton of programs that several threads run: each finds its share of the work, and repeats steps over it."""
+"""The skeleton of multi-threaded programs: each thread computes its share of the work and loops over it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fmtprop.jit.assembler import Assembler, Isa, at
 
 __all__ = ["THREAD", "THREADS", "Program"]
 
-#: registers that hold the number of threads, and which one of them this is
+#: registers with the number of threads, and the number of this thread
 THREADS, THREAD = Register.RBP, Register.R12
 
 _ARGUMENTS = Register.RBX
@@ -27,30 +27,30 @@ class Program(Assembler):
     Parameters
     ----------
     isa : Isa
-        For which machine.
+        Instruction set of the program.
     arguments : type of Arguments
-        The structure that the program finds its work by.
+        The structure of its arguments.
     bf16 : bool
-        Whether tensors hold bf16 numbers and not f32; with AVX-512 and bf16 only.
+        Whether tensors hold bf16 numbers instead of f32; requires AVX-512 with bf16.
 
     Notes
     -----
-    It keeps RBX, RBP and R12; RAX and RDX are changed where shares are found. All vector registers are free (System V
-    AMD64 ABI).
+    The program preserves RBX, RBP and R12. The computation of shares changes RAX and RDX. All vector registers are
+    free (System V AMD64 ABI).
     """
 
     def __init__(self, isa: Isa, arguments: type[ctypes.Structure], *, bf16: bool) -> None:
         super().__init__(isa, bf16=bf16)
         self._arguments, self._names = arguments, count()
         for register in _SAVED:
-            self.emit("PUSH_R64", register)  # and with the return address, the stack is aligned for the calls
+            self.emit("PUSH_R64", register)  # together with the return address, they align the stack for the calls
         self.move(_ARGUMENTS, Register.RDI)
         for name, register in (("threads", Register.EBP), ("thread", Register.R12D)):
             self.emit("CALL_RM64", self.argument(name))
             self.emit("MOV_R32_RM32", register, Register.EAX)
 
     def finished(self) -> bytes:
-        """Return to the caller, also from :meth:`share`; return the machine code."""
+        """Add the return to the caller, to which :meth:`share` jumps too; return the machine code."""
         self.label("done")
         self.emit("VEX_VZEROUPPER")
         for register in reversed(_SAVED):
@@ -61,15 +61,15 @@ class Program(Assembler):
     # ------------------------------------------------------------------ integers
 
     def argument(self, name: str) -> MemoryOperand:
-        """Return the argument of a name."""
+        """Return the operand of a named argument."""
         return at(_ARGUMENTS, getattr(self._arguments, name).offset)
 
     def move(self, register: int, value: int | MemoryOperand) -> None:
-        """Set a register to what another one or a place in memory holds."""
+        """Set a register to the value of another register or of an operand in memory."""
         self.emit("MOV_R64_RM64", register, value)
 
     def add(self, register: int, value: int | MemoryOperand) -> None:
-        """Add what another register or a place in memory holds."""
+        """Add the value of another register or of an operand in memory."""
         self.emit("ADD_R64_RM64", register, value)
 
     def advance(self, nbytes: int, *pointers: int) -> None:
@@ -78,14 +78,14 @@ class Program(Assembler):
             self.immediate("ADD_RM64_IMM32", pointer, nbytes)
 
     def point(self, pointer: int, name: str, index: int, stride: str | int) -> None:
-        """Point to the item of an index: so many strides behind the argument of a name.
+        """Set a pointer to an item: `index` strides behind the argument of a name.
 
         Parameters
         ----------
         pointer, index : int
             Registers.
         name : str
-            The argument that points to the first item.
+            Argument that points to the first item.
         stride : str or int
             Bytes from item to item: an argument, or a power of two.
         """
@@ -105,14 +105,14 @@ class Program(Assembler):
     # ------------------------------------------------------------------ shares and loops
 
     def portions(self, first: int, end: int, name: str) -> None:
-        """Set registers to the first item of this thread, and to the one behind its last.
+        """Set registers to this thread's first item, and to the item after its last.
 
         Parameters
         ----------
         first, end : int
             Registers.
         name : str
-            The argument that says how many items there are.
+            Argument that holds the number of items.
         """
         self._portion(first, name)
         self.emit("INC_RM64", THREAD)
@@ -120,7 +120,7 @@ class Program(Assembler):
         self.emit("DEC_RM64", THREAD)
 
     def share(self, first: int, end: int, name: str) -> None:
-        """Set registers as :meth:`portions` does, and finish where there are no items for this thread."""
+        """Set registers as :meth:`portions` does; return from the program if this thread has no items."""
         self.portions(first, end, name)
         self.emit("CMP_R64_RM64", first, end)
         self.branch("JAE_REL32_64", "done")
@@ -133,7 +133,7 @@ class Program(Assembler):
 
     @contextmanager
     def until(self, index: int, end: int, step: int = 1) -> Iterator[None]:
-        """Repeat what is added within, at least once, while an index is below an end."""
+        """Add a loop around the instructions of the block: it runs at least once, while an index is below an end."""
         name = self._new_label()
         self.label(name)
         yield
@@ -143,7 +143,7 @@ class Program(Assembler):
 
     @contextmanager
     def repeat(self, times: int | MemoryOperand, left: int) -> Iterator[None]:
-        """Repeat what is added within so many times, which may be none; a register counts."""
+        """Add a loop around the instructions of the block: it runs `times` times, maybe 0; register `left` counts."""
         name = self._new_label()
         self.move(left, times)
         self.emit("TEST_RM64_R64", left, left)
@@ -161,11 +161,11 @@ class Program(Assembler):
 
     def zero(self, x: int) -> None:
         """Set a vector to zeros."""
-        first: Any = Register.XMM0 + (x - self.isa.register(0))  # what is above becomes zero, too
+        first: Any = Register.XMM0 + (x - self.isa.register(0))  # the upper lanes become zero, too
         self.emit("VEX_VXORPS_XMM_XMM_XMMM128", first, first, first)
 
     def operand(self, free: int, place: MemoryOperand) -> int | MemoryOperand:
-        """Return a vector in memory as an instruction's last operand: bf16 is loaded to a free register first."""
+        """Return a vector in memory as the last operand of an instruction; bf16 is loaded to a free register first."""
         if not self.bf16:
             return place
         self.load(free, place)

@@ -1,4 +1,4 @@
-"""The programs of all kernels: what each does to the numbers of its share."""
+"""The programs of all kernels: the instructions for a thread's share of the numbers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fmtprop.jit.rows import UNROLLED, AverageArguments, BroadcastArguments, Fol
 
 __all__ = ["average", "broadcast", "fold_columns", "fold_rows", "function"]
 
-#: the item that a thread is at, and the one behind its last
+#: the thread's current item, and the item after its last
 _ITEM, _END = Register.R8, Register.R9
 
-#: what is left of the work within an item, and of a group
+#: the work that is left within an item; the groups and the images that are left
 _LEFT, _LEFT_OF_GROUPS, _LEFT_OF_IMAGES = Register.RCX, Register.RDX, Register.RDI
 
 _SRC, _OTHER, _DST, _START = Register.RSI, Register.R11, Register.RDI, Register.R10
 
 _OPERATIONS = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
 
-#: a vector in the red zone below the stack (System V AMD64 ABI), and another: nothing is called while they are in use
+#: two vectors in the red zone below the stack (System V AMD64 ABI); no function is called while they are in use
 _SCRATCH = (-64, -128)
 
 
@@ -32,7 +32,7 @@ _SCRATCH = (-64, -128)
 
 
 def function(isa: Isa, apply: Callable[[Assembler, int], int], *, bf16: bool) -> tuple[bytes, bytes]:
-    """Return the program that changes every number by a function, and the table of numbers that it reads.
+    """Return the program that applies a function to every number, and the table of constants that it reads.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ def function(isa: Isa, apply: Callable[[Assembler, int], int], *, bf16: bool) ->
     apply : callable
         Adds the instructions for one vector of numbers.
     bf16 : bool
-        Whether the numbers are bf16 and not f32; with AVX-512 and bf16 only.
+        Whether the numbers are bf16 instead of f32; requires AVX-512 with bf16.
     """
-    known = _function(isa, apply, (), bf16=bf16)  # which numbers it needs is known when it has been assembled once
+    known = _function(isa, apply, (), bf16=bf16)  # the first assembly finds the constants
     program = _function(isa, apply, tuple(known.numbers), bf16=bf16)
     return program.finished(), program.table
 
@@ -68,7 +68,7 @@ def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[b
 
 
 def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
-    """Return the program that combines rows with rows of another operand, or with one number each; dst may be src.
+    """Return the program that combines each row with a row or with one number of another operand; dst may be src.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
     alg : str
         The operation.
     shared : bool
-        Whether each row has one number of the other operand.
+        Whether a row is combined with one number of the other operand.
     """
     p = Program(isa, BroadcastArguments, bf16=bf16)
     x, y, number = isa.register(0), isa.register(1), isa.register(2)
@@ -118,17 +118,17 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
 
 
 def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
-    """Return the program that averages rows of channels, image by image: sums by thread, and then the sums of these.
+    """Return the program that averages rows of channels, image by image: each thread sums, then the sums are added up.
 
-    Rows are shared out, not channels: a kernel before that goes through memory from front to back, as those for SiLU
-    do, has the same part of it in the cache of the same core.
+    Threads share rows, not channels. A kernel that ran before in memory order (as SiLU does) left the same part of the
+    rows in the same core's cache.
 
     Parameters
     ----------
     isa, bf16
         As of :func:`function`.
     group : int
-        How many vectors of channels are added up at a time; they divide the channels.
+        Number of vectors of channels that are added up at a time; a divisor of the image's vectors.
     """
     p = Program(isa, AverageArguments, bf16=bf16)
     rows, image, sums, row, channels = _END, _START, _OTHER, Register.RAX, _SRC
@@ -159,7 +159,7 @@ def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
 
 
 def _gather(p: Program) -> None:
-    """Add up the threads' sums, and divide: each thread some of the vectors."""
+    """Add up the threads' sums and divide; each thread does some of the vectors."""
     sums, place, total = _OTHER, Register.RAX, p.isa.register(0)
     p.share(_ITEM, _END, "vectors")
     p.point(sums, "sums", _ITEM, p.isa.nbytes)
@@ -183,9 +183,9 @@ def _gather(p: Program) -> None:
 
 @dataclass(frozen=True)
 class _Fold:
-    """How numbers are folded into vectors.
+    """The instructions that fold numbers into accumulators (sum, norm, maximum or minimum).
 
-    A maximum has a second vector: the largest magnitude, compared as integers, by which a NaN is never lost.
+    A maximum has a second vector for the largest magnitude, compared as integers: it keeps a NaN.
     """
 
     p: Program
@@ -197,7 +197,7 @@ class _Fold:
         return {"max": "VMAXPS", "min": "VMINPS"}.get(self.alg, "")
 
     def states(self, count: int) -> list[tuple[int, ...]]:
-        """Return the vectors of so many accumulators."""
+        """Return the vectors of `count` accumulators."""
         register, each = self.p.isa.register, 2 if self.extreme else 1
         return [tuple(map(register, range(2 * index, 2 * index + each))) for index in range(count)]
 
@@ -207,7 +207,7 @@ class _Fold:
         return self.p.isa.register(12)
 
     def begin(self, states: list[tuple[int, ...]]) -> None:
-        """Set accumulators to what a fold of nothing is."""
+        """Set accumulators to the fold's initial value."""
         for state in states:
             self.p.v("VMOVUPS", state[0], self.p.argument("start"))
             for register in state[1:]:
@@ -237,7 +237,7 @@ class _Fold:
             self.p.v(operation, mine, mine, theirs)
 
     def across(self, states: list[tuple[int, ...]]) -> None:
-        """Fold the numbers of the first accumulator to one, which then fills it: four chains run side by side."""
+        """Fold the numbers of the first accumulator to one number, which then fills it."""
         p, new = self.p, (self.x, self.p.isa.register(13))
         for register, place in zip(states[0], _SCRATCH, strict=False):
             p.v("VMOVUPS <", at(Register.RSP, place), register)
@@ -252,14 +252,15 @@ class _Fold:
             self.join(states[0], chain)
 
     def finish(self, state: tuple[int, ...]) -> None:
-        """Make the result of an accumulator."""
+        """Compute the result from an accumulator."""
         p, result = self.p, state[0]
         if self.alg == "mean":
             p.v("VDIVPS", result, result, p.argument("divisor"))
         elif self.alg == "norm":
             p.v("VSQRTPS", result, result)
         elif self.extreme:
-            # both give their last operand where one is NaN: that, or else the first one again
+            # if an operand is NaN, both instructions return the last one: the NaN; otherwise the second gives `result`
+            # back
             p.v(self.extreme, self.x, result, state[1])
             p.v({"VMAXPS": "VMINPS", "VMINPS": "VMAXPS"}[self.extreme], result, result, self.x)
 
@@ -274,7 +275,7 @@ def fold_columns(isa: Isa, alg: str, group: int, *, bf16: bool) -> bytes:
     alg : str
         The fold.
     group : int
-        How many vectors of columns are folded at a time.
+        Number of vectors of columns that are folded at a time.
     """
     p = Program(isa, FoldArguments, bf16=bf16)
     fold = _Fold(p, alg)

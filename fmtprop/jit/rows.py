@@ -109,7 +109,7 @@ class BroadcastKernel(StandaloneKernel):
 
     @property
     def stem(self) -> str:
-        """What it does."""
+        """The operation."""
         return f"broadcast_{self.alg}"
 
     @property
@@ -122,7 +122,7 @@ class BroadcastKernel(StandaloneKernel):
         return _assembled("broadcast", self.alg, self.dtype, shared=self.shared)
 
     def work(self, threads: int) -> StandaloneWork:
-        """Return it with places for its tensors."""
+        """Return the kernel with arguments; its tensors are set later."""
         size = self.dtype.nbytes
         starts = [0]
         for count, step in self.outer:
@@ -143,7 +143,7 @@ class FoldKernel(StandaloneKernel):
     images, count, columns : int
         Sizes of src; all at least 1.
     dtype : DataType
-        Of both tensors; computed in f32.
+        Data type of both tensors; computed in f32.
 
     Notes
     -----
@@ -158,7 +158,7 @@ class FoldKernel(StandaloneKernel):
 
     @property
     def stem(self) -> str:
-        """What it does."""
+        """The operation."""
         return f"fold_{self.alg}"
 
     @property
@@ -175,7 +175,7 @@ class FoldKernel(StandaloneKernel):
         return _assembled("fold_columns", self.alg, self.dtype, group=self.group)
 
     def work(self, threads: int) -> StandaloneWork:
-        """Return it with places for its tensors."""
+        """Return the kernel with arguments; its tensors are set later."""
         size = self.dtype.nbytes
         row, groups, group, last = self.columns * size, 1, 0, 0
         if self.columns > 1:
@@ -206,7 +206,7 @@ class AverageKernel(StandaloneKernel):
     images, places, channels : int
         Sizes of src; all at least 1, and whole vectors of channels.
     dtype : DataType
-        Of both tensors; computed in f32.
+        Data type of both tensors; computed in f32.
     """
 
     images: int
@@ -216,7 +216,7 @@ class AverageKernel(StandaloneKernel):
 
     @property
     def stem(self) -> str:
-        """What it does."""
+        """The operation."""
         return "average"
 
     @property
@@ -234,7 +234,7 @@ class AverageKernel(StandaloneKernel):
         return _assembled("average", None, self.dtype, group=self.group)
 
     def work(self, threads: int) -> StandaloneWork:
-        """Return it with places for its tensors."""
+        """Return the kernel with arguments; its tensors are set later."""
         row = self.channels * self.dtype.nbytes
         threads = threads_for(self.images * self.places * row, threads)
         sums = (c_float * (threads * self.images * self.channels + _LINE_NBYTES // 4))()

@@ -1,4 +1,4 @@
-"""Kernels that compute a whole node instead of a primitive: how plans name them, and how they find their tensors."""
+"""Kernels that compute a whole node instead of a primitive: their names in plans, and the binding of their tensors."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ class StandaloneKernel(ABC):
     @property
     @abstractmethod
     def stem(self) -> str:
-        """What it does, in a word or two."""
+        """The operation, in a word or two."""
 
     @abstractmethod
     def assembled(self) -> Kernel:
-        """Return the code, which problems that differ in sizes alone may share."""
+        """Return the code; problems that differ only in sizes may share it."""
 
     @abstractmethod
     def work(self, threads: int) -> StandaloneWork:
-        """Return it with places for its tensors.
+        """Return the kernel with arguments, whose tensors are set later.
 
         Parameters
         ----------
         threads : int
-            How many there will be, at most.
+            Largest number of threads.
         """
 
     @property
     def impl(self) -> str:
-        """What it is called in plans and reports."""
+        """The kernel's name in plans and reports."""
         return f"{self.stem}:{isa().name}"
 
     @property
     def repro(self) -> str:
-        """What it is called where oneDNN has a command line that reproduces."""
+        """A description in place of the benchdnn command line of a primitive."""
         return f"fmtprop.jit kernel {self.impl} of {self}"
 
     @cached_property
@@ -50,7 +50,7 @@ class StandaloneKernel(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides its results and its speed."""
+        """A hash of everything that decides the kernel's results and speed."""
         return self.kernel.fingerprint
 
 
@@ -60,15 +60,15 @@ class StandaloneWork(BoundKernel):
     Parameters
     ----------
     kernel, arguments, threads
-        As of :class:`fmtprop.jit.kernel.BoundKernel`. The arguments that point to operands and the result have their
+        See :class:`fmtprop.jit.kernel.BoundKernel`. Arguments that point to operands and results have the operands'
         names.
     keep : object, optional
-        What the arguments point to otherwise.
+        Other data that the arguments point to.
     """
 
     def __init__(self, kernel: Kernel, arguments: Arguments, threads: int, keep: object = None) -> None:
         super().__init__(kernel, arguments, threads)
         self._keep = keep
         names = {name for name, *_ in arguments._fields_} & {"src", "src_0", "src_1", "dst"}
-        #: what points it to its operands and its result, by their names in oneDNN
+        #: oneDNN's name of an operand or result -> function that sets its address
         self.point: Mapping[str, Callable[[int], None]] = {name: partial(setattr, arguments, name) for name in names}

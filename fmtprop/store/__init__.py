@@ -1,4 +1,4 @@
-"""What was found out on this machine, shared by all processes of a user: figures, verdicts, checks that passed."""
+"""Results found on this machine, shared by all processes of a user: figures, verdicts and passed checks."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """The store's file: a SQLite database of one table, opened for a moment at a time.
 
-SQLite promises that a killed process loses nothing that it committed, that many processes may write at once, and that a
-disk which fails leaves the old records. It does not notice a byte that was changed on disk, so each record has its
-checksum. The next writing replaces a file that is damaged, or none of ours, by the records that can still be read.
+SQLite promises that a killed process loses no committed record, that many processes may write at once, and that old
+records survive a failed write. It does not notice a changed byte on disk, so each record has a checksum. The next
+write replaces a damaged or foreign file by the records that can still be read.
 
 Three rules are kept here:
 
-- No connection crosses a fork: each is closed within the call that opened it, and a fork waits for it.
-- The file is opened by SQLite alone: when any other descriptor of it is closed, the process loses its locks.
-- The journal is the rollback journal, which works in a directory that is read-only and on a network's file system; a
-  write-ahead log needs shared memory, and a checkpoint at each closing.
+- No connection crosses a fork: the call that opens a connection closes it, and a fork waits for that.
+- Only SQLite opens the file: closing any other descriptor of it releases the process's locks.
+- The journal is a rollback journal: it works in a read-only directory and on a network file system. A write-ahead log
+  would need shared memory, and a checkpoint whenever it is closed.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ Records = dict[tuple[str, str], float | str]
 
 _T = TypeVar("_T")
 
-# another version of it is another table: such a file is foreign
+# a file with another table is of another version, thus foreign
 _TABLE = "CREATE TABLE record (kind TEXT, key TEXT, value, checksum INTEGER, UNIQUE (kind, key))"
 
-#: bytes; the most records are a third of this: a larger file is not ours
+#: the largest possible number of records takes a third of this, so a larger file is foreign
 _MAX_NBYTES = 1 << 28
 
-#: records that are kept, the newest ones
+#: only so many records are kept, the newest ones
 _MOST_RECORDS = 250_000
 
-#: seconds between two attempts while another process has the file
+#: pause between two attempts while another process has locked the file
 _PAUSE_SECONDS = 0.005
 
 _connected = ProcessLock()
 
 
 def _before_fork() -> None:
-    """Wait until no thread has a connection: a child would inherit SQLite's own locks as they are, for ever."""
+    """Wait until no thread has a connection: a child would inherit SQLite's locks and could never release them."""
     _connected.current.acquire()
 
 
@@ -61,24 +61,24 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)  # a child
 
 
 def read(path: Path, timeout: float) -> tuple[Records, str]:
-    """Return the sound records of a file, and what is wrong with it.
+    """Return the sound records of a file, and a description of its damage.
 
     Parameters
     ----------
     path : Path
-        It need not exist.
+        The file; it need not exist.
     timeout : float
         Seconds to wait for another process.
 
     Returns
     -------
     dict, str
-        The records by kind and key; the text is empty for a sound file.
+        The records by kind and key, and the damage; the text is empty for a sound file.
 
     Raises
     ------
     OSError
-        It is no regular file, is larger than any of ours, or cannot be read now.
+        The file is not regular, is too large, or cannot be read now.
     """
     records: Records = {}
     try:
@@ -86,17 +86,17 @@ def read(path: Path, timeout: float) -> tuple[Records, str]:
     except FileNotFoundError:
         return {}, ""
     except sqlite3.DatabaseError as error:
-        damage = f"damaged ({error}); what cannot be read of it is ignored"
+        damage = f"damaged ({error}); unreadable records are ignored"
     return records, damage
 
 
 def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: float) -> None:
-    """Add records to a file, which is made or replaced where necessary.
+    """Add records to a file; create or replace the file if necessary.
 
     Parameters
     ----------
     path : Path
-        Its directory is made, too.
+        The file; its directory is created, too.
     records : dict
         Values by kind and key; they replace earlier ones.
     sync : bool
@@ -109,7 +109,7 @@ def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: f
     Raises
     ------
     OSError
-        They cannot be written; the file has its old records.
+        The records cannot be written; the file keeps its old records.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not damaged:
@@ -117,9 +117,9 @@ def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: f
             _with(path, "rwc", timeout, lambda connection: _insert(connection, records, sync))
             return
     with locked(path, timeout):
-        sound, damage = read(path, timeout)  # another process may have replaced it by now
+        sound, damage = read(path, timeout)  # another process may have replaced the file by now
         if damage:
-            # the journal first: SQLite would roll it back into the next file of this name
+            # the journal first: SQLite would apply it to the next file of this name
             for file in (_journal(path), path):
                 file.unlink(missing_ok=True)
         try:
@@ -129,12 +129,12 @@ def write(path: Path, records: Records, *, sync: bool, damaged: bool, timeout: f
 
 
 def _load(connection: sqlite3.Connection, records: Records) -> str:
-    """Fill in the sound records; return what is wrong with the others."""
+    """Add the sound records to `records`; return a description of the damage."""
     tables = _tables(connection)
     if not tables:
         return ""
     if tables != [_TABLE]:
-        return "not a file of this version of fmtprop; it is ignored"
+        return "not written by this version of fmtprop; it is ignored"
     records.clear()
     damaged = 0
     for kind, key, value, checksum in connection.execute("SELECT * FROM record ORDER BY rowid"):
@@ -172,14 +172,14 @@ def _checksum(kind: str, key: str, value: float | str) -> int:
 
 
 def _with(path: Path, mode: str, timeout: float, work: Callable[[sqlite3.Connection], _T]) -> _T:
-    """Return what is done with a connection, again and again while another process has the file.
+    """Call `work` with a connection and return its result; retry while another process has locked the file.
 
     Raises
     ------
     OSError
         The file cannot be used now.
     sqlite3.DatabaseError
-        It is damaged, or none of ours.
+        The file is damaged or foreign.
     """
     deadline = monotonic() + timeout
     while True:
@@ -187,7 +187,7 @@ def _with(path: Path, mode: str, timeout: float, work: Callable[[sqlite3.Connect
             with _connected.current, closing(_connect(path, mode)) as connection:
                 return work(connection)
         except sqlite3.OperationalError as error:
-            if "decode" in str(error):  # Python's complaint of damaged text
+            if "decode" in str(error):  # Python's message about damaged text
                 raise sqlite3.DatabaseError(str(error)) from error
             if "locked" not in str(error) or monotonic() >= deadline:
                 raise OSError(errno.EIO, str(error), str(path)) from error

@@ -1,4 +1,4 @@
-"""Where fmtprop keeps what it measured and checked on this machine."""
+"""The directory of measured figures, verdicts and passed checks."""
 
 from __future__ import annotations
 

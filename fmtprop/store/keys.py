@@ -1,6 +1,6 @@
-"""Keys: everything that a record depends on, as one hash.
+"""Keys: a hash of everything that a record depends on.
 
-Must not know what is recorded.
+Must not know the meaning of records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fmtprop.system.machine import cpu_model
 
 
 def key_of(problem: Mapping[str, object]) -> str:
-    """Return the key of a problem on this machine as it is now: library, instruction set, CPU and threads are in it.
+    """Return the key of a problem on this machine; it includes library, instruction set, CPU and number of threads.
 
     Parameters
     ----------
@@ -32,8 +32,8 @@ def key_of(problem: Mapping[str, object]) -> str:
     try:
         library = dnnl.lib()
         where = [*library.version, library.hash, library.runtime, library.isa, _cpu(), library.threads]
-    except LoadError:  # PyTorch's operators alone run here
-        import torch  # the library's room does without it
+    except LoadError:  # only PyTorch's operators run here
+        import torch  # imported only here: fmtprop.dnnl works without torch
 
         where = [torch.__version__, torch.backends.cpu.get_cpu_capability(), _cpu(), torch.get_num_threads()]
     text = json.dumps([where, problem], sort_keys=True)

@@ -1,7 +1,7 @@
-"""The store: what was found out on this machine, by key.
+"""The store: results found on this machine, by key.
 
-Three kinds of records: figures (measured seconds, and rates of the machine), verdicts (the name of the plan that was
-the fastest), and checks that passed. Must not know what they mean.
+Three kinds of records: figures (measured seconds, and rates of the machine), verdicts (the name of the fastest plan),
+and passed checks. Must not know their meaning.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Store:
     Warns
     -----
     RuntimeWarning
-        At most once: the file cannot be read, is damaged, or cannot be written. Nothing else comes of it.
+        At most once: the file cannot be read, is damaged, or cannot be written. There is no other consequence.
 
     Notes
     -----
-    A record is read once, when the store is opened: what other processes add later is not seen.
+    Records are read once, when the store is opened; records that other processes add later are not seen.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class Store:
         self._timeout = timeout
         self._warned = False
         self._lock = ProcessLock()
-        #: what could not be written yet
+        #: records that could not be written yet
         self._unsaved: database.Records = {}
         self._records: database.Records = {}
         self._damage = ""
@@ -80,34 +80,34 @@ class Store:
         return found if isinstance(found, float) else None
 
     def verdict(self, key: str) -> str | None:
-        """Return the name that was remembered for a key, or None."""
+        """Return the name recorded for a key, or None."""
         found = self._records.get(("verdict", key))
         return found if isinstance(found, str) else None
 
     def has_passed(self, key: str) -> bool:
-        """Say whether the check of this key is known to have passed."""
+        """Return whether the check of this key is recorded as passed."""
         return ("check", key) in self._records
 
     def add_figures(self, figures: Mapping[str, float], *, sync: bool = False) -> None:
-        """Remember figures here and on disk.
+        """Record figures in memory and on disk.
 
         Parameters
         ----------
         figures : mapping of str to float
-            Positive finite numbers; others are dropped.
+            Positive finite numbers; other numbers are dropped.
         sync : bool
-            Whether to wait until the disk has them, as long as a tenth of a compilation: for figures that took longer
-            than that to measure. Without it, they and everything before may be lost to a failure of the machine, not to
-            one of the process.
+            Whether to wait until the figures are on the disk. The wait can take a tenth of a compilation, so it is for
+            figures that took longer to measure. Otherwise a failure of the machine (not of the process) may lose them
+            and all records written before.
         """
         self._add("figure", {key: float(value) for key, value in figures.items() if 0 < value < math.inf}, sync)
 
     def remember(self, key: str, name: str) -> None:
-        """Remember a verdict here and on disk."""
+        """Record a verdict in memory and on disk."""
         self._add("verdict", {key: name})
 
     def add_passed(self, keys: Iterable[str]) -> None:
-        """Remember checks that passed, here and on disk."""
+        """Record passed checks in memory and on disk."""
         self._add("check", {key: "" for key in keys if not self.has_passed(key)})
 
     def _add(self, kind: Kind, values: Mapping[str, float | str], sync: bool = False) -> None:
@@ -123,9 +123,7 @@ class Store:
                 self._damage = ""
                 self._unsaved.clear()
             except OSError as error:
-                self._warn(
-                    f"cannot write the cache {self.path} ({error.strerror}); what was found out is kept in memory"
-                )
+                self._warn(f"cannot write the cache {self.path} ({error.strerror}); its records are kept in memory")
 
     def _warn(self, message: str) -> None:
         if not self._warned:

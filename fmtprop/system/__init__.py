@@ -1,1 +1,1 @@
-"""What this process and its operating system offer: memory, files, locks, the cycle collector, a terminal."""
+"""Services of the process and the operating system: memory, files, locks, the cycle collector, a terminal."""

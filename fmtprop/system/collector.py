@@ -1,7 +1,7 @@
-"""Python's cycle collector, kept out of the way of what makes many objects or is timed.
+"""Control of Python's cycle collector, which must not run while many objects are made or time is measured.
 
-A compilation makes a million small objects, of which hardly any are cyclic garbage, in a process in which PyTorch has
-made a million before: the collector's rounds would be a tenth of its time.
+A compilation makes a million small objects, and PyTorch has made a million before. Hardly any of them are cyclic
+garbage, but the collector's passes would take a tenth of the compilation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["collect_young", "paused"]
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Keep the collector from starting by itself; a program that has switched it off finds it so."""
+    """Keep the collector from starting by itself; afterwards it is on or off as before."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -26,5 +26,5 @@ def paused() -> Iterator[None]:
 
 
 def collect_young() -> None:
-    """Free the cyclic garbage among what was made lately: while the collector is paused, since then."""
+    """Free the cyclic garbage among young objects: while the collector is paused, all objects made since the pause."""
     gc.collect(1)

@@ -1,8 +1,8 @@
-"""Files: only regular ones are read, as far as a bound, and only files of ours are replaced.
+"""Files: only regular files of bounded size are read, and only files that fmtprop wrote are replaced.
 
-A path of the caller's may name anything: a directory, a fifo, for whose other end one would wait forever, a link to a
-device that never ends, or the caller's own model. What stands in the way is told by an :class:`OSError`, whose
-``strerror`` says what it is; who asked tells the rest.
+A path from the caller may name anything: a directory, a fifo that blocks forever, a link to an endless device, or the
+caller's own model. The ``strerror`` of an :class:`OSError` names the problem; the caller of this module adds the rest
+of the message.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
-#: bytes in which a file says what it is
+#: a file's kind can be read from so many bytes at its beginning
 _HEAD_NBYTES = 4096
 
-# a fifo that has taken a file's place since it was looked at keeps nobody waiting
+# non-blocking: a fifo may have replaced the file after it was checked
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def path_of(path: object) -> Path:
-    """Return what a caller gave as a path.
+    """Return a caller's argument as a path.
 
     Raises
     ------
     OSError
-        It is none, or no file can have that name.
+        The argument is not a path, or no file can have that name.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
@@ -57,35 +57,35 @@ def path_of(path: object) -> Path:
 
 
 def check_readable(path: Path) -> None:
-    """Check that somebody else's function can be given a file to read.
+    """Check that another library can read a file.
 
     Raises
     ------
     OSError
-        Nothing is there, it is no regular file, or it may not be read.
+        The file is missing, is not regular, or may not be read.
     """
     os.close(_open(path))
 
 
 def read(path: Path, most_nbytes: int) -> bytes:
-    """Return what a file holds.
+    """Return the bytes of a file.
 
     Parameters
     ----------
     path : Path
         A regular file, or a link to one.
     most_nbytes : int
-        Bytes that it may have.
+        Largest size of the file.
 
     Raises
     ------
     OSError
-        As :func:`check_readable`; or it is larger.
+        As for :func:`check_readable`; or the file is larger.
     """
     with os.fdopen(_open(path), "rb") as file:
         fits = os.fstat(file.fileno()).st_size <= most_nbytes
         data = file.read(most_nbytes + 1) if fits else b""
-    if not fits or len(data) > most_nbytes:  # it may have grown, and some of the system's own have no size
+    if not fits or len(data) > most_nbytes:  # the file may have grown, and some files of the system report no size
         raise OSError(errno.EFBIG, f"it is larger than {most_nbytes} bytes", str(path))
     return data
 
@@ -96,26 +96,26 @@ def check_regular(path: Path) -> None:
     Raises
     ------
     OSError
-        Nothing is there, or it is no regular file.
+        The file is missing, or is not regular.
     """
     _check_kind(path, path.stat())
 
 
 @contextmanager
 def locked(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock beside a file, among all processes.
+    """Hold a lock on a file among all processes: the lock file next to it.
 
     Parameters
     ----------
     path : Path
-        The file that is to be changed.
+        The file to change.
     timeout : float
         Seconds to wait for another holder.
 
     Raises
     ------
     OSError
-        The lock is no regular file, cannot be made, or another holder did not let go.
+        The lock file is not regular, cannot be created, or another holder did not release it.
     """
     lock = Path(f"{path}.lock")
     with suppress(FileNotFoundError):
@@ -128,26 +128,27 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
 
 
 def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path:
-    """Check that a file can be written, before the work whose result it holds is done.
+    """Check that a file can be written, before the time-consuming work for its content is done.
 
     Parameters
     ----------
     path : Path
-        Where to; a link leads to the file that is meant.
+        The file, or a link to it.
     ours : re.Pattern, optional
-        How a file of the same kind begins. Nothing else is replaced but an empty file: it would be the caller's model.
+        The beginning of a file of this kind. Only such a file or an empty one is replaced: another one could be the
+        caller's model.
 
     Returns
     -------
     Path
-        Without links.
+        The path with its links resolved.
 
     Raises
     ------
     OSError
-        It is no regular file, none of ours, there is no directory to hold it, or it may not be written.
+        The file is not regular, is foreign, has no directory, or may not be written.
     """
-    file = Path(os.path.realpath(path))  # Path.resolve has another error for a link to itself
+    file = Path(os.path.realpath(path))  # for a link to itself, Path.resolve raises another error
     if not file.parent.is_dir():
         raise OSError(errno.ENOENT, f"the directory {path.parent} does not exist; create it first", str(path))
     with suppress(FileNotFoundError):
@@ -167,7 +168,7 @@ def check_replaceable(path: Path, ours: re.Pattern[bytes] | None = None) -> Path
 
 @contextmanager
 def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Path]:
-    """Yield a path to write to, which takes the place of another once it is whole; nothing is left of a failure.
+    """Yield a temporary path to write to; it replaces `path` at the end, or is removed after a failure.
 
     Parameters
     ----------
@@ -177,11 +178,11 @@ def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Pat
     Raises
     ------
     OSError
-        As :func:`check_replaceable`, or the file system refused.
+        As for :func:`check_replaceable`, or the file system refuses.
     """
     file = check_replaceable(path, ours)
     temporary = file.with_name(f".{secrets.token_hex(8)}.part")
-    # made here, as the process's mask says: other makers have ideas of their own about who may read it
+    # created here with the process's umask: other libraries choose other permissions
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
     try:
         mode = temporary.stat().st_mode
@@ -197,7 +198,7 @@ def replacing(path: Path, ours: re.Pattern[bytes] | None = None) -> Iterator[Pat
 
 
 def _open(path: Path) -> int:
-    """Return the descriptor of a regular file. It is looked at first: opening a device may do things."""
+    """Return the descriptor of a regular file; check its kind first, as opening a device may have effects."""
     try:
         check_regular(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What no machine is asked for, whatever the caller says."""
+"""Limits on the numbers that a caller may ask for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 __all__ = ["MAX_RUNS", "MAX_THREADS"]
 
-#: threads that may be asked for: far more than serve anyone, far fewer than make OpenMP end the process
+#: most threads: far more than are useful, far fewer than would make OpenMP end the process
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 
-#: runs of a model that one measurement may ask for: what is kept of each would fill the memory, and a median needs tens
+#: most runs of a model per measurement: the records of more runs would fill the memory, and a median needs only tens
 MAX_RUNS = 100_000

@@ -1,4 +1,4 @@
-"""Locks that a forked child finds open."""
+"""Locks that are released in a forked child."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _all: WeakSet[ProcessLock] = WeakSet()
 class ProcessLock:
     """A reentrant lock among the threads of one process: ``with lock.current: ...``.
 
-    Where another thread holds it at the moment of a fork, that thread does not exist in the child and would never let
-    it go. So the child has a new one; a block that the forking thread itself is in leaves the one that it entered.
+    If another thread holds the lock at a fork, that thread does not exist in the child and would never release it. So
+    the child gets a new lock. A block that the forking thread itself has entered releases the old lock.
 
     Examples
     --------

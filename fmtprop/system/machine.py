@@ -1,4 +1,4 @@
-"""What the operating system says about this machine."""
+"""The operating system's data about this machine."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["cpu_fields", "cpu_model", "last_level_cache_nbytes", "memory_nbytes"
 #: Linux's files; other systems have none
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 
-#: where a container is told how much memory it may have, in the second and the first version of control groups
+#: files with a container's limit of memory, for versions 2 and 1 of control groups
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
-#: bytes, where the system does not tell
+#: bytes of the last-level cache if the system does not report them
 _USUAL = 16 << 20
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def cpu_model() -> str:
-    """Return the model name of the processor, or its architecture where the system does not tell."""
+    """Return the model name of the processor, or its architecture if the system does not report it."""
     return cpu_fields().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_fields() -> dict[str, str]:
-    """Return what Linux lists about the first processor, such as its ``flags``; nothing on other systems."""
+    """Return Linux's description of the first processor, such as its ``flags``; empty on other systems."""
     try:
         first, _, _ = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")
     except OSError:
@@ -45,7 +45,7 @@ def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
     Parameters
     ----------
     caches : Path
-        Linux's folder of them; where it can't be read, a usual size is returned.
+        Linux's directory of caches; if it cannot be read, a usual size is returned.
 
     Examples
     --------
@@ -58,17 +58,17 @@ def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
             text = file.read_text(encoding="ascii").strip()
             sizes.append(int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1))
         except (OSError, ValueError):
-            continue  # a size that can't be read is one that is not told
+            continue  # a size that cannot be read is ignored
     return max(sizes, default=_USUAL)
 
 
 def memory_nbytes(limits: Sequence[Path] = _MEMORY_LIMITS) -> int:
-    """Return the bytes of memory that this process may have: the machine's, a container's, or what ``ulimit -v`` says.
+    """Return the bytes of memory that this process may use: the minimum of machine, container and ``ulimit -v``.
 
     Parameters
     ----------
     limits : sequence of Path
-        Files that hold a number of bytes; one that does not, or is missing, limits nothing.
+        Files that hold a number of bytes; a file without a number, or a missing file, sets no limit.
     """
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in limits:

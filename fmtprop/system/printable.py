@@ -6,10 +6,10 @@ __all__ = ["printable", "printable_lines", "shortened"]
 
 
 def printable(text: str) -> str:
-    r"""Return text with every character that is not to be seen written as its escape.
+    r"""Return text in which every invisible character is written as its escape.
 
-    Names come from files that somebody else wrote: one of them could move the cursor, recolour the terminal or break
-    a line of a table in two.
+    Names come from other people's files: a name could move the cursor, change the terminal's colours or break a line
+    of a table in two.
 
     Examples
     --------
@@ -22,14 +22,14 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str, most: int) -> str:
-    r"""Return the same of a text of several lines, which stay lines.
+    r"""Return the same for a text of several lines, and keep its line breaks.
 
     Parameters
     ----------
     text : str
-        Maybe with names in it that are megabytes long.
+        The text; it may contain names that are megabytes long.
     most : int
-        Characters from which its middle is left out.
+        The middle of a text with more characters is left out.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def printable_lines(text: str, most: int) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text, without its middle if it has more characters than that.
+    """Return a text; if it has more than `most` characters, without its middle.
 
     Examples
     --------
