@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
+from fmtprop.ir.facets import Cost, Linear
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -120,6 +121,8 @@ Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
 Operator = Callable[[Any, Mapping[str, Any], "Sequence[Any]"], "Callable[[], object] | None"]
 Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None"], Lowering]
 View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
+Inverse = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
+Sliced = Callable[[Any, int, int], "Attrs | None"]
 Parts = Callable[[Any, MemoryDesc, "Mapping[str, TensorType]"], "Mapping[str, MemoryDesc] | None"]
 
 
@@ -161,11 +164,27 @@ class OpDef:
         same signature as `primitive`. UnsupportedOpError or FormatError where one does not apply.
     view : callable, optional
         ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it.
+    inverse : callable, optional
+        ``(attrs, desc of dst, type of src) -> desc of src`` from which the view makes that one; raises FormatError
+        where there is none. A format that a view's reader likes is worth asking the source's producer for.
     parts : callable, optional
         ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None where they would not be
         dense; for an op whose result is nothing but its sources side by side, so that no data need move.
     results : tuple of Operand
         Names of the results, and of their arguments; a result beyond these is ``dst_1``, ``dst_2``… by its index.
+    linear : Linear, optional
+        Where the products are that the op sums; None if it sums none.
+    elementwise : bool
+        Whether each element of the result depends on the same element of each source and on nothing else.
+    spreads : bool
+        Whether an infinity becomes NaN, or spoils a whole window: no mask is given through such an op.
+    positive : callable
+        ``attrs -> operands`` that a check gives positive numbers: divisors, variances, what has a logarithm.
+    sliced : callable, optional
+        ``(attrs, batch, images) -> attributes`` with which the op computes so many images of a batch from these images
+        of its sources, or None where an image depends on others; None if nobody knows.
+    cost : Cost
+        What it costs.
     any_strides : callable
         ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
         not always; operands come row-major then.
@@ -178,6 +197,9 @@ class OpDef:
         ``convolution`` (depthwise).
     eltwise_algs : frozenset of str, optional
         Algorithms of the eltwise post-ops that the primitive can absorb; None for all.
+    absorbs : bool
+        Whether it does absorb them. It does not where the library has but reference loops then, or where kernels of our
+        own, which take none, run faster.
     as_post_op : bool
         Whether this op can itself be absorbed as a post-op by its producer.
     inplace : frozenset of str
@@ -206,12 +228,20 @@ class OpDef:
     primitive: Primitive | None = None
     equivalents: tuple[Primitive, ...] = ()
     view: View | None = None
+    inverse: Inverse | None = None
     parts: Parts | None = None
     results: tuple[Operand, ...] = (Operand("dst", "DST"),)
+    linear: Linear | None = None
+    elementwise: bool = False
+    spreads: bool = False
+    positive: Callable[[Any], frozenset[str]] = _nothing
+    sliced: Sliced | None = None
+    cost: Cost = field(default_factory=Cost)
     any_strides: Callable[[Any], bool] = _always
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()
     eltwise_algs: frozenset[str] | None = None
+    absorbs: bool = True
     as_post_op: bool = False
     inplace: frozenset[str] = frozenset()
     short: str = ""
@@ -272,6 +302,11 @@ def opdef(name: str) -> OpDef:
     except KeyError:
         hint = "" if OPSET else "; import fmtprop.ops first"
         raise GraphError(f"unknown op {name!r}{hint}; known: {', '.join(sorted(OPSET))}") from None
+
+
+def linear_of(node: Node) -> Linear | None:
+    """Return where the products of a node are, None if it sums none."""
+    return None if node.is_boundary else opdef(node.op).linear
 
 
 def loses_special_values(node: Node) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -232,6 +233,10 @@ BINARY = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    elementwise=True,
+    positive=lambda attrs: frozenset({"src_0", "src_1"}) if attrs.alg == "div" else frozenset(),
+    sliced=each_image,
+    cost=Cost(pace=0.75, pytorch=0.7),
     loses=loses,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     as_post_op=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -152,6 +153,8 @@ CONCAT = OpDef(
     operator=operator,
     primitive=primitive,
     parts=parts,
+    sliced=each_image_across_axis,
+    cost=Cost(pace=0.65, pytorch=0.6),
     samples=samples,
     torch={
         "aten.cat.default": _cat,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
+from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -304,6 +306,11 @@ def _import_named_padding(call: Call) -> Value | None:
     return import_convolution(call, pads)
 
 
+def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
+    grouped = len(weights) > len(src)
+    return prod(dst) * max(src[1] / weights[0] if grouped else src[1], 1.0) * prod(weights[2 + grouped :])
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -350,6 +357,9 @@ CONVOLUTION = OpDef(
     reference=reference,
     primitive=primitive,
     equivalents=(_as_matmul, _as_inner_product),
+    linear=Linear(_products, windowed=True),
+    spreads=True,
+    sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu", "convolution"}),
     short="conv",
     samples=samples,

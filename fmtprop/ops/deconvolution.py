@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -175,6 +177,11 @@ def _import_either(call: Call) -> Value | None:
     return _import(call) if call["transposed"] else import_padded(call)
 
 
+def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
+    grouped = len(weights) > len(src)
+    return prod(src) * max(dst[1] / weights[0] if grouped else dst[1], 1.0) * prod(weights[2 + grouped :])
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -205,6 +212,9 @@ DECONVOLUTION = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    linear=Linear(_products, windowed=True),
+    spreads=True,
+    sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),
     short="deconv",
     samples=samples,

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -124,6 +125,20 @@ _LOSES = {
     "gelu_erf": frozenset({"inf"}),
     "pow": frozenset({"inf"}),
 }
+
+
+#: algorithms that are defined on positive numbers only
+_POSITIVE = frozenset({"log", "sqrt", "pow"})
+
+#: algorithms of more than a comparison or a product
+_COSTLY = frozenset(
+    {"exp", "gelu_erf", "gelu_tanh", "tanh", "logistic", "swish", "mish", "elu", "log", "pow", "soft_relu", "hardswish"}
+)
+
+
+def operations(attrs: Eltwise, gathered: float) -> float:
+    """Return the operations for an element."""
+    return 24.0 if attrs.alg in _COSTLY else 1.0
 
 
 def loses(attrs: Eltwise) -> frozenset[str]:
@@ -243,6 +258,10 @@ ELTWISE = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    elementwise=True,
+    positive=lambda attrs: frozenset({"src"}) if attrs.alg in _POSITIVE else frozenset(),
+    sliced=each_image,
+    cost=Cost(operations, pytorch=0.7),
     loses=loses,
     # no post_ops: oneDNN takes some, but then only its slow reference code is left
     as_post_op=True,

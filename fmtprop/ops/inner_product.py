@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -154,6 +156,8 @@ INNER_PRODUCT = OpDef(
     operator=operator,
     primitive=primitive,
     equivalents=(_as_matmul, _as_convolution),
+    linear=Linear(lambda src, weights, dst: float(prod(src) * dst[1])),
+    spreads=True,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     short="fc",
     samples=samples,

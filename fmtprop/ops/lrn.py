@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
@@ -132,6 +133,9 @@ LRN = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    spreads=True,
+    sliced=each_image,
+    cost=Cost(lambda attrs, gathered: 40.0, pytorch=0.05),
     loses=loses,
     samples=samples,
 )

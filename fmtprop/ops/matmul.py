@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -329,6 +330,8 @@ MATMUL = OpDef(
     operator=operator,
     primitive=primitive,
     equivalents=(_as_inner_product, _as_convolution),
+    linear=Linear(lambda src, weights, dst: float(prod(dst) * src[-1]), by_columns=True),
+    spreads=True,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
     samples=samples,
     torch={

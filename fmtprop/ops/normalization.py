@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -342,6 +343,10 @@ BATCH_NORMALIZATION = OpDef(
     infer=infer_batch,
     reference=reference_batch,
     primitive=primitive_batch,
+    spreads=True,
+    positive=lambda attrs: frozenset({"variance"}),
+    sliced=each_image,
+    cost=Cost(pace=0.5, pytorch=0.25),
     post_ops=frozenset({"eltwise"}),
     # leaky or not; oneDNN answers "unimplemented" to every other algorithm
     eltwise_algs=frozenset({"relu"}),
@@ -363,6 +368,8 @@ LAYER_NORMALIZATION = OpDef(
     infer=infer_layer,
     reference=reference_layer,
     primitive=primitive_layer,
+    spreads=True,
+    cost=Cost(lambda attrs, gathered: 8.0, pytorch=0.2),
     inplace=frozenset({"src"}),
     short="ln",
     samples=samples_layer,
@@ -379,6 +386,8 @@ GROUP_NORMALIZATION = OpDef(
     category=Category.HOST,
     infer=infer_group,
     reference=reference_group,
+    spreads=True,
+    cost=Cost(pytorch=0.2, across=0.25),
     inplace=frozenset({"src"}),
     short="gn",
     samples=samples_group,

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -313,6 +314,10 @@ def _mean(call: Call) -> Value | None:
     return reshaped(call, dst, [size for axis, size in enumerate(dims) if axis not in axes])
 
 
+def _operations(attrs: Pooling, gathered: float) -> float:
+    return max(gathered, prod(attrs.kernel))
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -338,6 +343,8 @@ POOLING = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    sliced=each_image,
+    cost=Cost(_operations, lambda attrs: prod(attrs.kernel), pace=0.8),
     loses=loses,
     post_ops=frozenset({"eltwise", "binary"}),
     short="pool",

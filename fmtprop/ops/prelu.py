@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -112,6 +113,7 @@ PRELU = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    cost=Cost(pytorch=0.35),
     as_post_op=True,
     samples=samples,
     torch={"aten.prelu.default": _prelu, "aten._prelu_kernel.default": _prelu},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -190,6 +191,10 @@ def _norm(power: str) -> Importer:
     return importer
 
 
+def _sliced(attrs: Reduction, batch: int, images: int) -> Reduction | None:
+    return None if 0 in attrs.axes else attrs
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -216,9 +221,12 @@ REDUCTION = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    sliced=_sliced,
+    cost=Cost(lambda attrs, gathered: max(gathered, 1.0), pace=0.15, pytorch=0.5),
     loses=loses,
     # oneDNN takes binary ones too, but then only its slow reference code is left.
     post_ops=frozenset({"eltwise", "sum"}),
+    absorbs=False,
     samples=samples,
     torch={
         "aten.sum.default": _reduction("sum"),

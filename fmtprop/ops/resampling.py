@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -196,6 +197,7 @@ RESAMPLING = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    sliced=each_image,
     loses=loses,
     # sum and binary go wrong on blocked formats in oneDNN 3.2
     post_ops=frozenset({"eltwise"}),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -135,6 +136,8 @@ SHUFFLE = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive,
+    sliced=each_image_across_axis,
+    cost=Cost(pace=0.65),
     samples=samples,
     torch={
         "aten.channel_shuffle.default": _channel_shuffle,

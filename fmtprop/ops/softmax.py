@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -127,9 +128,12 @@ SOFTMAX = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    sliced=each_image_across_axis,
+    cost=Cost(lambda attrs, gathered: 30.0, pytorch=0.15, across=0.25),
     loses=loses,
     # oneDNN takes binary ones too, but then only its slow reference code is left.
     post_ops=frozenset({"eltwise"}),
+    absorbs=False,
     inplace=frozenset({"src"}),
     samples=samples,
     torch={

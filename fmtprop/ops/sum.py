@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
@@ -113,6 +114,9 @@ SUM = OpDef(
     reference=reference,
     operator=operator,
     primitive=primitive,
+    elementwise=True,
+    sliced=each_image,
+    cost=Cost(pace=0.75, pytorch=0.6),
     as_post_op=True,
     inplace=frozenset({"src_0"}),
     samples=samples,

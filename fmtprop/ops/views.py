@@ -137,6 +137,12 @@ def _expanded(attrs: Expand, desc: MemoryDesc) -> MemoryDesc:
 view_expand = _view(_expanded)
 
 
+def _slice_of_batch(attrs: Slice, batch: int, images: int) -> Slice | None:
+    if (attrs.starts[:1], attrs.sizes[:1], attrs.steps[:1]) != ((0,), (batch,), (1,)):
+        return None
+    return Slice(attrs.starts, (images, *attrs.sizes[1:]), attrs.steps)
+
+
 # ---------------------------------------------------------------- samples
 
 
@@ -186,6 +192,8 @@ RESHAPE = OpDef(
     infer=infer_reshape,
     reference=reference_reshape,
     view=view_reshape,
+    inverse=lambda attrs, desc, src: desc.reshape(src.dims),
+    sliced=lambda attrs, batch, images: Reshape((images, *attrs.shape[1:])) if attrs.shape[:1] == (batch,) else None,
     samples=samples_reshape,
     torch=RESHAPE_IMPORTERS,
 )
@@ -198,6 +206,8 @@ PERMUTE = OpDef(
     infer=infer_permute,
     reference=reference_permute,
     view=view_permute,
+    inverse=lambda attrs, desc, src: desc.transpose(tuple(map(attrs.order.index, range(len(attrs.order))))),
+    sliced=lambda attrs, batch, images: attrs if attrs.order[:1] == (0,) else None,
     samples=samples_permute,
     torch=PERMUTE_IMPORTERS,
 )
@@ -210,6 +220,7 @@ SLICE = OpDef(
     infer=infer_slice,
     reference=reference_slice,
     view=view_slice,
+    sliced=_slice_of_batch,
     samples=samples_slice,
     torch=SLICE_IMPORTERS,
 )

@@ -11,6 +11,7 @@ import torch
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
+from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import Role, ports
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType
@@ -128,7 +129,7 @@ def has_constant_parameters(graph: Graph, node: Node) -> bool:
     return (
         all(graph.node(value.node).op == "constant" for value in learned)
         and graph.node(inputs["src"].node).op != "constant"
-        and all(post_op.op in ("eltwise", "binary", "sum") for post_op in node.post_ops)
+        and all(opdef(post_op.op).elementwise for post_op in node.post_ops)
         and 0 not in node.results[0].dims
     )
 

@@ -9,17 +9,15 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fmtprop.ir.deferred import Deferred
+from fmtprop.ir.facets import Linear
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import is_fresh, materialise, torch_dtype
-from fmtprop.ir.types import TensorType
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
-
-#: producers whose output channels are a row (or a column) of constant weights
-_PRODUCERS = frozenset({"convolution", "deconvolution", "inner_product", "matmul"})
 
 #: elements that are scaled at once
 _PIECE = 1 << 16
@@ -45,9 +43,9 @@ class FoldBatchNorm:
         """Return the folded graph."""
         graph = graph.copy()
         for node in graph.nodes():
-            if node.op in _PRODUCERS:
-                while _fold_reader(graph, graph.node(node.name)):
-                    pass
+            linear = linear_of(node)
+            while linear is not None and _fold_reader(graph, graph.node(node.name), linear):
+                pass
         graph.remove_dead()
         return graph
 
@@ -59,14 +57,14 @@ class Affine(NamedTuple):
     shift: torch.Tensor
 
 
-def _fold_reader(graph: Graph, producer: Node) -> bool:
+def _fold_reader(graph: Graph, producer: Node, linear: Linear) -> bool:
     """Fold the only reader of a producer into it; return whether there was something to fold."""
     value = Value(producer.name)
     reader = only_reader(graph, value)
     if reader is None or producer.post_ops or reader.post_ops or reader.results != producer.results:
         return False
-    affine = _affine(graph, reader, value, _channel_axis(producer))
-    if affine is None or not _scale_weights(graph, producer, affine):
+    affine = _affine(graph, reader, value, linear.output_axis(producer.results[0].ndim))
+    if affine is None or not _scale_weights(graph, producer, linear, affine):
         return False
     bypass(graph, reader, [value])
     if not producer.origin:
@@ -75,11 +73,6 @@ def _fold_reader(graph: Graph, producer: Node) -> bool:
 
 
 # ---------------------------------------------------------------- what is folded
-
-
-def _channel_axis(producer: Node) -> int:
-    """Return the axis of the result along which rows of weights lie: the last of a product, whatever its rank."""
-    return producer.results[0].ndim - 1 if producer.op == "matmul" else 1
 
 
 def _affine(graph: Graph, node: Node, src: Value, axis: int) -> Affine | None:
@@ -131,15 +124,17 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
 # ---------------------------------------------------------------- where it goes
 
 
-def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
+def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine) -> bool:
     """Give a producer new weights and a new bias; return False, nothing changed, where that is not possible."""
     inputs = graph.inputs(producer.name)
     type_ = graph.type_of(inputs["weights"])
     known = all(is_constant(graph, inputs[name]) for name in ("weights", "bias") if name in inputs)
-    if not known or not type_.dtype.is_floating or (producer.op == "matmul" and type_.ndim != 2):
+    if not known or not type_.dtype.is_floating:
         return False
-    bias = constant(graph, inputs["bias"]) if "bias" in inputs else None
-    channels = producer.results[0].dims[_channel_axis(producer)]
+    dst, bias = producer.results[0], constant(graph, inputs["bias"]) if "bias" in inputs else None
+    if bias is not None and bias.numel() != bias.shape[-1]:
+        return False  # of a product: one along other axes than the outputs
+    channels = dst.dims[linear.output_axis(dst.ndim)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
     dtype = torch_dtype(type_.dtype)
@@ -151,9 +146,8 @@ def _scale_weights(graph: Graph, producer: Node, affine: Affine) -> bool:
     largest = _largest(weights) * _largest(scale)
     if not (largest <= torch.finfo(dtype).max and new_bias.isfinite().all()):
         return False
-    if producer.op == "matmul":
-        new_bias = new_bias.reshape(*(1,) * (producer.results[0].ndim - 1), channels)
-    rows = scale.reshape(_rows_shape(producer, type_, channels))
+    new_bias = new_bias.reshape(linear.bias_dims(channels, dst.ndim))
+    rows = scale.reshape(linear.factor_dims(type_.dims, dst.ndim))
     scaled = partial(_scaled, rows=rows, in_place=is_fresh(data))
     made = weights.then(scaled, fresh=True, largest=largest) if isinstance(weights, Deferred) else scaled(weights)
     inputs["weights"] = new_constant(graph, made, producer, source.origin)
@@ -181,12 +175,3 @@ def _scaled(weights: torch.Tensor, rows: torch.Tensor, in_place: bool) -> torch.
     for part, factor, result in zip(*pieces, strict=True):
         torch.mul(part, factor, out=result)
     return out
-
-
-def _rows_shape(producer: Node, weights: TensorType, channels: int) -> tuple[int, ...]:
-    """Return the shape in which a vector of output channels multiplies the weights."""
-    if producer.op == "matmul":
-        return (1, channels)
-    grouped = getattr(producer.attrs, "groups", 1) > 1
-    head = (weights.dims[0], weights.dims[1]) if grouped else (channels,)
-    return (*head, *(1,) * (weights.ndim - len(head)))

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from fmtprop.ir.aliasing import aliases, overwrite_hazard, storage
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
-from fmtprop.ir.op import loses_special_values, opdef
+from fmtprop.ir.op import linear_of, loses_special_values, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.binary import COMMUTATIVE, Binary
@@ -32,11 +32,6 @@ class FusePostOps:
 
     Parameters
     ----------
-    absorbers : frozenset of str
-        Ops that may absorb. Others declare post-ops too, but the library then falls back to its reference loops, or
-        there are kernels of our own, without post-ops, for what it has none (reductions).
-    kinds : frozenset of str
-        What may be absorbed.
     target : Target, optional
         Who will execute. With it, a node is absorbed only where the target runs both as one in optimized code: what it
         has but loops for is better two nodes, each of which finds its own best way.
@@ -53,19 +48,6 @@ class FusePostOps:
 
     name: ClassVar[str] = "fuse-post-ops"
 
-    absorbers: frozenset[str] = frozenset(
-        {
-            "convolution",
-            "deconvolution",
-            "inner_product",
-            "matmul",
-            "batch_normalization",
-            "binary",
-            "pooling",
-            "resampling",
-        }
-    )
-    kinds: frozenset[str] = frozenset({"eltwise", "binary", "sum", "prelu"})
     target: Target | None = None
 
     def run(self, graph: Graph) -> Graph:
@@ -91,18 +73,20 @@ class FusePostOps:
 
     def _fits(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
         producer = graph.node(fusion.producer.node)
-        if producer.op not in self.absorbers or len(producer.results) != 1 or producer.results != node.results:
+        if producer.is_boundary or len(producer.results) != 1 or producer.results != node.results:
             return False
         if only_reader(graph, fusion.producer) is None or len(producer.post_ops) >= _LIMIT:
             return False
         if producer.op == "binary" and not _is_compiled(graph, producer):
             return False
-        allowed = opdef(producer.op).post_ops & self.kinds
+        declaration = opdef(producer.op)
+        if not declaration.absorbs:
+            return False
         if self._sum_in_place(graph, node, fusion):
             return True
-        if fusion.kind not in allowed:
+        if fusion.kind not in declaration.post_ops:
             return False
-        algs = opdef(producer.op).eltwise_algs
+        algs = declaration.eltwise_algs
         if fusion.kind == "eltwise" and algs is not None and getattr(node.attrs, "alg", "") not in algs:
             return False
         if fusion.operand is None:
@@ -116,7 +100,7 @@ class FusePostOps:
         if operand is None or not isinstance(fusion.attrs, Binary) or fusion.attrs.alg != "add":
             return False
         # After another post-op, most of oneDNN's kernels refuse a sum, but take a binary.
-        if "sum" not in opdef(producer.op).post_ops & self.kinds or producer.post_ops:
+        if "sum" not in opdef(producer.op).post_ops or producer.post_ops:
             return False
         if graph.type_of(operand) != node.results[0]:
             return False
@@ -204,7 +188,8 @@ def _are_slopes(graph: Graph, operand: Value, dst: TensorType) -> bool:
 def _broadcasts(graph: Graph, operand: Value, producer: Node) -> bool:
     """Return whether a binary post-op's operand has a shape that optimized implementations take."""
     dims, dst = graph.type_of(operand).dims, producer.results[0]
-    axes = {1, dst.ndim - 1} if producer.op == "matmul" else {1}
+    linear = linear_of(producer)
+    axes = {1} if linear is None else {1, linear.output_axis(dst.ndim)}
     if dims == dst.dims:
         return True
     if len(dims) != dst.ndim:

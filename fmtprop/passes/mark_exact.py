@@ -21,20 +21,6 @@ __all__ = ["MarkExact"]
 #: bytes of the largest constants whose numbers are looked at
 _LARGEST = 16 << 20
 
-#: sums of products, which an infinity turns into NaN or spoils for whole windows: no mask is given through them
-_SPOILED = frozenset(
-    {
-        "convolution",
-        "deconvolution",
-        "inner_product",
-        "matmul",
-        "batch_normalization",
-        "layer_normalization",
-        "group_normalization",
-        "lrn",
-    }
-)
-
 
 @dataclass(frozen=True)
 class MarkExact:
@@ -74,7 +60,7 @@ def _infinite(graph: Graph) -> set[Value]:
     """Return the values that may hold infinities while the weights are finite."""
     found: set[Value] = set()
     for node in graph.nodes():
-        if node.op == "output" or node.op in _SPOILED:
+        if node.op == "output" or _is_spoiled(node):
             continue
         if node.op == "constant":
             begins = _has_infinity(graph, node)
@@ -85,10 +71,14 @@ def _infinite(graph: Graph) -> set[Value]:
     return found
 
 
+def _is_spoiled(node: Node) -> bool:
+    return not node.is_boundary and opdef(node.op).spreads
+
+
 def _has_infinity(graph: Graph, node: Node) -> bool:
     """Tell whether a constant has an infinity that counts: weights have none, and may be too large to look at."""
     (type_,) = node.results
-    read = any(graph.node(reader).op not in _SPOILED for reader, _ in graph.readers(Value(node.name)))
+    read = any(not _is_spoiled(graph.node(reader)) for reader, _ in graph.readers(Value(node.name)))
     data = graph.constants[node.name]
     # what is no constant's data is refused by those who pack it
     if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST and isinstance(data, Constant)):

@@ -21,8 +21,7 @@ from fmtprop.passes.editing import bypass
 #: what a spelling consists of, at most: GELU by hyperbolic tangent takes eight steps
 _MOST = 10
 
-#: ops that compute each element of their result from the same element of each source, and nothing else
-_POINTWISE = frozenset({"eltwise", "binary", "sum"})
+#: operators of PyTorch that are element-wise too
 _HOSTED = frozenset({"aten.erf.default"})
 
 #: largest difference from the function, relative to its argument: spellings round their constants to f32
@@ -96,8 +95,10 @@ def _is_inner(graph: Graph, value: Value, steps: dict[str, Node]) -> bool:
 
 
 def _is_pointwise(graph: Graph, node: Node) -> bool:
+    if node.is_boundary or node.post_ops or node.results[0].dtype is not DataType.F32:
+        return False
     hosted = isinstance(node.attrs, HostCall) and node.attrs.target in _HOSTED
-    if node.post_ops or not (node.op in _POINTWISE or hosted) or node.results[0].dtype is not DataType.F32:
+    if not (hosted or opdef(node.op).elementwise):
         return False
     return all(graph.type_of(value) == node.results[0] for value in graph.inputs(node.name).values())
 

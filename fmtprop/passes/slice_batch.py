@@ -7,15 +7,16 @@ Slices of the batch are views, and the slices' results lie side by side in place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.op import opdef
+from fmtprop.ir.ports import Role, ports
 from fmtprop.ops.building import emit
 from fmtprop.ops.concat import Concat
-from fmtprop.ops.view_attrs import Reshape, Slice
+from fmtprop.ops.view_attrs import Slice
 from fmtprop.passes.editing import unused_name
 
 __all__ = ["SliceBatch"]
@@ -65,7 +66,7 @@ class SliceBatch:
             if not sources:
                 continue
             entered = all(v.node in inside or graph.node(v.node).op == "input" for v in sources)
-            if not (entered and _divisible(graph, node, sources, batch)):
+            if not (entered and self._is_divisible(graph, node, sources, batch)):
                 continue
             order.append(node.name)
             inside.add(node.name)
@@ -73,6 +74,23 @@ class SliceBatch:
             if largest > self.cache_nbytes:
                 last = len(order)
         return set(order[:last])
+
+    def _is_divisible(self, graph: Graph, node: Node, sources: list[Value], batch: int) -> bool:
+        """Whether each image of a node's result depends on the same image of its sources alone."""
+        if len(node.results) != 1 or _sliced(node, batch, self.images) is None:
+            return False
+        types = [*(graph.type_of(value) for value in sources), node.results[0]]
+        if any(type_.ndim == 0 or type_.dims[0] != batch for type_ in types):
+            return False
+        inputs = graph.inputs(node.name)
+        learned = {one.name for one in ports(node, inputs) if one.role is Role.PARAMETER}
+        if any(inputs[name] in sources for name in learned):
+            return False  # computed weights: their first axis is no batch, whatever its size
+        # a constant that is added image by image would have to be cut too
+        constants = [
+            graph.type_of(value) for name, value in inputs.items() if name not in learned and value not in sources
+        ]
+        return all(type_.ndim == 0 or type_.dims[0] == 1 for type_ in constants)
 
 
 class _Rewrite:
@@ -131,7 +149,7 @@ class _Rewrite:
                 if value not in places and self.graph.node(value.node).op == "input":
                     places[value] = self._cut(value, start)
                 inputs[name] = places.get(value, value)
-            attrs = _ATTRS.get(node.op, _same)(node.attrs, self.images)
+            attrs = _sliced(node, self.batch, self.images) or node.attrs
             results = tuple(type_.with_dims((self.images, *type_.dims[1:])) for type_ in node.results)
             name = unused_name(f"{node.name}_n{start}", self.out, self.graph)
             clone = replace(node, name=name, attrs=attrs, results=results)
@@ -154,59 +172,7 @@ def _batch_of(graph: Graph) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _divisible(graph: Graph, node: Node, sources: list[Value], batch: int) -> bool:
-    """Whether each image of a node's result depends on the same image of its sources alone."""
-    rule = _RULES.get(node.op)
-    if rule is None or len(node.results) != 1 or not rule(node.attrs, batch):
-        return False
-    types = [*(graph.type_of(value) for value in sources), node.results[0]]
-    if any(type_.ndim == 0 or type_.dims[0] != batch for type_ in types):
-        return False
-    inputs = graph.inputs(node.name)
-    sized = [value for name, value in inputs.items() if name.startswith(("src", "post_op_"))]
-    if any(value in sources for name, value in inputs.items() if not name.startswith(("src", "post_op_"))):
-        return False  # computed weights: their first axis is no batch, whatever its size
-    # a constant that is added image by image would have to be cut too
-    constants = [graph.type_of(value) for value in sized if value not in sources]
-    return all(type_.ndim == 0 or type_.dims[0] == 1 for type_ in constants)
-
-
-def _always(attrs: Any, batch: int) -> bool:
-    return True
-
-
-#: op -> whether it treats images one by one, given its attributes and the batch
-_RULES: Mapping[str, Callable[[Any, int], bool]] = {
-    "convolution": _always,
-    "deconvolution": _always,
-    "pooling": _always,
-    "batch_normalization": _always,
-    "eltwise": _always,
-    "binary": _always,
-    "sum": _always,
-    "resampling": _always,
-    "lrn": _always,
-    "shuffle": lambda attrs, batch: attrs.axis > 0,
-    "concat": lambda attrs, batch: attrs.axis > 0,
-    "softmax": lambda attrs, batch: attrs.axis > 0,
-    "reduction": lambda attrs, batch: 0 not in attrs.axes,
-    "permute": lambda attrs, batch: attrs.order[0] == 0,
-    "reshape": lambda attrs, batch: attrs.shape[0] == batch,
-    "slice": lambda attrs, batch: attrs.sizes[0] == batch and attrs.starts[0] == 0 and attrs.steps[0] == 1,
-}
-
-
-def _same(attrs: Attrs, images: int) -> Attrs:
-    return attrs
-
-
-def _reshaped(attrs: Any, images: int) -> Reshape:
-    return Reshape((images, *attrs.shape[1:]))
-
-
-def _sliced(attrs: Any, images: int) -> Slice:
-    return Slice(attrs.starts, (images, *attrs.sizes[1:]), attrs.steps)
-
-
-#: op -> its attributes for a slice of the batch, where they name the batch's size
-_ATTRS: Mapping[str, Callable[[Any, int], Attrs]] = {"reshape": _reshaped, "slice": _sliced}
+def _sliced(node: Node, batch: int, images: int) -> Attrs | None:
+    """Return a node's attributes for a slice of the batch, None where an image depends on others."""
+    rule = opdef(node.op).sliced
+    return None if rule is None else rule(node.attrs, batch, images)

@@ -10,6 +10,7 @@ import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import port
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 
@@ -20,9 +21,6 @@ TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataT
 
 #: numbers whose differences are taken at a time, or a whole row of a tensor
 _ROWS = 1 << 20
-
-#: eltwise algorithms that are defined on positive numbers only
-_POSITIVE = frozenset({"log", "sqrt", "pow"})
 
 
 def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | None = None) -> torch.Tensor:
@@ -45,10 +43,11 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
         Of the operand's dimensions: quarters between -2 and 2 (positive ones for a logarithm, a divisor or a variance),
         whose sums are exact in f32 at these sizes, or integers.
     """
-    algorithms = {getattr(p.attrs, "alg", "") for p in node.post_ops} | {getattr(node.attrs, "alg", "")}
+    one = port(node, name)
+    op, attrs = (node.op, node.attrs) if one.post_op is None else (one.post_op.op, one.post_op.attrs)
     # whole numbers may be divisors
     host = not desc.dtype.is_floating and opdef(node.op).category is Category.HOST
-    positive = host or name == "variance" or (node.op == "eltwise" and algorithms & _POSITIVE) or "div" in algorithms
+    positive = host or one.declared.name in opdef(op).positive(attrs)
     single = desc.dims
     if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
         single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))

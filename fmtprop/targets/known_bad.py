@@ -43,7 +43,7 @@ def _binary_tails(node: Node, formats: Request) -> list[MemoryDesc]:
 
 
 def _resampling_with_tail_not_row_major(node: Node, formats: Request, impl: str) -> bool:
-    tail = any(post_op.op in ("sum", "binary") for post_op in node.post_ops)
+    tail = any(post_op.operand is not None for post_op in node.post_ops)
     return node.op == "resampling" and tail and formats["src"] != plain(formats["src"])
 
 

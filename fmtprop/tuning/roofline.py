@@ -5,12 +5,13 @@ Nothing is measured here; what the machine can do comes from :mod:`fmtprop.tunin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 
-from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef, types_along
+from fmtprop.ir.facets import Linear
+from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir.op import linear_of, opdef, types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import Candidate
@@ -49,28 +50,13 @@ _OLD = {"sse41": 0.3, "avx": 0.6}
 _HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)))
 _HALF_BY_CALLS = 16.0
 
-#: operations per element of an element-wise function that is more than a comparison or a product
-_COSTLY = frozenset(
-    {"exp", "gelu_erf", "gelu_tanh", "tanh", "logistic", "swish", "mish", "elu", "log", "pow", "soft_relu", "hardswish"}
-)
-_COSTLY_OPERATIONS, _CHEAP_OPERATIONS = 24.0, 1.0
-
-#: the same where a kernel of the project's own does it
+#: operations per element of an element-wise function where a kernel of the project's own does it
 _KERNEL_OPERATIONS = 6.0
 
-#: operations per element of dst of the ops that are no sums of products
-_PER_ELEMENT = {"softmax": 30.0, "lrn": 40.0, "layer_normalization": 8.0}
-
-#: share of the peak that such operations reach: no fused products, and few of them in a row
+#: share of the peak that operations beside products reach: no fused products, and few of them in a row
 _POINTWISE = 0.2
 
-#: share of the copying bandwidth at which an op moves its bytes, found like the shares of the peak; 1 for the others
-_PACE = {
-    **{"batch_normalization": 0.5, "concat": 0.65, "shuffle": 0.65, "pooling": 0.8, "binary": 0.75, "sum": 0.75},
-    "reduction": 0.15,
-}
-
-#: part of that pace of single implementations
+#: part of their op's pace that single implementations reach
 _SLOW = {
     "nspc_bnorm:any": 0.03,
     "bnorm_tbb_jit:avx2": 0.2,
@@ -97,29 +83,11 @@ CACHE_NBYTES = 16 << 20
 #: seconds that an operator of PyTorch takes before it moves a byte
 _PYTORCH_CALL = 4e-6
 
-#: share of the copying bandwidth at which PyTorch's operators run, and of the others. Measured on [1, 64, 64, 64] with
-#: 2 threads (Xeon with AMX, torch 2.13): 1.4 to 0.5 of simple element-wise ones, 0.15 to 0.3 of what takes several
-#: passes. Where oneDNN has generated code, that is not slower.
-_PYTORCH = {
-    "binary": 0.7,
-    "eltwise": 0.7,
-    "sum": 0.6,
-    "concat": 0.6,
-    "reduction": 0.5,
-    "prelu": 0.35,
-    "batch_normalization": 0.25,
-    "layer_normalization": 0.2,
-    "group_normalization": 0.2,
-    "softmax": 0.15,
-    "lrn": 0.05,
-}
-_PYTORCH_OTHER, _PYTORCH_COSTLY = 0.3, 0.3
+#: share of the copying bandwidth at which PyTorch's costly functions run, and its others as post-ops
+_PYTORCH_COSTLY, _PYTORCH_TAIL = 0.3, 0.7
 
 #: operators in a row, where an op has none of its own
 _PYTORCH_SEVERAL = 4
-
-#: part of that where the channels are innermost, of what is written for rows
-_PYTORCH_ACROSS = {"softmax": 0.25, "group_normalization": 0.25}
 
 #: share of the peak that PyTorch's products reach; those that rearrange their operands first, each time
 _PYTORCH_PRODUCTS, _PYTORCH_PACKED = 0.7, 0.35
@@ -166,27 +134,23 @@ class ModelCosts:
         if node.op == "reorder":
             return self._reorder(operands["src"], dst)
         sizes = _sizes_along(node, operands, dst)
-        share = 1.0 if _says(candidate, "moves_freely") else _PACE.get(node.op, 1.0)
+        linear, cost = linear_of(node), opdef(node.op).cost
+        share = 1.0 if _says(candidate, "moves_freely") else cost.pace
         moved = self._moving(node, operands, candidate.results, share) / _SLOW.get(candidate.impl, 1.0)
         peak = self.peaks.flops.get(dst.dtype) or self.peaks.flops[DataType.F32]
         if _says(candidate, "by_operators"):
             return self._by_pytorch(node, operands, candidate.results, peak)
-        products = _PRODUCTS.get(node.op)
-        if products is None:
-            per_element = _PER_ELEMENT.get(node.op, _CHEAP_OPERATIONS)
-            if node.op == "eltwise":
-                per_element = _operations(node.attrs)
-            elif node.op in ("pooling", "reduction"):
-                per_element = max(prod(operands["src"].dims) / max(prod(dst.dims), 1), prod(_kernel(node)))
-            arithmetic = per_element * prod(dst.padded_dims) / (peak * _POINTWISE)
+        if linear is None:
+            gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
+            arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE)
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
-            reached = efficiency(candidate.impl, _shape(node.op, operands))
-            reached *= _filled(candidate.impl, self._lanes, node.op, operands)
+            reached = efficiency(candidate.impl, _shape(linear, operands))
+            reached *= _filled(candidate.impl, self._lanes, linear, operands)
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
-            arithmetic = products(operands, sizes[0]) / (peak * reached)
+            arithmetic = _products(linear, operands, sizes[0]) / (peak * reached)
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         post_ops = node.post_ops if not candidate.is_followed else node.post_ops[:-1]
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
@@ -194,8 +158,8 @@ class ModelCosts:
                 window = prod(operands[post_op.operand].dims[1:])
                 arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
             else:
-                arithmetic += _operations(post_op.attrs) * prod(before.dims) / (peak * _POINTWISE)
-        call = self.peaks.call * (_PRODUCT_CALL if products is not None else 1.0)
+                arithmetic += _operations(post_op.op, post_op.attrs) * prod(before.dims) / (peak * _POINTWISE)
+        call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
 
@@ -203,25 +167,22 @@ class ModelCosts:
         self, node: Node, operands: Mapping[str, MemoryDesc], results: Sequence[MemoryDesc], peak: float
     ) -> float:
         """Return the seconds that PyTorch takes: one operator for the op, one more for each post-op."""
-        dst = results[0]
-        share = _PYTORCH.get(node.op, _PYTORCH_OTHER)
-        if node.op == "eltwise" and _operations(node.attrs) > _CHEAP_OPERATIONS:
-            share = _PYTORCH_COSTLY
+        dst, declaration = results[0], opdef(node.op)
+        linear, cost = declaration.linear, declaration.cost
+        is_costly = declaration.elementwise and _operations(node.op, node.attrs) > 1
         across = dst.ndim > 2 and dst.strides[1] < dst.strides[-1]
-        if across:
-            share *= _PYTORCH_ACROSS.get(node.op, 1.0)
+        share = (_PYTORCH_COSTLY if is_costly else cost.pytorch) * (cost.across if across else 1.0)
         seconds = self._moving(node, operands, results, share)
-        products = _PRODUCTS.get(node.op)
-        if products is not None:
-            reached = _PYTORCH_PRODUCTS if node.op in ("matmul", "inner_product") else _PYTORCH_PACKED
-            shape = _shape(node.op, operands)
-            seconds += products(operands, dst) / (peak * reached * _OTHER[shape] / _OTHER[0])
-        elif node.op == "pooling":
-            seconds += _PYTORCH_WINDOW[not across] * prod(_kernel(node)) * prod(dst.dims) / (peak * _POINTWISE)
+        if linear is not None:
+            reached = _PYTORCH_PACKED if linear.windowed else _PYTORCH_PRODUCTS
+            shape = _shape(linear, operands)
+            seconds += _products(linear, operands, dst) / (peak * reached * _OTHER[shape] / _OTHER[0])
+        seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE)
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         for post_op in node.post_ops:
-            seconds += 2 * dst.nbytes * pace / (_PYTORCH_COSTLY if _operations(post_op.attrs) > 1 else 0.7)
-        calls = 1 if opdef(node.op).operator is not None else _PYTORCH_SEVERAL
+            share = _PYTORCH_COSTLY if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL
+            seconds += 2 * dst.nbytes * pace / share
+        calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
         return (calls + len(node.post_ops)) * _PYTORCH_CALL + seconds
 
     def _kernel(self, dst: MemoryDesc, peak: float) -> float:
@@ -304,32 +265,27 @@ def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc
     return [*(MemoryDesc(type_.dims, type_.dtype) for type_ in before), dst]
 
 
-def _shape(op: str, operands: Mapping[str, MemoryDesc]) -> int:
-    if op not in ("convolution", "deconvolution"):
+def _shape(linear: Linear, operands: Mapping[str, MemoryDesc]) -> int:
+    if not linear.windowed:
         return 0
-    weights, spatial = operands["weights"].dims, operands["src"].ndim - 2
-    if len(weights) > spatial + 2 and weights[2] == 1:
+    weights, ndim = operands["weights"].dims, operands["src"].ndim
+    if linear.channels_per_group(weights, ndim) == 1:
         return 2
-    return int(prod(weights[-spatial:]) == 1)
+    return int(prod(weights[2 - ndim :]) == 1)
 
 
-def _filled(impl: str, lanes: int, op: str, operands: Mapping[str, MemoryDesc]) -> float:
+def _filled(impl: str, lanes: int, linear: Linear, operands: Mapping[str, MemoryDesc]) -> float:
     """Return the part of its speed at which an implementation runs groups of few channels."""
-    weights = operands["weights"].dims if op == "convolution" else ()
-    if len(weights) <= operands["src"].ndim or weights[2] == 1:
+    channels = linear.channels_per_group(operands["weights"].dims, operands["src"].ndim)
+    if channels <= 1:
         return 1.0
     blocked = bool(operands["src"].inner_blocks)
     halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
-    return weights[2] / (weights[2] + next(halves, _HALF_BY_CALLS))
+    return channels / (channels + next(halves, _HALF_BY_CALLS))
 
 
-def _operations(attrs: object) -> float:
-    return _COSTLY_OPERATIONS if getattr(attrs, "alg", "") in _COSTLY else _CHEAP_OPERATIONS
-
-
-def _kernel(node: Node) -> tuple[int, ...]:
-    kernel = getattr(node.attrs, "kernel", ())
-    return tuple(kernel)
+def _operations(op: str, attrs: Attrs) -> float:
+    return opdef(op).cost.operations(attrs, 1.0)
 
 
 def _padded(desc: MemoryDesc) -> tuple[int, ...]:
@@ -337,36 +293,9 @@ def _padded(desc: MemoryDesc) -> tuple[int, ...]:
     return desc.padded_dims if desc.kind == "blocked" else desc.dims
 
 
-def _convolution(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
-    src, weights = _padded(operands["src"]), operands["weights"].dims
-    grouped = len(weights) > len(src)
-    out = _padded(dst)
-    channels = src[1] / weights[0] if grouped else src[1]
-    return 2.0 * prod(out) * max(channels, 1.0) * prod(weights[2 + grouped :])
-
-
-def _deconvolution(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
-    src, weights = _padded(operands["src"]), operands["weights"].dims
-    grouped = len(weights) > len(src)
-    channels = _padded(dst)[1] / weights[0] if grouped else _padded(dst)[1]
-    return 2.0 * prod(src) * max(channels, 1.0) * prod(weights[2 + grouped :])
-
-
-def _inner_product(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
-    return 2.0 * prod(_padded(operands["src"])) * dst.dims[1]
-
-
-def _matmul(operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
-    return 2.0 * prod(_padded(dst)) * operands["src"].dims[-1]
-
-
-#: operations of the ops that are sums of products, on what blocks are padded to
-_PRODUCTS: dict[str, Callable[[Mapping[str, MemoryDesc], MemoryDesc], float]] = {
-    "convolution": _convolution,
-    "deconvolution": _deconvolution,
-    "inner_product": _inner_product,
-    "matmul": _matmul,
-}
+def _products(linear: Linear, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
+    """Return the operations of all products, on what blocks are padded to."""
+    return 2.0 * linear.products(_padded(operands["src"]), operands["weights"].dims, _padded(dst))
 
 
 @lru_cache(maxsize=4096)

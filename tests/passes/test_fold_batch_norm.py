@@ -43,6 +43,24 @@ def test_batch_norm_folds_into_matrix_products():
     assert summary(folded) == ["fc", "mm"]
 
 
+@pytest.mark.parametrize(("shape", "folds"), [((1, 7), True), ((1, 1), True), ((5, 1), False), ((5, 7), False)])
+def test_a_product_folds_with_a_bias_along_its_outputs_alone(shape, folds):
+    build = Builder()
+    weights, bias = build.constant(build.random(6, 7)), build.constant(build.random(*shape))
+    value = build.op("matmul", MatMul(), "mm", src=build.input(5, 6), weights=weights, bias=bias)
+    value = build.binary("mul", value, build.constant(build.random(1, 7)), "factors")
+    folded = rewrite(build.output(value), FoldBatchNorm(), tolerance=1e-5)
+    assert summary(folded) == (["mm"] if folds else ["mm", "factors"])
+
+
+def test_factors_fold_into_a_batch_of_matrices():
+    build = Builder()
+    weights = build.constant(build.random(3, 6, 7))
+    value = build.op("matmul", MatMul(), "mm", src=build.input(3, 5, 6), weights=weights)
+    value = build.binary("mul", value, build.constant(build.random(1, 1, 7)), "factors")
+    assert summary(rewrite(build.output(value), FoldBatchNorm(), tolerance=1e-5)) == ["mm"]
+
+
 def test_per_channel_arithmetic_folds_in_chains():
     build = Builder()
     value = build.conv(build.input(1, 4, 5, 5), 6, "conv")

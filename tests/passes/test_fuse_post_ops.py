@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.ops import Concat, MatMul, Permute, Prelu, Reduction, Sum
+from fmtprop.ops import Concat, MatMul, Permute, Prelu, Reduction, Softmax, Sum
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from tests.passes.rewriting import Builder, rewrite, summary
@@ -219,12 +219,13 @@ def test_eltwise_absorbs_nothing_but_binary_and_pooling_do():
     assert fused(graph) == ["pool+tanh", "relu", "scaled", "squared+sqrt"]
 
 
-def test_what_may_be_absorbed_is_an_option():
+def test_ops_that_are_slow_with_post_ops_absorb_none():
     build = Builder()
-    value = build.act(build.conv(build.input(1, 3, 4, 4), 5, "conv"))
-    graph = build.output(build.binary("mul", value, build.constant(build.random(1, 5, 1, 1), "gate")))
-    assert summary(FusePostOps(kinds=frozenset({"eltwise"})).run(graph)) == ["conv+relu", "mul"]
-    assert summary(FusePostOps(absorbers=frozenset({"pooling"})).run(graph)) == ["conv", "relu", "mul"]
+    x = build.input(1, 3, 4, 4)
+    soft = build.op("softmax", Softmax(1), "soft", src=x)
+    mean = build.op("reduction", Reduction("mean", (2,)), "mean", src=x)
+    graph = build.output(build.act(soft), build.act(mean, "tanh"))
+    assert sorted(fused(graph)) == ["mean", "relu", "soft", "tanh"]
 
 
 class LoopsWith(TableTarget):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.op import OPSET, Category, opdef
 from fmtprop.ir.ports import Role, port, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -30,9 +30,6 @@ Pins = Mapping[str, MemoryDesc]
 
 #: the order of preference of a target matters only so far: later implementations of one request are rarely the best
 _IMPLEMENTATIONS = 3
-
-#: how the implementation of an equivalent primitive is called: by that primitive's kind first
-_EQUIVALENTS = frozenset({"convolution", "inner_product", "matmul"})
 
 
 def enumerate_ways(
@@ -170,7 +167,7 @@ class _Enumerator:
                 # an equivalent primitive's implementations are counted by themselves: they come after all others
                 # so do those of which a kernel does the last post-op
                 family = candidate.impl.partition(":")[0]
-                member = candidate.target, family if family in _EQUIVALENTS else "", candidate.is_followed
+                member = candidate.target, family if family in OPSET else "", candidate.is_followed
                 families[member] += 1
                 if families[member] <= _IMPLEMENTATIONS:
                     yield candidate

@@ -7,16 +7,15 @@ cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.view_attrs import Permute
 from fmtprop.passes.target import Target
 
 __all__ = ["wishes"]
@@ -48,32 +47,15 @@ def wishes(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
 
 def _through(view: Node, found: Mapping[Value, list[MemoryDesc]], source: TensorType) -> list[MemoryDesc]:
     """Return the formats of a view's source that give the formats which its readers wish."""
-    if view.is_boundary or opdef(view.op).category is not Category.VIEW:
-        return []
-    inverse = _INVERSES.get(view.op)
+    inverse = None if view.is_boundary else opdef(view.op).inverse
     if inverse is None:
         return []
     formats = []
     for wish in found[Value(view.name)]:
         try:
-            desc = inverse(view, wish, source)
+            desc = inverse(view.attrs, wish, source)
         except FmtpropError:
             continue  # this format cannot come out of the view
         if desc.is_packed and prod(desc.dims) == prod(source.dims):
             formats.append(desc)
     return formats
-
-
-def _unpermute(view: Node, wish: MemoryDesc, source: TensorType) -> MemoryDesc:
-    order = view.attrs.order if isinstance(view.attrs, Permute) else ()
-    return wish.transpose(tuple(order.index(axis) for axis in range(len(order))))
-
-
-def _unreshape(view: Node, wish: MemoryDesc, source: TensorType) -> MemoryDesc:
-    return wish.reshape(source.dims)
-
-
-_INVERSES: Mapping[str, Callable[[Node, MemoryDesc, TensorType], MemoryDesc]] = {
-    "permute": _unpermute,
-    "reshape": _unreshape,
-}

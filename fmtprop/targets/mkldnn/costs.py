@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.evaluate import evaluate_node
@@ -112,14 +113,10 @@ def _key(node: Node, candidate: Candidate) -> Key:
 
 def _operations(node: Node, candidate: Candidate) -> float:
     """Return the products and sums of a node; an element-wise op has one for each element."""
-    operands, dst = candidate.operands, candidate.results[0]
-    weights = operands.get("weights")
-    if weights is None or node.op not in ("convolution", "deconvolution", "inner_product", "matmul"):
+    operands, dst, linear = candidate.operands, candidate.results[0], linear_of(node)
+    if linear is None:
         return float(prod(dst.dims))
-    if node.op == "matmul":
-        return 2.0 * prod(dst.dims) * operands["src"].dims[-1]
-    anchor = operands["src"] if node.op == "deconvolution" else dst
-    return 2.0 * prod(anchor.dims) * prod(weights.dims) / max(anchor.dims[1], 1)
+    return 2.0 * linear.products(operands["src"].dims, operands["weights"].dims, dst.dims)
 
 
 def _timed(node: Node, candidate: Candidate) -> float:

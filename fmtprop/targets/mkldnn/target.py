@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import linear_of
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import channels_last
@@ -96,7 +97,8 @@ def _packs_weights(node: Node, request: Request) -> bool:
 
     Where row-major weights are asked for in so many words, that is what is wanted.
     """
-    if node.op not in ("convolution", "deconvolution") or request["weights"].kind != "any":
+    linear = linear_of(node)
+    if linear is None or not linear.windowed or request["weights"].kind != "any":
         return False
     open_ = {name: MemoryDesc.any(desc.dims, desc.dtype) for name, desc in request.items()}
     return any(True for _ in fused_candidates(node, open_))

@@ -1,0 +1,100 @@
+"""What passes and costs ask of an op beside its meaning: where its products are, what it costs, how a batch is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fmtprop.ir.node import Attrs
+
+__all__ = ["Cost", "Linear", "each_image", "each_image_across_axis"]
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Where the products are that an op sums, of its ``src`` and its ``weights``.
+
+    Parameters
+    ----------
+    products : callable
+        ``(dims of src, of weights, of dst) -> products``.
+    by_columns : bool
+        Whether the outputs lie along the last axis of weights, of dst and of a bias of the rank of dst. Otherwise they
+        lie along the first axis of weights (behind one of groups, where weights have an axis more than src), along
+        axis 1 of dst and in a bias of one axis.
+    windowed : bool
+        Whether weights are a window that slides over src, perhaps in groups of channels.
+    """
+
+    products: Callable[[Dims, Dims, Dims], float]
+    by_columns: bool = False
+    windowed: bool = False
+
+    def output_axis(self, ndim: int) -> int:
+        """Return the axis of dst, of so many axes, along which the outputs lie."""
+        return ndim - 1 if self.by_columns else 1
+
+    def bias_dims(self, outputs: int, ndim: int) -> Dims:
+        """Return the dims of a bias with a number for each output, where dst has so many axes."""
+        return (*(1,) * (ndim - 1), outputs) if self.by_columns else (outputs,)
+
+    def factor_dims(self, weights: Dims, ndim: int) -> Dims:
+        """Return the dims in which a number for each output multiplies weights, where dst has so many axes."""
+        if self.by_columns:
+            return (*(1,) * (len(weights) - 1), weights[-1])
+        head = 2 if self.channels_per_group(weights, ndim) else 1
+        return (*weights[:head], *(1,) * (len(weights) - head))
+
+    def channels_per_group(self, weights: Dims, ndim: int) -> int:
+        """Return the source's channels in each group; 0 where weights, of a dst of so many axes, have no groups."""
+        return weights[2] if self.windowed and len(weights) > ndim else 0
+
+
+def _one(attrs: Any, gathered: float) -> float:
+    return 1.0
+
+
+def _no_window(attrs: Any) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an op costs beside products, for the model of :mod:`fmtprop.tuning.roofline`.
+
+    Parameters
+    ----------
+    operations : callable
+        ``(attrs, elements of src for one of dst) -> operations for an element of dst``.
+    window : callable
+        ``attrs -> places that PyTorch's operator reads, one after another, for an element of dst``; 0 without a window.
+    pace : float
+        Share of the copying bandwidth at which oneDNN's kernels move the op's bytes. Medians over the layers of the
+        built-in convolutional networks, with one thread on AVX2.
+    pytorch : float
+        The same of PyTorch's operator. Measured on [1, 64, 64, 64] with 2 threads (Xeon with AMX, torch 2.13): 1.4 to
+        0.5 of simple element-wise ones, 0.15 to 0.3 of those that take several passes. Less is declared where oneDNN
+        has generated code, which is not slower.
+    across : float
+        Part of that where the channels are innermost, of an operator that is written for rows.
+    """
+
+    operations: Callable[[Any, float], float] = _one
+    window: Callable[[Any], int] = _no_window
+    pace: float = 1.0
+    pytorch: float = 0.3
+    across: float = 1.0
+
+
+def each_image(attrs: Attrs, batch: int, images: int) -> Attrs | None:
+    """Return the attributes as they are: the op treats images one by one."""
+    return attrs
+
+
+def each_image_across_axis(attrs: Any, batch: int, images: int) -> Attrs | None:
+    """Return the attributes of an op that works along an axis, as they are; None where that is the batch."""
+    found: Attrs | None = attrs if attrs.axis > 0 else None
+    return found
