@@ -36,7 +36,7 @@ _GRACE = 0.1
 
 @dataclass(frozen=True)
 class Contest:
-    """How long each of several plans took, in the same minutes or scaled to them.
+    """How long each of several plans took.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Contest:
     names : tuple of str
         What each plan is called.
     runs : tuple of tuple of float
-        Seconds of each plan's runs, round by round, where they all ran in the same rounds.
+        Seconds of each plan's runs, round by round.
     """
 
     seconds: tuple[float, ...]

@@ -18,34 +18,37 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.base import Pass, Pipeline
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
+from fmtprop.passes.optimal.variants import OF_GRAPH, Variant
 from fmtprop.passes.release_sums import ReleaseSums
-from fmtprop.passes.scale_weights import ScaleWeights
-from fmtprop.passes.slice_batch import SliceBatch
 from fmtprop.passes.target import Candidate, Setting
-from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.tuning import MEASURING, TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
-__all__ = ["ALL", "BEST", "DIRECT", "GREEDY", "NAMES", "SLICED", "Contestant", "Contestants"]
+__all__ = ["BEST", "DIRECT", "GREEDY", "Contestant", "Contestants"]
 
-#: what they are called, in the store too
-NAMES = (
-    "optimal",
-    "optimal, no node run as several",
-    "optimal, batch in slices",
+#: what they are called, in the store too; the best with a variant of the graph has the variant's name behind its own
+BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
+    OPTIMAL,
+    f"{OPTIMAL}, no node run as several",
     "propagate",
     "plain",
     "PyTorch's operators",
 )
-BEST, DIRECT, SLICED, GREEDY, PLAIN, PYTORCH = NAMES
 
-#: those that may be the fastest; the others take their place where all of them fail
-ALL = BEST, DIRECT, SLICED, GREEDY
+#: the best of each variant of the graph, by name
+_VARIANTS: Mapping[str, Variant[Pass]] = {f"{BEST}, {variant.name}": variant for variant in OF_GRAPH}
 
-#: what can be dropped of one: nodes run as several, factors of channels in weights
-COMPOSED, SCALED = "nodes run as several", "factors in weights"
+#: the graph itself and the variants whose worth costs tell
+_PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_priced))
+
+#: what can be dropped of one
+COMPOSED = "nodes run as several"
+
+#: before the formats of any of them are chosen: more concats can be in place then
+_PREPARE = (NestConcats(), ReleaseSums())
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,8 @@ class Contestants:
         self._normal, self._setting, self._options = normal, setting, options
         self._costs, self._attempts = costs, attempts or Attempts()
         self._made: dict[str, Contestant | None] = {}
-        #: what comes behind the best in the problem that it solves
-        self._behind: Iterator[Contestant] | None = None
+        #: what comes behind each solution in its problem, by the solution's name
+        self._behind: dict[str, Iterator[Contestant]] = {}
 
     @property
     def ladder(self) -> tuple[str, ...]:
@@ -123,7 +126,7 @@ class Contestants:
 
     @property
     def best(self) -> Contestant:
-        """The choice as long as nothing has run.
+        """The choice as long as nothing has run: what costs least, where costs tell.
 
         Raises
         ------
@@ -131,9 +134,24 @@ class Contestants:
             Nothing can be made: why the first choice can't.
         """
         for name in self.ladder:
-            if (found := self.get(name)) is not None:
-                return found
+            found = [one for one in map(self.get, _PRICED if name == BEST else (name,)) if one is not None]
+            if found:
+                return min(found, key=self.expected)
         raise self._attempts.failed[self.ladder[0]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who may be the fastest."""
+        return (*_PRICED, DIRECT, *(name for name in _VARIANTS if name not in _PRICED), GREEDY)
+
+    def field(self, *, whole: bool) -> list[Contestant]:
+        """Return those that may be the fastest, the best first; if not all, then those of which costs tell little."""
+        told = () if whole else (*_PRICED, DIRECT)
+        distinct: dict[str, Contestant] = {}
+        for one in (self.best, *(self.get(name) for name in self.names if name not in told)):
+            if one is not None:
+                distinct.setdefault(one.key, one)
+        return list(distinct.values())
 
     def get(self, name: str) -> Contestant | None:
         """Return the contestant of a name, None where the model has none or it was dropped."""
@@ -149,33 +167,35 @@ class Contestants:
 
     def _make(self, name: str) -> Contestant | None:
         if name == BEST:
-            return self._cheapest()
+            return self._first(name, self._normal)
+        if name in _VARIANTS:
+            return self._variant(name, _VARIANTS[name])
         if name == DIRECT:
-            alone = self._behind or self._solved(self._normal, DIRECT, composed=False)
-            return next(alone, None)
-        if name == SLICED:
-            rewritten = SliceBatch(1, last_level_cache_nbytes() // 2).run(self._normal)
-            return None if rewritten is self._normal else next(self._solved(rewritten, name))
+            solved = [one for name in _PRICED if (one := self._made.get(name)) is not None]
+            if not solved:
+                return next(self._solved(self._normal, DIRECT, composed=False))
+            return next(self._behind[min(solved, key=self.expected).name], None)
         if name == PYTORCH:
             pytorch = replace(self._setting, target=self._setting.fallback)
             return replace(greedy(PLAIN, self._normal, pytorch), name=name)
         return greedy(name, self._normal, self._setting)
 
-    def _cheapest(self) -> Contestant:
-        """Return the best by cost, factors of channels where they are or in weights."""
-        self._behind = None
-        solutions = self._solved(self._normal, BEST, DIRECT)
-        best, rewrite = next(solutions), ScaleWeights()
-        self._behind = solutions
-        scaled = self._normal if self._options.pin else rewrite.run(self._normal)  # pins name nodes as they were
-        if scaled is self._normal:
-            return best
-        others = self._solved(scaled, BEST, DIRECT, pins=rewrite.pins(self._normal))
-        other = self._attempts.of(SCALED, lambda: _unless_unsupported(others))
-        if other is None or _objective(other) >= _objective(best):
-            return best
-        self._behind = others
-        return other
+    def _variant(self, name: str, variant: Variant[Pass]) -> Contestant | None:
+        """Return the best of a variant of the graph, None where it changes nothing or nobody can run it."""
+        if self._options.policy != OPTIMAL or self._options.pin:  # pins name nodes as they were
+            return None
+        rewritten = Pipeline((variant.rewrite,), Stage.IMPORTED).run(self._normal)
+        if rewritten is self._normal:
+            return None
+        try:
+            return self._first(name, rewritten, variant.pins(self._normal))
+        except UnsupportedOpError:  # no kernel reads what the rewrite made: that is no failure
+            return None
+
+    def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Contestant:
+        solutions = self._solved(normal, name, DIRECT, pins=pins)
+        best, self._behind[name] = next(solutions), solutions
+        return best
 
     def _solved(
         self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None, composed: bool = True
@@ -183,22 +203,20 @@ class Contestants:
         """Yield the best by cost, and then the best in which no node runs as several if that is another, so called."""
         if self._costs is None:
             raise PassError("pass optimal: there are no costs to be optimal by")
-        nested = ReleaseSums().run(NestConcats().run(normal))
-        verify(nested, Stage.NORMAL)
-        options = self._options
-        obeyed = {**resolve_pins(nested, options.pin), **(pins or {})}
+        prepared, options = Pipeline(_PREPARE, Stage.NORMAL).run(normal), self._options
+        obeyed = {**resolve_pins(prepared, options.pin), **(pins or {})}
         solver = OptimalFormats(self._setting, self._costs, obeyed)
         ways: dict[str, list[Candidate]] = {}
         if composed:
             beside = options.tune in MEASURING
             found = self._attempts.of(
-                COMPOSED, lambda: expansions(nested, solver, winograd=options.winograd, beside=beside)
+                COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, beside=beside)
             )
             ways = found or {}
         usual = self.get(GREEDY)
         # where `propagate` has no plan, there is nothing to compare with
-        baseline = Graph(nested.name) if usual is None else usual.graph if nested is self._normal else None
-        for name, (formatted, certificate) in zip(names, solver.solutions(nested, ways, baseline), strict=False):
+        baseline = Graph(prepared.name) if usual is None else usual.graph if prepared is self._normal else None
+        for name, (formatted, certificate) in zip(names, solver.solutions(prepared, ways, baseline), strict=False):
             verify(formatted, Stage.FORMATTED)
             yield Contestant(name, formatted, replace(certificate, propagate=self._propagate))
 
@@ -207,18 +225,6 @@ class Contestants:
         """What `propagate`'s plan costs by the costs that the first solution was chosen by; 0 without such a plan."""
         usual = self.get(GREEDY)
         return 0.0 if usual is None or self._costs is None else price(usual.graph, self._costs)
-
-
-def _unless_unsupported(solutions: Iterator[Contestant]) -> Contestant | None:
-    """Return the first of several, None where no kernel reads what a rewrite made: that is no failure."""
-    try:
-        return next(solutions)
-    except UnsupportedOpError:
-        return None
-
-
-def _objective(contestant: Contestant) -> float:
-    return contestant.certificate.objective if contestant.certificate else inf
 
 
 def greedy(policy: str, normal: Graph, setting: Setting) -> Contestant:

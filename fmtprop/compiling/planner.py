@@ -14,7 +14,7 @@ from functools import partial
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.compiled import random_inputs
 from fmtprop.compiling.contest import Contest, contest
-from fmtprop.compiling.contestants import ALL, DIRECT, GREEDY, NAMES, SLICED, Contestant, Contestants
+from fmtprop.compiling.contestants import DIRECT, GREEDY, Contestant, Contestants
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.stages import activations_nbytes, make_room, weights_nbytes
 from fmtprop.compiling.tensor_planner import plan_tensors
@@ -249,43 +249,24 @@ class _Planner:
 
     def _entrants(self, rivals: Contestants) -> list[Contestant]:
         """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
-        best, distinct = rivals.best, dict[str, Contestant]()
-        for one in (best, *map(rivals.get, ALL if self.patient else (SLICED, GREEDY))):
-            if one is not None and (one is best or rivals.expected(one) <= _FAR * rivals.expected(best)):
-                distinct.setdefault(one.key, one)
-        return list(distinct.values())
+        best, *others = rivals.field(whole=self.patient)
+        return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
 
     def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
         """Return the fastest, how long each took, and what ran; None where the numbers at hand suit none of them.
 
-        `DIRECT` comes last where another won or costs promised more.
+        All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
         """
         raced = self._race(entrants, rivals)
-        if raced is None:
-            return None
-        kept, result, plan = raced
-        promise = rivals.best.certificate
-        if not self.patient and (kept is not entrants[0] or not _is_kept(promise, result)):
-            direct = rivals.get(DIRECT)
-            if direct is not None and direct.key not in {entrant.key for entrant in entrants}:
-                del raced, plan  # it holds the numbers that stand in for weights
-                return self._with_direct(kept, result, direct, rivals)
-        return kept, result, plan
-
-    def _with_direct(
-        self, kept: Contestant, result: Contest, direct: Contestant, rivals: Contestants
-    ) -> tuple[Contestant, Contest, Plan] | None:
-        """Run the fastest against one more, whose place is behind all others."""
-        raced = self._race([kept, direct], rivals)
-        if raced is None:
-            return None
-        winner, last, plan = raced
-        if len(last.names) == 1:
-            return raced if winner is direct else (kept, result, plan)
-        relative = last.seconds[1] / last.seconds[0]  # both races' seconds are not of the same minute
-        seconds = (*result.seconds, relative * result.seconds[result.winner])
-        result = replace(result, names=(*result.names, direct.name), seconds=seconds, runs=())
-        return winner, replace(result, winner=len(result.seconds) - 1 if last.winner else result.winner), plan
+        if raced is None or self.patient:
+            return raced
+        if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
+            return raced
+        direct = rivals.get(DIRECT)
+        if direct is None or direct.key in {entrant.key for entrant in entrants}:
+            return raced
+        del raced  # it holds the numbers that stand in for weights
+        return self._race([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
 
     def _race(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
         """Run plans against each other: on any numbers where that tells as much as their own weights."""
@@ -314,11 +295,10 @@ class _Planner:
             return None
         for patient in (True,) if self.patient else (True, False):
             name = self.store.verdict(_winner_key(rivals.best, patient))
-            if name in NAMES:
-                kept = rivals.get(name)
-                # by other costs, another plan may have the same name
-                if kept is not None and self.store.verdict(_pair_key(rivals.best, kept)) is not None:
-                    return kept
+            kept = rivals.get(name) if name in rivals.names else None
+            # by other costs, another plan may have the same name
+            if kept is not None and self.store.verdict(_pair_key(rivals.best, kept)) is not None:
+                return kept
         return None
 
 

@@ -10,8 +10,9 @@ oneDNN developer guide, "Primitive Attributes: Post-ops", depthwise post-op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, PostOp, Value, post_op_operand
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import is_native
@@ -21,32 +22,47 @@ from fmtprop.ops.convolution import Conv
 _KERNEL, _PADDING, _STRIDES = 3, 1, (1, 2)
 
 
-def fused(
-    conv: Node,
-    conv_inputs: Mapping[str, Value],
-    depthwise: Node,
-    depthwise_inputs: Mapping[str, Value],
-    type_of: Callable[[Value], TensorType],
-) -> tuple[Node, dict[str, Value]] | None:
+class Fused(NamedTuple):
+    """A node for two neighbours.
+
+    Parameters
+    ----------
+    node : Node
+        Under the name of the second, so that its readers stay as they are.
+    inputs : dict of str to Value
+        Its operands.
+    covers : tuple of str
+        The two.
+    """
+
+    node: Node
+    inputs: dict[str, Value]
+    covers: tuple[str, str]
+
+
+def fused(graph: Graph, depthwise: Node) -> Fused | None:
     """Return one node that computes a 1x1 convolution and the 3x3 depthwise convolution that reads it.
 
     Parameters
     ----------
-    conv, depthwise : Node
-        The pair; the caller knows that nobody else reads `conv`.
-    conv_inputs, depthwise_inputs : mapping of str to Value
-        Their operands.
-    type_of : callable
-        From a value to its type, such as ``graph.type_of``.
+    graph : Graph
+        A normal graph.
+    depthwise : Node
+        The second of the two.
 
     Returns
     -------
-    (Node, dict of str to Value) or None
-        The fused node under the name of `depthwise`, so that its readers stay as they are, and its operands; None where
-        the two are no such pair: both two-dimensional in space, the first with a 1x1 kernel, stride 1 and no padding,
-        the second with one 3x3 kernel for each channel, padding 1 and stride 1 or 2; their post-ops eltwise only.
+    Fused or None
+        None where the two are no such pair: nobody else reads the first, both two-dimensional in space, the first with
+        a 1x1 kernel, stride 1 and no padding, the second with one 3x3 kernel for each channel, padding 1 and stride 1
+        or 2; their post-ops eltwise only.
     """
-    if depthwise_inputs.get("src") != Value(conv.name) or not _pointwise(conv, type_of(conv_inputs["weights"])):
+    if depthwise.op != "convolution":
+        return None
+    depthwise_inputs, type_of = graph.inputs(depthwise.name), graph.type_of
+    source = depthwise_inputs["src"]
+    conv, conv_inputs = graph.node(source.node), graph.inputs(source.node)
+    if graph.reader_count(source) > 1 or not _pointwise(graph, conv):
         return None
     if not _depthwise(depthwise, type_of(depthwise_inputs["weights"]), conv.results[0]):
         return None
@@ -61,12 +77,14 @@ def fused(
     inputs = {**conv_inputs, name: depthwise_inputs["weights"]}
     if bias is not None:
         inputs[bias] = depthwise_inputs["bias"]
-    return conv.with_(name=depthwise.name, results=depthwise.results, post_ops=tail), inputs
+    both = conv.with_(name=depthwise.name, results=depthwise.results, post_ops=tail)
+    return Fused(both, inputs, (conv.name, depthwise.name))
 
 
-def _pointwise(node: Node, weights: TensorType) -> bool:
-    attrs = node.attrs
-    return _tails_are_eltwise(node) and isinstance(attrs, Conv) and attrs == Conv.make(2) and weights.dims[2:] == (1, 1)
+def _pointwise(graph: Graph, node: Node) -> bool:
+    if not _tails_are_eltwise(node) or node.attrs != Conv.make(2):
+        return False
+    return graph.type_of(graph.inputs(node.name)["weights"]).dims[2:] == (1, 1)
 
 
 def _depthwise(node: Node, weights: TensorType, src: TensorType) -> bool:

@@ -18,6 +18,7 @@ from fmtprop.ops.building import emit
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.view_attrs import Slice
 from fmtprop.passes.editing import unused_name
+from fmtprop.system.machine import last_level_cache_nbytes
 
 __all__ = ["SliceBatch"]
 
@@ -30,8 +31,9 @@ class SliceBatch:
     ----------
     images : int
         Images per slice.
-    cache_nbytes : int
-        The stretch ends after the last layer whose activations, at the whole batch, are larger than this.
+    cache_nbytes : int, optional
+        The stretch ends after the last layer whose activations, at the whole batch, are larger than this; half of the
+        last-level cache if not given.
 
     Notes
     -----
@@ -44,8 +46,8 @@ class SliceBatch:
 
     name: ClassVar[str] = "slice-batch"
 
-    images: int
-    cache_nbytes: int
+    images: int = 1
+    cache_nbytes: int | None = None
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the same object where nothing is to be cut."""
@@ -57,6 +59,7 @@ class SliceBatch:
 
     def _stretch(self, graph: Graph, batch: int) -> set[str]:
         """Return the nodes to run in slices: a closed beginning of the graph."""
+        cache_nbytes = last_level_cache_nbytes() // 2 if self.cache_nbytes is None else self.cache_nbytes
         order: list[str] = []
         inside: set[str] = set()
         computed = graph.dependents()
@@ -71,7 +74,7 @@ class SliceBatch:
             order.append(node.name)
             inside.add(node.name)
             largest = max(graph.type_of(v).nbytes for v in (*sources, Value(node.name)))
-            if largest > self.cache_nbytes:
+            if largest > cache_nbytes:
                 last = len(order)
         return set(order[:last])
 

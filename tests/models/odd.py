@@ -14,12 +14,13 @@ from unittest import mock
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph
-from fmtprop.compiling import contestants, planner
+from fmtprop.compiling import planner
 from fmtprop.compiling.contest import Contest
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.passes import slice_batch
 from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning
@@ -69,7 +70,7 @@ def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(planner, "costs_for", lambda *_, **__: RandomCosts(seed)))
         if sliced:
-            stack.enter_context(mock.patch.object(contestants, "last_level_cache_nbytes", lambda: 2))
+            stack.enter_context(mock.patch.object(slice_batch, "last_level_cache_nbytes", lambda: 2))
             stack.enter_context(mock.patch.object(planner, "contest", decide))
             stack.enter_context(mock.patch.object(planner.Store, "verdict", lambda self, key: None))
             stack.enter_context(mock.patch.object(planner.Store, "remember", lambda self, key, name: None))

@@ -43,8 +43,9 @@ def pair(*, stride=1, channels=24, size=9, bias=True, kernel=3, pad=1, groups=No
 
 
 def fuse(graph, first, second):
-    inputs = graph.inputs(first), graph.inputs(second)
-    return fused(graph.node(first), inputs[0], graph.node(second), inputs[1], graph.type_of)
+    found = fused(graph, graph.node(second))
+    assert found is None or found.covers == (first, second)
+    return found and (found.node, found.inputs)
 
 
 def fused_graph(graph, first, second):
@@ -102,8 +103,14 @@ def test_other_pairs_stay_two(changes):
 
 def test_a_pair_must_follow_each_other():
     graph, first, second = pair()
-    inputs = {**graph.inputs(second), "src": Value("x")}
-    assert fused(graph.node(first), graph.inputs(first), graph.node(second), inputs, graph.type_of) is None
+    graph.set_inputs(second, {**graph.inputs(second), "src": graph.input("other", graph.node(first).results[0])})
+    assert fuse(graph, first, second) is None
+
+
+def test_nobody_else_may_read_the_first():
+    graph, first, second = pair()
+    graph.output(Value(first))
+    assert fuse(graph, first, second) is None
 
 
 def test_the_node_survives_a_graph_file(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.compiling import contestants, planner
+from fmtprop.compiling import planner
 from fmtprop.compiling.contest import Contest
 from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
@@ -16,6 +16,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import Reshape, Slice
+from fmtprop.passes import slice_batch
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.slice_batch import SliceBatch
@@ -180,7 +181,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("winner", [0, 1])
 def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(contestants, "last_level_cache_nbytes", lambda: 2 * 4 * 16 * 8 * 8 * 4 - 2)
+    monkeypatch.setattr(slice_batch, "last_level_cache_nbytes", lambda: 2 * 4 * 16 * 8 * 8 * 4 - 2)
     seen = []
 
     def decide(plans, inputs, budget, fewest, *_):

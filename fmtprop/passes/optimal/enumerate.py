@@ -17,8 +17,8 @@ from fmtprop.ir.ports import Role, port, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
-from fmtprop.ops.depthwise_fusion import fused
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
+from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.optimal.wishes import wishes
 from fmtprop.passes.target import Candidate, Setting, can_be_read
@@ -76,7 +76,7 @@ class _Enumerator:
                 raise UnsupportedOpError(self._complaint(node))
             self.found.ways[node.name] = [Way(node, inputs, candidate, (node.name,)) for candidate in ways]
             self._note_formats(node, inputs, ways)
-            self._fuse(node, inputs)
+            self._fuse(node)
         self.found.detours = self._detours()
         return self.found
 
@@ -93,26 +93,22 @@ class _Enumerator:
                 found[src, dst] = plain(dst)
         return found
 
-    def _fuse(self, node: Node, inputs: Mapping[str, Value]) -> None:
-        """Add the ways to run a depthwise convolution together with the 1x1 convolution before it."""
-        source = inputs.get("src")
-        if node.op != "convolution" or source is None or source.node not in self.found.ways:
-            return
-        before = self.graph.node(source.node)
-        if before.op != "convolution" or self.graph.reader_count(source) > 1:
-            return
-        pair = fused(before, self.graph.inputs(before.name), node, inputs, self.graph.type_of)
-        if pair is None or self._pins_of(before) or self._pins_of(node).keys() & inputs.keys():
-            return  # what is between the two has no format then, and the fused node's operands are the first one's
-        both, operands = pair
-        ways = [
-            candidate
-            for candidate in self._distinct(both, operands, ())
-            # the fallback would run one after the other
-            if self._obeys(node, candidate) and not candidate.is_ref and candidate.target != self.fallback.name
-        ]
-        self.found.ways[node.name] += [Way(both, operands, c, (before.name, node.name)) for c in ways]
-        self._note_formats(both, operands, ways)
+    def _fuse(self, node: Node) -> None:
+        """Add the ways to run a node together with the one before it."""
+        for pair in filter(None, (fusion.rewrite(self.graph, node) for fusion in FUSIONS)):
+            before = self.graph.node(pair.covers[0])
+            if before.name not in self.found.ways or self._pins_of(before):
+                continue  # a constant; or what is between the two has no format, and the operands are the first one's
+            if self._pins_of(node).keys() & self.graph.inputs(node.name).keys():
+                continue
+            ways = [
+                candidate
+                for candidate in self._distinct(pair.node, pair.inputs)
+                # the fallback would run one after the other
+                if self._obeys(node, candidate) and not candidate.is_ref and candidate.target != self.fallback.name
+            ]
+            self.found.ways[node.name] += [Way(pair.node, pair.inputs, c, pair.covers) for c in ways]
+            self._note_formats(pair.node, pair.inputs, ways)
 
     # ------------------------------------------------------------------ one node
 

@@ -10,27 +10,18 @@ from typing import NamedTuple
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.ports import Role, ports
+from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
+from fmtprop.passes.base import Pipeline
 from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.formats import channels_last
-from fmtprop.passes.merge_groups import MergeGroups
-from fmtprop.passes.norm_as_convolution import NormAsConvolution
-from fmtprop.passes.optimal.accuracy import MOST_GROWTH
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
+from fmtprop.passes.optimal.variants import EXPANSIONS
 from fmtprop.passes.target import Candidate, Request, Target
 from fmtprop.passes.winograd import Winograd
 
 __all__ = ["expansions"]
-
-#: how nodes become several; a node may be rewritten in several ways
-_REWRITES: tuple[ExpandingPass, ...] = (
-    Winograd(),
-    Winograd(most=MOST_GROWTH),
-    NormAsConvolution(),
-    MergeGroups(width=8),
-    MergeGroups(width=16),
-)
 
 #: distinct nodes that are tried, those with most work first: each takes about 30 ms, and many that differ weigh little
 _DISTINCT = 96
@@ -55,15 +46,16 @@ def expansions(
     beside : bool
         Whether the nodes themselves are put to the solver too: where costs are measured, both are in the same rounds.
     """
-    alike = _alike(graph, [rewrite for rewrite in _REWRITES if winograd or not isinstance(rewrite, Winograd)])
+    alike = _alike(graph, [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)])
     if not alike:
         return {}
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
     operands = [_add(trial, boundary, graph, one.nodes[0], number, beside) for number, one in enumerate(alike)]
-    rewritten = trial
+    steps = []
     for rewrite in dict.fromkeys(one.rewrite for one in alike):  # each makes the whole graph anew
-        names = [_expanded(number) for number, one in enumerate(alike) if one.rewrite == rewrite]
-        rewritten = replace(rewrite, names=names).run(rewritten)
+        names = tuple(_expanded(number) for number, one in enumerate(alike) if one.rewrite == rewrite)
+        steps.append(replace(rewrite, names=names))
+    rewritten = Pipeline(tuple(steps), Stage.NORMAL).run(trial)
     alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
     twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
     setting = replace(solver.setting, target=_Unblocked(solver.setting.target, twins), boundary=boundary)

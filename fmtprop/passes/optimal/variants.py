@@ -1,0 +1,89 @@
+"""Other ways to compute the same, as data: for one node, for two neighbours, or for the whole graph.
+
+Those for nodes are alternatives in the exact problem. One for the graph is a problem of its own: costs tell how good its
+solution is, or a race where costs do not tell. Owns which there are, and what each was seen to gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.depthwise_fusion import Fused, fused
+from fmtprop.passes.base import Pass
+from fmtprop.passes.expand import ExpandingPass
+from fmtprop.passes.merge_groups import MergeGroups
+from fmtprop.passes.norm_as_convolution import NormAsConvolution
+from fmtprop.passes.optimal.accuracy import MOST_GROWTH
+from fmtprop.passes.scale_weights import ScaleWeights
+from fmtprop.passes.slice_batch import SliceBatch
+from fmtprop.passes.winograd import Winograd
+
+__all__ = ["EXPANSIONS", "FUSIONS", "OF_GRAPH", "Variant"]
+
+#: from the second of two nodes to one node for both, None where they are no such pair
+Fusion: TypeAlias = Callable[[Graph, Node], "Fused | None"]
+
+Rewrite = TypeVar("Rewrite")
+
+
+def _free(graph: Graph) -> Mapping[str, MemoryDesc]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Variant(Generic[Rewrite]):
+    """Another way to compute the same.
+
+    Parameters
+    ----------
+    name : str
+        What it is called: in reports, and in the store.
+    rewrite : ExpandingPass, Fusion or Pass
+        How it is made.
+    gain : str
+        Time with it over time without, and where that was measured.
+    is_priced : bool
+        Whether costs tell what it is worth. Otherwise it has to run.
+    pins : callable
+        From the graph, before it is rewritten, to formats that are settled then, by ``"node.operand"``.
+    """
+
+    name: str
+    rewrite: Rewrite
+    gain: str
+    is_priced: bool = True
+    pins: Callable[[Graph], Mapping[str, MemoryDesc]] = _free
+
+
+#: several nodes for one
+EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
+    Variant("filtering", Winograd(), "VGG-16 0.62, ResNet-50 0.92 (AVX2, docs/performance.md)"),
+    Variant("filtering, finer", Winograd(most=MOST_GROWTH), "no speed: more layers within the bound of errors"),
+    Variant("norm as convolution", NormAsConvolution(), "not measured by itself"),
+    Variant("groups of 8", MergeGroups(width=8), "ResNeXt-50 32x4d 0.86 (AVX2, docs/experiments.md)"),
+    Variant("groups of 16", MergeGroups(width=16), "as groups of 8, for wider vectors"),
+)
+
+#: one node for two
+FUSIONS: tuple[Variant[Fusion], ...] = (Variant("depthwise pair", fused, "not measured by itself"),)
+
+#: another graph
+OF_GRAPH: tuple[Variant[Pass], ...] = (
+    Variant(
+        "factors in weights",
+        ScaleWeights(),
+        "EfficientNet-B0 0.93 (AVX-512, docs/experiments.md)",
+        pins=ScaleWeights().pins,
+    ),
+    Variant(
+        "batch in slices",
+        SliceBatch(),
+        "DenseNet-121 0.82, MobileNetV2 0.94, ResNet-50 0.95 (batch 16, AVX-512, docs/experiments.md)",
+        is_priced=False,  # the cost of a layer does not tell what it leaves in cache for the next
+    ),
+)
