@@ -16,9 +16,10 @@ from fmtprop.compiling.compiled import random_inputs
 from fmtprop.compiling.contest import Contest, contest
 from fmtprop.compiling.contestants import DIRECT, GREEDY, Contestant, Contestants
 from fmtprop.compiling.options import OPTIMAL, Options
-from fmtprop.compiling.stages import activations_nbytes, make_room, weights_nbytes
+from fmtprop.compiling.stages import make_room
 from fmtprop.compiling.tensor_planner import plan_tensors
 from fmtprop.errors import PlanError, UnsupportedOpError
+from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import Certificate

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.contestants import Contestants
 from fmtprop.compiling.options import Options
-from fmtprop.compiling.stages import activations_nbytes, normalise, weights_nbytes
+from fmtprop.compiling.stages import normalise
 from fmtprop.compiling.tensor_planner import tensor_assigner
 from fmtprop.errors import FmtpropError
+from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.assign import AssignFormats

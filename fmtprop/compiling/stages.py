@@ -13,6 +13,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.ir.aliasing import is_view
+from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
@@ -29,7 +30,7 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.mkldnn import computes_in
 
-__all__ = ["activations_nbytes", "check_memory", "make_room", "normalise", "weights_nbytes"]
+__all__ = ["check_memory", "make_room", "normalise"]
 
 #: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
 _LARGE = 12 << 20
@@ -96,21 +97,6 @@ def _passes(target: str, special_values: str) -> tuple[Pass, ...]:
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     return tuple(passes)
-
-
-def weights_nbytes(graph: Graph) -> int:
-    """Return the bytes of all constants of a graph: how far away its weights are when a layer needs them."""
-    return sum(node.results[0].nbytes for node in graph.nodes() if node.op == "constant")
-
-
-def activations_nbytes(graph: Graph) -> int:
-    """Return the most bytes that a node reads and writes, constants aside."""
-
-    def moved(node: Node) -> int:
-        read = {value for value in graph.inputs(node.name).values() if graph.node(value.node).op != "constant"}
-        return sum(graph.type_of(value).nbytes for value in read) + sum(type_.nbytes for type_ in node.results)
-
-    return max((moved(node) for node in graph.nodes() if node.op != "constant"), default=0)
 
 
 def check_memory(graph: Graph) -> None:

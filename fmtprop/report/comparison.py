@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 
 from fmtprop.report.files import write_text
@@ -60,7 +60,7 @@ class Comparison:
             The file cannot be written.
         """
         errors = [error if math.isfinite(error) else None for error in self.errors]
-        rows = [{**asdict(report), "error": error} for report, error in zip(self.reports, errors, strict=True)]
+        rows = [{**report.to_dict(), "error": error} for report, error in zip(self.reports, errors, strict=True)]
         text = json.dumps({"schema": SCHEMA, "policies": rows}, indent=1, allow_nan=False)
         if path is not None:
             write_text(text, path)

@@ -6,17 +6,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import prod
 from os import PathLike
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
 from fmtprop.passes.target import is_loop
 from fmtprop.report.files import write_text
+from fmtprop.report.ledger import ReorderRow, rows_of_packing, rows_of_run, totals
 from fmtprop.report.machine import machine
 from fmtprop.runtime.plan import Plan, Step
 
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 _WARNED_SHARE, _NAMED_OPS = 0.05, 3
 
 #: version of the JSON form
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Compiled(Protocol):
     """What a report needs of a compiled model."""
 
+    graph: Graph
     plan: Plan
     precision: str
     compile_seconds: dict[str, float]
@@ -85,41 +86,6 @@ class StepRow:
 
 
 @dataclass(frozen=True)
-class ReorderRow:
-    """One reorder that every run executes.
-
-    Parameters
-    ----------
-    name : str
-        Node name.
-    src, dst : str
-        Formats.
-    dims : tuple of int
-        Logical dimensions.
-    nbytes : int
-        Bytes read plus bytes written: elements and the padding of their blocks, not the gaps of a strided view.
-    seconds : float
-        Median time in the plan.
-    share : float
-        Part of the run, 0 to 1.
-    reason : str
-        Who wants what, and who gives what.
-    origin : str
-        Where its reader comes from in the model.
-    """
-
-    name: str
-    src: str
-    dst: str
-    dims: tuple[int, ...]
-    nbytes: int
-    seconds: float
-    share: float
-    reason: str
-    origin: str
-
-
-@dataclass(frozen=True)
 class Report:
     """What a plan does and what it costs.
 
@@ -150,6 +116,8 @@ class Report:
         Of policy `optimal`: how long the plans took that were run against each other, if they were.
     dropped : mapping of str to str
         What failed while the model was compiled and was left out, and why.
+    packing : tuple of ReorderRow
+        The reorders that packed weights, once, when the model was compiled.
     """
 
     model: str
@@ -166,6 +134,7 @@ class Report:
     tuning: Tuning | None = None
     contest: Contest | None = None
     dropped: Mapping[str, str] = field(default_factory=dict)
+    packing: tuple[ReorderRow, ...] = ()
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
@@ -182,11 +151,7 @@ class Report:
         seconds = _whole_run(net, repeats)
         plan = net.plan
         steps = tuple(_step_row(step, t) for step, t in zip(plan.steps, times, strict=True))
-        reorders = tuple(
-            _reorder_row(step, t, sum(times))
-            for step, t in zip(plan.steps, times, strict=True)
-            if step.node.op == "reorder"
-        )
+        reorders = rows_of_run(net, times)
         packed = tuple((node.name, describe(node.descs[0]), node.descs[0].nbytes) for node in plan.packed)
         memory = {"constants": plan.constant_nbytes, "arena": plan.arena_nbytes, "peak": plan.peak_nbytes}
         return cls(
@@ -204,7 +169,13 @@ class Report:
             tuning=net.tuning,
             contest=net.contest,
             dropped=net.dropped,
+            packing=rows_of_packing(net),
         )
+
+    @property
+    def ledger(self) -> tuple[ReorderRow, ...]:
+        """All reorders: those of every run, and those that packed weights."""
+        return (*self.reorders, *self.packing)
 
     @property
     def primitives(self) -> Counter[str]:
@@ -255,13 +226,19 @@ class Report:
         FmtpropError
             The file cannot be written.
         """
-        text = json.dumps({"schema": SCHEMA, **asdict(self), **self._derived()}, indent=1)
+        text = json.dumps({"schema": SCHEMA, **self.to_dict()}, indent=1)
         if path is not None:
             write_text(text, path)
         return text
 
-    def _derived(self) -> dict[str, Any]:
-        return {"fallback_share": self.fallback_share, "warnings": self.warnings}
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data: all fields, and what follows from them."""
+        return {
+            **asdict(self),
+            "totals": totals(self.reorders),
+            "fallback_share": self.fallback_share,
+            "warnings": self.warnings,
+        }
 
     def to_text(self) -> str:
         """Return the report as text for a terminal."""
@@ -299,35 +276,3 @@ def _formats(step: Step) -> str:
     src = next((describe(access.desc) for access in step.operands.values()), "")
     dst = describe(step.results[0].desc) if step.results else ""
     return f"{src} -> {dst}"
-
-
-def _reorder_row(step: Step, seconds: float, total: float) -> ReorderRow:
-    (src,), dst = step.operands.values(), step.results[0]
-    nbytes = touched_nbytes(src.desc) + touched_nbytes(dst.desc)
-    share = seconds / total if total else 0.0
-    reason = step.node.choice.reason if step.node.choice is not None else ""
-    return ReorderRow(
-        step.node.name, describe(src.desc), describe(dst.desc), dst.desc.dims, nbytes, seconds, share, reason,
-        step.node.origin,
-    )  # fmt: skip
-
-
-def touched_nbytes(desc: MemoryDesc) -> int:
-    """Return the bytes that are touched where a whole tensor is read or written.
-
-    Padding is part of its blocks and counts. Gaps between the elements of a strided view do not, and what a broadcast
-    repeats counts once.
-
-    Examples
-    --------
-    >>> half = MemoryDesc((4, 8)).submemory((4, 4), (0, 0))
-    >>> half.nbytes, touched_nbytes(half)
-    (128, 64)
-    """
-    if desc.kind is not FormatKind.BLOCKED:
-        return desc.nbytes
-    g = desc.geometry
-    blocks = prod(
-        min(count, 1) if stride == 0 else count for count, stride in zip(g.outer_counts(), g.strides, strict=True)
-    )
-    return blocks * g.block_elements() * desc.dtype.nbytes

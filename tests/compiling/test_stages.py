@@ -7,9 +7,10 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.compiling.snapshots import snapshots
-from fmtprop.compiling.stages import activations_nbytes, normalise
+from fmtprop.compiling.stages import normalise
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.frontends import load
+from fmtprop.ir.footprint import activations_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify

@@ -7,7 +7,7 @@ import torch
 
 import fmtprop as fp
 from fmtprop import MemoryDesc
-from fmtprop.report.model import touched_nbytes
+from fmtprop.report.ledger import touched_nbytes
 
 
 class Heads(torch.nn.Module):

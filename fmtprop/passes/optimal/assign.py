@@ -13,13 +13,13 @@ from typing import ClassVar
 
 from fmtprop.errors import PassError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Choice, Node
+from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
 from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.conversions import cheapest_conversions
 from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways
-from fmtprop.passes.optimal.problem import Alternative, Problem, Solution
+from fmtprop.passes.optimal.problem import Alternative, Problem, Solution, keeping
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
@@ -97,6 +97,8 @@ class OptimalFormats:
         Seconds of every candidate and reorder.
     pins : mapping of str to MemoryDesc
         Formats that must be, by ``"node.operand"`` or ``"node.dst"``.
+    kept : tuple of Value
+        Tensors that are read as they are written: none of their reorders is allowed.
     time_limit : float
         Seconds for the solver; after that the best found, with an honest gap.
 
@@ -112,6 +114,7 @@ class OptimalFormats:
     costs: Costs
     pins: Pins = field(default_factory=dict)
     time_limit: float = 10.0
+    kept: tuple[Value, ...] = ()
 
     def run(self, graph: Graph) -> Graph:
         """Return the formatted graph."""
@@ -148,7 +151,7 @@ class OptimalFormats:
             for candidate in candidates if name not in pinned else ():
                 found.offer(name, candidate)
         self._prepare(found)
-        problem, bound, propagate = found.problem(self.costs), inf, price(baseline, self.costs)
+        problem, bound, propagate = keeping(found.problem(self.costs), self.kept), inf, price(baseline, self.costs)
         while True:
             solution = solve(problem, self.time_limit, _indices(problem, known))
             rough = too_rough(problem, solution.chosen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from fmtprop.errors import GraphError, PassError
@@ -150,6 +150,21 @@ class Solution:
     gap: float
     seconds: float
     optimal: bool
+
+
+def keeping(problem: Problem, tensors: Collection[Tensor]) -> Problem:
+    """Return the problem in which some tensors are read as they are written: none of their reorders is allowed.
+
+    Parameters
+    ----------
+    problem : Problem
+        As it was.
+    tensors : collection of tensor
+        Those that may not be reordered.
+    """
+    if not tensors:
+        return problem
+    return replace(problem, reorders={**problem.reorders, **{tensor: {} for tensor in tensors}})
 
 
 def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions) -> float:

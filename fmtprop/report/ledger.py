@@ -1,0 +1,353 @@
+"""The ledger: each reorder with its edge, its bytes, its time, its class, its cause and what would be without it.
+
+Owns what a reorder is called and why it is there. It reads the formatted graph and the frozen plan; times are given to
+it. Whether a reorder pays is :mod:`~fmtprop.report.counterfactual`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from fmtprop.errors import FmtpropError
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.op import Category, opdef
+from fmtprop.layout import FormatKind, MemoryDesc
+from fmtprop.passes.formats import describe
+from fmtprop.report.counterfactual import FORCED, UNSOLVED, Counterfactual, Rivals, is_format_change
+from fmtprop.runtime.plan import Step
+from fmtprop.store import Store
+from fmtprop.tuning.peaks import peaks
+
+if TYPE_CHECKING:
+    from fmtprop.report.model import Compiled
+
+__all__ = [
+    "CAUSES",
+    "KINDS",
+    "ReorderRow",
+    "copy_bandwidth",
+    "rows_of_packing",
+    "rows_of_run",
+    "totals",
+    "touched_nbytes",
+]
+
+#: classes of a reorder
+LAYOUT, DATA_TYPE, BOTH, WEIGHTS, BOUNDARY, COPY = KINDS = (
+    "layout", "data type", "both", "weights", "boundary", "copy in place",
+)  # fmt: skip
+
+#: causes of a reorder, and what removes it
+CAUSES = {
+    "pin": "take the pin out, or pin the other side alike",
+    "boundary": "give or take the tensor in the format that the plan uses: fmtprop.compile(boundary={...})",
+    "data type": "compute both sides in one data type",
+    "view": "the view moves data in any format of its source: leave it out of the model, or move it",
+    "in place": "the tensor is made elsewhere: a view, an input, a constant, or read by two concats",
+    "missing implementation": "no kernel reads the format that is there; a newer oneDNN may have one",
+    "cheaper kernel": "a faster kernel wants another format; the reorder is the price",
+    "policy": "the policy asks for it; policy='optimal' weighs it",
+    "constants": "done once, when the model is compiled",
+}
+
+#: seconds for all answers about one plan: the costliest reorders are asked about first
+_SECONDS = 6.0
+
+
+@dataclass(frozen=True)
+class ReorderRow:
+    """One reorder.
+
+    Parameters
+    ----------
+    name : str
+        Node name.
+    src, dst : str
+        Formats.
+    dims : tuple of int
+        Logical dimensions.
+    nbytes : int
+        Bytes read plus bytes written: elements and the padding of their blocks, not the gaps of a strided view.
+    seconds : float
+        Median time in the plan; 0 of what is packed once.
+    share : float
+        Part of the run, 0 to 1.
+    reason : str
+        Who wants what, and who gives what.
+    origin : str
+        Where its reader comes from in the model: the module's path.
+    producer : str
+        The node that writes the tensor, reorders before this one left out.
+    readers : tuple of str
+        Who reads the copy, as ``node.operand``, reorders behind this one left out.
+    producer_origin : str
+        Where the producer comes from in the model.
+    logical_nbytes : int
+        Bytes read plus bytes written, of the elements alone.
+    padding_nbytes : int
+        The difference to ``nbytes``: what blocks are filled up with.
+    bytes_per_second : float
+        What it achieves; 0 where no time was taken.
+    bandwidth_share : float
+        That over what this machine copies within its cache.
+    kind : str
+        Its class: layout, data type, both, weights, boundary, or the copy of a source of a concat in place.
+    cause : str
+        One of :data:`CAUSES`.
+    remedy : str
+        What removes it.
+    impl, target : str
+        The implementation that runs it, and who has that.
+    counterfactual : Counterfactual
+        What the cheapest plan without it would cost.
+    """
+
+    name: str
+    src: str
+    dst: str
+    dims: tuple[int, ...]
+    nbytes: int
+    seconds: float
+    share: float
+    reason: str
+    origin: str
+    producer: str = ""
+    readers: tuple[str, ...] = ()
+    producer_origin: str = ""
+    logical_nbytes: int = 0
+    padding_nbytes: int = 0
+    bytes_per_second: float = 0.0
+    bandwidth_share: float = 0.0
+    kind: str = LAYOUT
+    cause: str = "cheaper kernel"
+    remedy: str = ""
+    impl: str = ""
+    target: str = ""
+    counterfactual: Counterfactual = field(default_factory=lambda: Counterfactual(UNSOLVED))
+
+
+def rows_of_run(net: Compiled, times: Sequence[float]) -> tuple[ReorderRow, ...]:
+    """Return the ledger of one run: each reorder that every run executes.
+
+    Parameters
+    ----------
+    net : Compiled
+        A compiled model.
+    times : sequence of float
+        Seconds of each step of its plan.
+    """
+    found = [(step, time) for step, time in zip(net.plan.steps, times, strict=True) if step.node.op == "reorder"]
+    if not found:
+        return ()
+    clerk, total = _Clerk(net), sum(times)
+    answers, end = {}, perf_counter() + _SECONDS
+    for step, _ in sorted(found, key=lambda one: -one[1]):
+        answers[step.node.name] = clerk.counterfactual(step.node, in_time=perf_counter() < end)
+    return tuple(clerk.row(step, time, total, answers[step.node.name]) for step, time in found)
+
+
+def rows_of_packing(net: Compiled) -> tuple[ReorderRow, ...]:
+    """Return the reorders that packed weights, once, when the model was compiled."""
+    return tuple(
+        _row(
+            node, node.choice.operands["src"], node.descs[0], 0.0, 0.0, copying=0.0,
+            producer=net.graph.inputs(node.name)["src"].node if node.name in net.graph else "",
+            readers=_readers(net.graph, node), kind=WEIGHTS, cause="constants",
+            counterfactual=Counterfactual(UNSOLVED, why="no run executes it"),
+        )
+        for node in net.plan.packed
+        if node.op == "reorder" and node.choice is not None
+    )  # fmt: skip
+
+
+def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
+    """Return the ledger's sums, each the costliest first.
+
+    Returns
+    -------
+    dict of str to list
+        ``by_kind``, ``by_cause``, ``by_module`` and ``by_verdict``: name, count, seconds, nbytes, padding_nbytes.
+    """
+    rows = tuple(rows)
+    return {
+        "by_kind": _sums(rows, lambda row: row.kind),
+        "by_cause": _sums(rows, lambda row: row.cause),
+        "by_module": _sums(rows, lambda row: module_of(row.origin)),
+        "by_verdict": _sums(rows, lambda row: row.counterfactual.verdict),
+    }
+
+
+def module_of(origin: str) -> str:
+    """Return the module that a layer is in: ``layer1.0`` of ``layer1.0.conv1``, a layer's own name at the top."""
+    return origin.rpartition(".")[0] or origin
+
+
+def copy_bandwidth() -> float:
+    """Return the bytes per second, read and written, that this machine copies within its cache."""
+    return peaks(Store(), 0).copying
+
+
+def _sums(rows: Sequence[ReorderRow], key: Callable[[ReorderRow], str]) -> list[dict[str, Any]]:
+    sums: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = key(row)
+        total = sums.setdefault(name, {"name": name, "count": 0, "seconds": 0.0, "nbytes": 0, "padding_nbytes": 0})
+        total["count"] += 1
+        total["seconds"] += row.seconds
+        total["nbytes"] += row.nbytes
+        total["padding_nbytes"] += row.padding_nbytes
+    return sorted(sums.values(), key=lambda total: (-total["seconds"], -total["nbytes"], total["name"]))
+
+
+class _Clerk:
+    """Writes the rows of one plan."""
+
+    def __init__(self, net: Compiled) -> None:
+        self._net, self._graph = net, net.graph
+        self._copying = copy_bandwidth() if net.options.target == "onednn" else 0.0
+        self._rivals: Rivals | None = None
+        self._refusal = ""
+        try:
+            self._rivals = Rivals(net)
+        except FmtpropError as error:
+            self._refusal = str(error)
+
+    def row(self, step: Step, seconds: float, total: float, counterfactual: Counterfactual) -> ReorderRow:
+        (source,), result, node = step.operands.values(), step.results[0], step.node
+        producer = _producer(self._graph, self._source(node))
+        readers = _readers(self._graph, node) if node.name in self._graph else (self._copied(node),)
+        kind = self._kind(node, source.desc, result.desc, producer.node, readers)
+        return _row(
+            node, source.desc, result.desc, seconds, seconds / total if total else 0.0, copying=self._copying,
+            producer=str(producer), readers=readers, kind=kind, cause=self._cause(node, source.desc, kind, readers),
+            producer_origin=self._graph.node(producer.node).origin, counterfactual=counterfactual,
+        )  # fmt: skip
+
+    def counterfactual(self, node: Node, *, in_time: bool) -> Counterfactual:
+        """Return what is without a reorder; unsolved where time is over, or where the question makes no sense."""
+        if self._rivals is None:
+            return Counterfactual(UNSOLVED, why=self._refusal)
+        if not in_time:
+            return Counterfactual(UNSOLVED, why=f"costlier reorders took all of {_SECONDS:.0f} s")
+        if node.name not in self._graph:
+            owner, _, operand = self._copied(node).rpartition(".")
+            if opdef(self._graph.node(owner).op).parts is None:
+                return Counterfactual(FORCED, why=f"{operand} of {owner} is overwritten and read again")
+            return self._rivals.without(self._source(node), in_place=owner)
+        if not is_format_change(node):
+            return Counterfactual(FORCED, why="the model converts the data type here")
+        return self._rivals.without(_producer(self._graph, Value(node.name)))
+
+    def _source(self, node: Node) -> Value:
+        if node.name in self._graph:
+            return self._graph.inputs(node.name)["src"]
+        owner, _, operand = self._copied(node).rpartition(".")
+        return self._graph.inputs(owner)[operand]
+
+    def _copied(self, node: Node) -> str:
+        """Return ``node.operand`` of what a copy that is no node of the graph was made for (the builder's name)."""
+        return node.name.removesuffix("_copy")
+
+    def _kind(self, node: Node, src: MemoryDesc, dst: MemoryDesc, producer: str, readers: Sequence[str]) -> str:
+        if node.name not in self._graph:
+            return COPY
+        outside = [producer, *(reader.rpartition(".")[0] for reader in readers)]
+        if any(self._graph.node(name).is_boundary for name in outside):
+            return BOUNDARY
+        if src.dtype is dst.dtype:
+            return LAYOUT
+        return DATA_TYPE if src.with_dtype(dst.dtype) == dst else BOTH
+
+    def _cause(self, node: Node, src: MemoryDesc, kind: str, readers: Sequence[str]) -> str:
+        if kind in (COPY, BOUNDARY):
+            return "in place" if kind == COPY else "boundary"
+        if src.dtype is not node.descs[0].dtype:
+            return "data type"
+        producer = _producer(self._graph, self._source(node))
+        if {*readers, f"{producer.node}.dst"} & self._net.options.pin.keys():
+            return "pin"
+        if any(self._refuses(reader, src) for reader in readers):
+            return "view"
+        if not all(self._can_read(reader, src) for reader in readers):
+            return "missing implementation"
+        return "cheaper kernel" if self._net.options.policy == "optimal" else "policy"
+
+    def _refuses(self, reader: str, src: MemoryDesc) -> bool:
+        """Say whether a reader is a view that a format cannot take."""
+        node = self._graph.node(reader.rpartition(".")[0])
+        if node.is_boundary or opdef(node.op).category is not Category.VIEW:
+            return False
+        rule = opdef(node.op).view
+        if rule is None:
+            return False
+        try:
+            rule(node.attrs, src, node.results[0])
+        except FmtpropError:
+            return True
+        return False
+
+    def _can_read(self, reader: str, src: MemoryDesc) -> bool:
+        name, _, operand = reader.rpartition(".")
+        return self._rivals is None or self._rivals.ways_reading(name, operand, src) > 0
+
+
+def _row(
+    node: Node, src: MemoryDesc, dst: MemoryDesc, seconds: float, share: float, *, copying: float, producer: str,
+    readers: tuple[str, ...], kind: str, cause: str, counterfactual: Counterfactual, producer_origin: str = "",
+) -> ReorderRow:  # fmt: skip
+    nbytes = touched_nbytes(src) + touched_nbytes(dst)
+    logical = prod(dst.dims) * (src.dtype.nbytes + dst.dtype.nbytes)
+    rate = nbytes / seconds if seconds else 0.0
+    choice = node.choice
+    return ReorderRow(
+        node.name, describe(src), describe(dst), dst.dims, nbytes, seconds, share,
+        choice.reason if choice is not None else "", node.origin, producer, readers, producer_origin,
+        min(logical, nbytes), max(nbytes - logical, 0), rate, rate / copying if copying else 0.0, kind, cause,
+        CAUSES[cause], choice.impl if choice is not None else "", choice.target if choice is not None else "",
+        counterfactual,
+    )  # fmt: skip
+
+
+def _producer(graph: Graph, value: Value) -> Value:
+    """Return the value that a value is a reordered copy of."""
+    while is_format_change(graph.node(value.node)):
+        value = graph.inputs(value.node)["src"]
+    return value
+
+
+def _readers(graph: Graph, node: Node) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_read_by(graph, node.name))) if node.name in graph else ()
+
+
+def _read_by(graph: Graph, name: str) -> Iterator[str]:
+    for reader, operand in graph.readers(Value(name)):
+        if is_format_change(graph.node(reader)):
+            yield from _read_by(graph, reader)
+        else:
+            yield f"{reader}.{operand}"
+
+
+def touched_nbytes(desc: MemoryDesc) -> int:
+    """Return the bytes that are touched where a whole tensor is read or written.
+
+    Padding is part of its blocks and counts. Gaps between the elements of a strided view do not, and what a broadcast
+    repeats counts once.
+
+    Examples
+    --------
+    >>> half = MemoryDesc((4, 8)).submemory((4, 4), (0, 0))
+    >>> half.nbytes, touched_nbytes(half)
+    (128, 64)
+    """
+    if desc.kind is not FormatKind.BLOCKED:
+        return desc.nbytes
+    g = desc.geometry
+    blocks = prod(
+        min(count, 1) if stride == 0 else count for count, stride in zip(g.outer_counts(), g.strides, strict=True)
+    )
+    return blocks * g.block_elements() * desc.dtype.nbytes

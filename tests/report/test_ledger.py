@@ -1,0 +1,154 @@
+"""The ledger: what a reorder is called, why it is there, and whether it pays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop.compiling.stages import normalise
+from fmtprop.frontends import load
+from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
+from fmtprop.ir.node import Value
+from fmtprop.passes.optimal import OptimalFormats
+from fmtprop.passes.target import Setting
+from fmtprop.report.counterfactual import FORCED, PAYS, WASTED, is_format_change
+from fmtprop.report.ledger import CAUSES, KINDS, module_of, totals
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.tuning import costs_for
+from fmtprop.verbose import parse_line
+
+ROOT = Path(__file__).parents[2]
+
+
+def ledger(model, inputs=None, **options):
+    return fp.compile(model, inputs, tune="model", **options).report(repeats=1)
+
+
+@pytest.mark.parametrize("policy", ["naive", "propagate", "optimal"])
+@pytest.mark.parametrize("name", ["concat", "residual"])
+def test_each_row_is_complete(name, policy):
+    net = fp.compile(name, policy=policy, tune="model")
+    report = net.report(repeats=1)
+    assert [row.name for row in report.reorders] == [step.node.name for step in net.plan.reorders]
+    for row in report.ledger:
+        assert row.kind in KINDS and row.cause in CAUSES and row.remedy == CAUSES[row.cause]
+        assert row.nbytes == row.logical_nbytes + row.padding_nbytes > 0 and row.readers and row.producer
+    for row in report.reorders:
+        assert row.seconds > 0 and row.bytes_per_second == pytest.approx(row.nbytes / row.seconds)
+        assert row.counterfactual.verdict in (FORCED, PAYS, WASTED)
+    data = json.loads(report.to_json())
+    for sums in data["totals"].values():
+        assert sum(row["count"] for row in sums) == len(report.reorders)
+        assert sum(row["seconds"] for row in sums) == pytest.approx(report.reorder_seconds)
+    assert {row.kind for row in report.packing} == {"weights"}
+
+
+def test_optimal_has_no_reorder_that_does_not_pay():
+    for name in ("concat", "residual", "chain"):
+        report = fp.compile(name, tune="model", confirm=False).report(repeats=1)
+        assert {row.counterfactual.verdict for row in report.reorders} <= {FORCED, PAYS}
+
+
+def test_counterfactuals_are_the_exact_solvers(usual_peaks):
+    net = fp.compile("concat", policy="naive", tune="model")
+    normal, _ = normalise(load("concat"))
+    costs = costs_for("model", weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal))
+    rows = [row for row in net.report(repeats=1).reorders if row.kind == "layout"]
+    assert len(rows) >= 3
+    for row in rows[:3]:
+        kept = (Value(row.producer),)
+        solver = OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), costs, kept=kept)
+        formatted, certificate = solver.solve(normal)
+        copied = [node for node in formatted.nodes() if is_format_change(node)]
+        assert kept[0] not in [formatted.inputs(node.name)["src"] for node in copied]
+        assert row.counterfactual.seconds == pytest.approx(certificate.objective, rel=0.02)
+        assert row.counterfactual.extra_seconds < 0, "naive's reorders are a waste"
+
+
+class Twice(torch.nn.Module):
+    """A channels-last convolution between row-major ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(20, 33, 3), torch.nn.Conv2d(33, 20, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def rows_of(**options):
+    return {row.cause: row for row in ledger(Twice().eval(), torch.randn(1, 20, 14, 14), **options).reorders}
+
+
+def test_boundary_pin_and_policy_are_causes():
+    assert rows_of(policy="naive")["policy"].producer_origin == "body.0"
+    pinned = rows_of(pin={"conv_1.dst": "aBcd8b", "conv_2.src": "acdb"})
+    row = pinned["pin"]
+    assert (row.kind, row.origin, row.readers, row.counterfactual.verdict) == (
+        "layout",
+        "body.1",
+        ("conv_2.src",),
+        FORCED,
+    )
+    assert row.padding_nbytes == (40 - 33) * 12 * 12 * 4 and "conv_1.dst" not in row.counterfactual.why
+    assert module_of(row.origin) == "body"
+    edges = [row for row in ledger("chain", policy="naive").reorders if row.kind == "boundary"]
+    assert all(row.cause == "boundary" and "boundary=" in row.remedy for row in edges)
+
+
+class Rows(torch.nn.Module):
+    """A convolution of three channels writes blocks, which no reshape across channels takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).reshape(2, 2, 512).softmax(1)
+
+
+def test_a_view_that_no_format_takes_is_a_cause():
+    rows = ledger(Rows().eval(), torch.randn(2, 3, 10, 10), policy="propagate").reorders
+    (row,) = [row for row in rows if row.producer_origin == "conv"]
+    assert (row.cause, row.kind) == ("view", "layout") and row.readers[0].endswith(".src")
+
+
+def test_totals_sum_up_and_begin_with_the_costliest():
+    rows = fp.compile("concat", policy="naive").report(repeats=1).reorders
+    for sums in totals(rows).values():
+        assert [row["seconds"] for row in sums] == sorted((row["seconds"] for row in sums), reverse=True)
+    assert totals(()) == {"by_kind": [], "by_cause": [], "by_module": [], "by_verdict": []}
+
+
+RUN = """
+import json, sys, fmtprop as fp
+from fmtprop.dnnl import lib
+net = fp.compile(sys.argv[1], policy=sys.argv[2], tune="model", confirm=False)
+rows = [r for r in net.report(repeats=1).reorders if r.target == "onednn"]
+print("LEDGER" + json.dumps([[r.src, r.dst, r.dims, r.logical_nbytes] for r in rows]), flush=True)
+inputs = net.random_inputs()
+lib().set_verbose(1)
+net.run_flat(inputs)
+"""
+
+
+@pytest.mark.parametrize(("name", "policy"), [("concat", "naive"), ("residual", "optimal")])
+def test_the_ledger_is_what_onednn_logs(name, policy):
+    environment = {**os.environ, "ONEDNN_VERBOSE": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RUN, name, policy]
+    lines = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.splitlines()
+    (told,) = [json.loads(line[6:]) for line in lines if line.startswith("LEDGER")]
+    executions = [found for line in lines if (found := parse_line(line)) is not None and found.kind == "reorder"]
+    logged = Counter(
+        (*(f"{one.dtype}:{one.tag}" for one in found.operands[:2]), found.problem, found.nbytes) for found in executions
+    )
+    assert logged == Counter((src, dst, "x".join(map(str, dims)), nbytes) for src, dst, dims, nbytes in told)
+    assert len(executions) == len(told) > 0
