@@ -1,4 +1,4 @@
-"""The oneDNN C API through ctypes: owned handles, descriptors, primitives, and nothing else.
+"""The oneDNN C API through ctypes: handles with one owner, descriptors and primitives.
 
 Nothing is loaded on import; the library is found and loaded on first use (see `load`).
 

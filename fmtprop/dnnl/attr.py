@@ -20,7 +20,7 @@ _UNDEF = _abi.ENUMS["dnnl_data_type_t"]["data_type_undef"]
 
 @dataclass(frozen=True)
 class PostOp:
-    """What was appended, for messages, reports and benchdnn lines.
+    """One post-op of a chain, for messages, reports and benchdnn lines.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class PostOp:
     src1 : NativeDesc or None
         Second source of a binary post-op.
     dtype : str
-        Data type of sum; of depthwise, that of its destination.
+        Data type of sum, or of a depthwise convolution's destination.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class PostOp:
 class PostOps(Handle[_abi.dnnl_post_ops_t]):
     """A chain of post-ops, applied to the result of a primitive in this order.
 
-    Every ``append_*`` returns the object itself, and raises `DnnlError` where oneDNN refuses.
+    Every ``append_*`` returns the object itself, and raises `DnnlError` if oneDNN refuses.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         return self._appended("sum", status, op)
 
     def append_binary(self, alg: str, src1: NativeDesc) -> PostOps:
-        """Append ``dst = alg(dst, src1)``, src1 broadcast.
+        """Append ``dst = alg(dst, src1)``; src1 is broadcast.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         return self._appended("binary", status, PostOp("binary", alg, src1=src1))
 
     def append_prelu(self, mask: int) -> PostOps:
-        """Append a prelu whose slopes vary along the axes set in ``mask``.
+        """Append a prelu; its slopes vary along the axes set in ``mask``.
 
         Parameters
         ----------
@@ -182,8 +182,7 @@ class PrimitiveAttr(Handle[_abi.dnnl_primitive_attr_t]):
     post_ops : PostOps, optional
         Copied by oneDNN.
     scratchpad : {"user", "library"}
-        Always ``"user"`` in this project: in library mode a primitive may crash when it runs in another thread
-        than its creator's.
+        Always ``"user"`` in this project: in library mode, a primitive may crash outside the thread that created it.
     fpmath : {"strict", "bf16", "f16", "tf32", "any"}, optional
         Down-conversion that f32 arithmetic may use. Default: oneDNN's, which is strict.
     scales, zero_points : sequence of (int, int), optional

@@ -1,8 +1,8 @@
 """Create a native descriptor from the fields of a MemoryDesc.
 
-oneDNN can create plain layouts (strides), dense blocked layouts (tag) and regions of them (submemory). Every
-other layout is reached as a region of a dense one: a dimension's distance is the size of what lies inside it.
-The result is compared with what was asked for, field by field. Must not know who owns the result.
+oneDNN can create plain layouts (strides), dense blocked layouts (tag) and regions of them (submemory). Every other
+layout is created as a region of a dense parent; the parent's sizes follow from the ratios of neighbouring strides. The
+fields of the result are compared with the MemoryDesc. Must not know the result's owner.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
     Raises
     ------
     ShapeError
-        If a size does not fit in 63 bits: oneDNN would accept it and allocate a wrong one.
+        A size does not fit in 63 bits: oneDNN would accept it and allocate a wrong size.
     FormatError
-        If oneDNN's API cannot create this layout.
+        oneDNN's API cannot create this layout.
     """
     _check_sizes(desc)
     if desc.kind is FormatKind.ANY:
         return _create_any(desc)
     blocks = _blocks(desc)
     if desc.tag is not None:
-        # Through the tag, dimensions of size 1 get the strides that oneDNN's own implementations look for.
+        # By the tag, dimensions of size 1 get the strides that oneDNN's implementations compare with.
         pointer = _create_dense(desc.dims, desc, str(desc.tag))
     elif not desc.inner_blocks and desc.padded_dims == desc.dims and desc.offset0 == 0:
         pointer = _create_strided(desc)
@@ -86,7 +86,7 @@ def _create_strided(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
 
 
 def _canonical_strides(desc: MemoryDesc) -> tuple[int, ...]:
-    """Give a dimension of size 1 the stride of a dense neighbour; it is never stepped over."""
+    """Return the strides, with a dense neighbour's stride for dimensions of size 1 (such a stride has no effect)."""
     strides = list(desc.strides)
     for axis in reversed(range(len(strides))):
         if desc.dims[axis] == 1:
@@ -130,14 +130,14 @@ def _create_region(desc: MemoryDesc, blocks: Sequence[int]) -> _abi.dnnl_memory_
 
 
 def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the parent's number of blocks per axis, and where the region starts in it, in elements."""
+    """Return the parent's number of blocks per axis, and the region's start in it, in elements."""
     counts = [-(-padded // block) for padded, block in zip(desc.padded_dims, blocks, strict=True)]
     offsets = [0] * len(counts)
     rest, outside = desc.offset0, None
     for axis in order:
         stride = desc.strides[axis]
         if outside is not None:
-            # What lies inside the next larger stride is this dimension of the parent.
+            # The next larger stride, divided by this one, is the parent's size along this axis.
             counts[axis], remainder = divmod(desc.strides[outside], stride) if stride else (0, 1)
             if remainder:
                 raise FormatError(
@@ -153,14 +153,14 @@ def _parent(desc: MemoryDesc, blocks: Sequence[int], order: Sequence[int]) -> tu
     if rest or (outside is not None and desc.strides[outside] != innermost):
         raise FormatError(
             f"desc {desc}: oneDNN can create blocked layouts only as regions of a dense one, but offset0 "
-            f"{desc.offset0} or the smallest stride is no multiple of the inner block of {innermost}; "
+            f"{desc.offset0} or the smallest stride is not a multiple of the inner block of {innermost}; "
             "reorder to a dense format first"
         )
     return counts, offsets
 
 
 def _needs_border(desc: MemoryDesc, axis: int) -> bool:
-    """Tell whether the region is padded, which oneDNN makes it only at the parent's border."""
+    """Return whether the region is padded: oneDNN pads a region only at the parent's border."""
     return desc.padded_dims[axis] != desc.dims[axis]
 
 
@@ -178,7 +178,7 @@ def _blocks(desc: MemoryDesc) -> list[int]:
 
 
 def _check_result(desc: MemoryDesc, pointer: _abi.dnnl_memory_desc_t) -> None:
-    """Refuse, and destroy, a native descriptor that is not what was asked for."""
+    """Destroy and refuse a native descriptor that differs from the MemoryDesc."""
     got = query_fields(pointer)
     strides_agree = all(
         have == want or (dim == padded == 1)

@@ -1,4 +1,4 @@
-"""What this library does on this CPU."""
+"""Capabilities of this library on this CPU."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def _supports(dtype: DataType) -> bool:
 
 
 def supports(dtype: object) -> bool:
-    """Tell whether oneDNN computes in a data type on this CPU with real kernels.
+    """Return whether oneDNN has optimized kernels for a data type on this CPU.
 
     Parameters
     ----------
     dtype : DataType or str
-        Such as ``"bf16"``. For ``"s8"`` and ``"u8"``: as source, with s8 weights.
+        Such as ``"bf16"``; ``"s8"`` and ``"u8"`` mean the source, with s8 weights.
 
     Returns
     -------
     bool
-        False where a convolution is refused or only the reference code would run it.
+        False if oneDNN refuses a convolution or has only its reference code for it.
 
     Examples
     --------

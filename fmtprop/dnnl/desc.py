@@ -1,8 +1,8 @@
 """Native memory descriptors and their conversion from and to `fmtprop.layout.MemoryDesc`.
 
-A native descriptor is more than its queryable fields: integer weights may carry a hidden compensation
-(``extra``). So the native handle is kept, equality is oneDNN's, and a descriptor that its fields cannot
-rebuild becomes an *opaque* MemoryDesc whose token leads back to the handle.
+A native descriptor has more than its queryable fields: integer weights may carry a hidden compensation (``extra``). So
+the native handle is kept and equality is oneDNN's. If the fields cannot rebuild a descriptor, it becomes an *opaque*
+MemoryDesc with a token that leads back to the handle.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fmtprop.dnnl.sizes import INT64_MAX, int64_array
 from fmtprop.errors import DnnlError, FormatError, ShapeError, UnsupportedOpError
 from fmtprop.layout import DataType, FormatKind, InnerBlock, MemoryDesc
 
-# Opaque MemoryDesc <-> native descriptor. Kept for the life of the process: a MemoryDesc is a plain value, so
-# nobody can tell when its token is last used. There are as many as distinct opaque layouts, which is few.
+# Opaque MemoryDesc <-> native descriptor. Kept for the life of the process: a MemoryDesc is a plain value, so the last
+# use of its token is unknown. There is one entry per distinct opaque layout, thus few.
 _OPAQUE_NATIVE: dict[MemoryDesc, NativeDesc] = {}
 _OPAQUE_DESC: dict[NativeDesc, MemoryDesc] = {}
 _OPAQUE_NUMBERS = count()
 
-# Size in bytes -> descriptors that primitives answered with: comparing is twenty times cheaper than describing.
+# Size in bytes -> descriptors that primitives returned: comparing is twenty times cheaper than describing.
 _KNOWN: dict[int, list[NativeDesc]] = {}
 _BUCKET_MAX = 64
 
@@ -69,7 +69,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
 
     @classmethod
     def from_desc(cls, desc: MemoryDesc) -> NativeDesc:
-        """Return the native descriptor of a MemoryDesc; equal descs share one.
+        """Return the native descriptor of a MemoryDesc; equal descs share one descriptor.
 
         Parameters
         ----------
@@ -82,11 +82,11 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         Raises
         ------
         ShapeError
-            If a size exceeds what 64 bits hold.
+            A size does not fit in 64 bits.
         FormatError
-            If oneDNN's API cannot create this layout, or an opaque desc comes from another process.
+            oneDNN's API cannot create this layout, or an opaque desc comes from another process.
         UnsupportedOpError
-            If the loaded oneDNN does not take the data type.
+            The loaded oneDNN does not support the data type.
         """
         if desc.kind is FormatKind.OPAQUE:
             return _opaque_native(desc)
@@ -98,7 +98,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
 
     @property
     def desc(self) -> MemoryDesc:
-        """The MemoryDesc with these fields, or an opaque one if fields do not tell everything."""
+        """The MemoryDesc with these fields, or an opaque one if the fields are not the whole descriptor."""
         if self._desc is None:
             self._desc = _describe(self)
         return self._desc
@@ -107,13 +107,13 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
     def nbytes(self) -> int:
         """Bytes of storage from the buffer's start; for a submemory up to the end of the region.
 
-        UnsupportedOpError where the loaded oneDNN is too old for the data type.
+        Raises UnsupportedOpError if the loaded oneDNN is too old for the data type.
         """
         if self._nbytes is None:
             # oneDNN answers 0 for a submemory.
             region = _from_blocked(self.fields) if self.fields.offset0 else None
             nbytes = region.nbytes if region is not None else lib().memory_desc_get_size(self.handle)
-            # Descriptors of types that only newer versions have can be created, with elements of -1 bytes.
+            # Old versions create descriptors of newer versions' data types, with elements of -1 bytes.
             if nbytes > INT64_MAX:
                 raise UnsupportedOpError(_lacks(str(self), self.data_type))
             self._nbytes = nbytes
@@ -138,7 +138,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
 
     @property
     def is_any(self) -> bool:
-        """Whether the format is left to a primitive."""
+        """Whether a primitive is to choose the format."""
         return self.fields.format_kind == ANY
 
     def clone(self) -> NativeDesc:
@@ -151,7 +151,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         Parameters
         ----------
         permutation : sequence of int
-            ``dnnl_memory_desc_permute_axes``'s sense.
+            As in ``dnnl_memory_desc_permute_axes``.
 
         Returns
         -------
@@ -160,7 +160,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         Raises
         ------
         ShapeError
-            If it is not a permutation of the axes.
+            `permutation` is not a permutation of the axes.
         DnnlError
             If oneDNN refuses.
         """
@@ -173,7 +173,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         return NativeDesc(out)
 
     def reshape(self, dims: Sequence[int]) -> NativeDesc:
-        """Return the desc of the same data seen with other dimensions.
+        """Return the desc of the same data with other dimensions.
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
         Raises
         ------
         DnnlError
-            If the layout does not permit it without moving data.
+            The layout does not permit the new dimensions without moving data.
         """
         out = _abi.dnnl_memory_desc_t()
         status = lib().memory_desc_reshape(byref(out), self.handle, len(dims), int64_array(dims, "dims"))
@@ -258,7 +258,7 @@ def layout_name(native: NativeDesc) -> str:
     if fields.format_kind != BLOCKED:
         return "opaque"
     blocked = _from_blocked(fields)
-    # Hidden compensation is no part of a tag: say that there is something more.
+    # A tag does not express hidden compensation: append a mark.
     extra = "+extra" if native.desc.kind is FormatKind.OPAQUE else ""
     if blocked is not None and blocked.tag is not None:
         return blocked.tag + extra
@@ -275,7 +275,7 @@ def _clone(pointer: _abi.dnnl_memory_desc_t) -> NativeDesc:
 
 
 def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
-    """Return an owner of a descriptor equal to one that oneDNN keeps; None for the zero descriptor.
+    """Return an owned copy of a descriptor that oneDNN owns; None for the zero descriptor.
 
     Planning meets the same few descriptors thousands of times, so equal ones share an owner.
 
@@ -322,7 +322,7 @@ def _from_fields(desc: MemoryDesc) -> NativeDesc:
 
 
 def _takes(dtype: DataType) -> bool:
-    """Tell whether oneDNN creates descriptors of a data type where their format can be no obstacle."""
+    """Return whether oneDNN supports a data type: whether it creates a descriptor of format ``any``."""
     try:
         NativeDesc(create(MemoryDesc.any((1,), dtype))).close()
     except DnnlError:
@@ -363,7 +363,7 @@ def _describe(native: NativeDesc) -> MemoryDesc:
 
 @lru_cache(maxsize=8192)
 def _from_blocked(fields: Fields) -> MemoryDesc | None:
-    """Return the desc with these fields; None where the layout algebra refuses them."""
+    """Return the desc with these fields; None if the layout algebra refuses them."""
     try:
         return MemoryDesc.view(
             fields.dims,
@@ -379,7 +379,7 @@ def _from_blocked(fields: Fields) -> MemoryDesc | None:
 
 
 def _rebuilds(desc: MemoryDesc, native: NativeDesc) -> bool:
-    """Tell whether the fields say everything: hidden compensation makes the rebuilt descriptor differ."""
+    """Return whether the fields are the whole descriptor: with hidden compensation, the rebuilt one differs."""
     try:
         return NativeDesc.from_desc(desc) == native
     except (FormatError, ShapeError, UnsupportedOpError, DnnlError):

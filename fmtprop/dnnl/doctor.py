@@ -1,4 +1,4 @@
-"""What was found, what was chosen, what is missing and how to get it.
+"""Diagnosis of the oneDNN libraries: found, chosen and missing ones, and advice.
 
 Owns the facts behind ``fmtprop doctor``; prints nothing.
 """
@@ -43,7 +43,7 @@ class Finding:
     state : str
         ``"chosen"``, ``"rejected"`` or ``"not tried"``.
     reason : str
-        Why it was chosen or not.
+        The reason for the state.
     """
 
     path: str
@@ -61,25 +61,25 @@ class Diagnosis:
     findings : tuple of Finding
         In the order of preference.
     error : str
-        Why no library could be loaded; empty if one was.
+        The reason why no library could be loaded; empty if one was loaded.
     version, hash, runtime, isa : str
-        Of the chosen library; empty without one.
+        Properties of the chosen library; empty without one.
     threads, cpus : int
-        OpenMP threads of this thread's parallel regions, and CPUs that this process may use.
+        OpenMP threads of a parallel region of this thread, and CPUs that this process may use.
     cpu : str
         Model name.
     data_types : dict of str to bool
-        Whether oneDNN computes in it with real kernels on this CPU.
+        Whether oneDNN has optimized kernels for each data type on this CPU.
     torch : str
-        Version, or why it is missing.
+        Version, or the reason why it is missing.
     torch_threads : int
         0 without PyTorch.
     openmp : tuple of str
         OpenMP runtimes in this process.
     environment : dict
-        The variables that matter and are set.
+        The relevant variables that are set.
     advice : tuple of str
-        What is missing or unwise, and what to do.
+        Problems, with their remedies.
     """
 
     findings: tuple[Finding, ...]
@@ -138,7 +138,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at everything that decides whether and how fast oneDNN runs here; loads it.
+    """Load oneDNN and collect everything that decides whether it runs here, and how fast.
 
     Returns
     -------
@@ -188,7 +188,7 @@ def diagnose() -> Diagnosis:
 
 
 def _without_library() -> tuple[str, ...]:
-    """Say what runs models until there is a library."""
+    """Return advice for a process without a library."""
     if importlib.util.find_spec("torch") is None:
         return ()
     return (
@@ -219,7 +219,7 @@ def _torch(library: Library | None = None) -> tuple[str, int]:
 
 
 def _openmp_runtimes() -> tuple[str, ...]:
-    """Return the OpenMP runtimes that are mapped into this process; two of them fight for the cores."""
+    """Return the OpenMP runtimes that are mapped into this process; two of them compete for the cores."""
     try:
         with open("/proc/self/maps") as file:
             paths = {line.split()[-1] for line in file if re.search(r"/lib(gomp|iomp5|omp)\b[^/]*\.so", line)}
@@ -241,12 +241,12 @@ def _advice(
     if library.runtime == "SYCL":
         advice.append("this build submits through SYCL, about 8 µs more per primitive than the OpenMP wheel")
     if len(openmp) > 1:
-        advice.append("more than one OpenMP runtime is loaded: their threads fight for the cores; use one library each")
+        advice.append("more than one OpenMP runtime is loaded: their threads compete for the cores; load one only")
     if library.runtime == "OMP" and library.threads > cpus:
         advice.append(f"{library.threads} threads on {cpus} usable CPUs: set OMP_NUM_THREADS={cpus}")
     if library.runtime == "OMP" and not os.environ.get("OMP_WAIT_POLICY") and not os.environ.get("GOMP_SPINCOUNT"):
         advice.append(
-            "OpenMP threads spin while they wait: where other processes use these CPUs, OMP_WAIT_POLICY=passive"
+            "OpenMP threads spin while they wait: if other processes use these CPUs, set OMP_WAIT_POLICY=passive"
         )
     if torch_threads and library.runtime == "OMP" and torch_threads != library.threads:
         advice.append(

@@ -1,7 +1,7 @@
-"""What a oneDNN library file says about itself without being loaded.
+"""Version and dependencies of a oneDNN library file, without loading it.
 
-Two oneDNN libraries in one process may share C++ symbols of different shapes, so no library is loaded in order to ask
-for its version: it is read from the file, where ``dnnl_version`` returns the address of a constant.
+Two oneDNN libraries in one process may share C++ symbols of different shapes, so no library is loaded only to ask for
+its version. The version is read from the file: ``dnnl_version`` returns the address of a constant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DYNAMIC, _DYNSYM = 6, 11  # types of sections
 _LOAD = 1  # type of segment
 _NEEDED = 1  # tag of a dynamic entry
 _X86_64 = 62
-#: `lea rax, [rip + offset]`: how the address of the constant is made
+#: `lea rax, [rip + offset]`: the instruction that computes the constant's address
 _LOAD_ADDRESS = b"\x48\x8d\x05"
 _FULL_NAME = re.compile(r"\.so\.(\d+)\.(\d+)(?:\.(\d+))?$")
 
@@ -26,12 +26,12 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Build:
-    """What is known of a library file.
+    """Facts read from a library file.
 
     Parameters
     ----------
     version : tuple of int or None
-        Major, minor and, where the file tells, patch.
+        Major, minor and, if the file has it, patch.
     needs : frozenset of str
         File names of the libraries that it is linked to.
     """
@@ -46,12 +46,12 @@ def read_build(path: str | os.PathLike[str]) -> Build:
     Parameters
     ----------
     path : path-like
-        Whatever it is, nothing in it is executed.
+        Any file; nothing in it is executed.
 
     Returns
     -------
     Build
-        Without what the file does not tell: a full file name (``libdnnl.so.3.2``) is enough for the version.
+        Facts that the file does not have are absent. A full file name (``libdnnl.so.3.2``) is enough for the version.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def read_build(path: str | os.PathLike[str]) -> Build:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             elf = _Elf(data)
             return Build(elf.version() or named, frozenset(elf.needs()))
-    except (OSError, ValueError, OverflowError, IndexError, struct.error):  # no such file or format, or damaged
+    except (OSError, ValueError, OverflowError, IndexError, struct.error):  # missing, of another format, or damaged
         return Build(named)
 
 
@@ -73,11 +73,11 @@ class _Section:
     kind: int
     offset: int
     nbytes: int
-    strings: int  # index of the section that has its names
+    strings: int  # index of the section with its names
 
 
 class _Elf:
-    """A 64-bit little-endian ELF file; raises `ValueError` or `struct.error` where it is none."""
+    """A 64-bit little-endian ELF file; raises `ValueError` or `struct.error` for another file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         if data[:6] != b"\x7fELF\x02\x01":
@@ -104,7 +104,7 @@ class _Elf:
                 yield self._data[start : self._data.find(b"\0", start)].decode("utf-8", "replace")
 
     def version(self) -> Version | None:
-        """Return the three numbers that ``dnnl_version`` returns the address of."""
+        """Return the three numbers at the address that ``dnnl_version`` returns."""
         function = self._function(b"dnnl_version")
         if function is None or self._machine != _X86_64:
             return None
@@ -115,7 +115,7 @@ class _Elf:
         end = start + at - self._offset(start) + 7
         (distance,) = struct.unpack_from("<i", self._data, at + 3)
         numbers = struct.unpack_from("<3i", self._data, self._offset(end + distance))
-        return numbers if all(0 <= number < 1000 for number in numbers) else None  # else it is another function
+        return numbers if all(0 <= number < 1000 for number in numbers) else None  # otherwise it is another function
 
     def _function(self, name: bytes) -> tuple[int, int] | None:
         """Return address and size of an exported function."""
@@ -137,7 +137,7 @@ class _Elf:
         return section, self._sections[section.strings]
 
     def _offset(self, address: int) -> int:
-        """Return where the file has what is loaded at an address."""
+        """Return the file offset of a load address."""
         for kind, _, offset, start, _, nbytes in self._segments:
             if kind == _LOAD and start <= address < start + nbytes:
                 return int(offset + address - start)

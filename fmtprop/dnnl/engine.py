@@ -72,7 +72,7 @@ class Stream(Handle[_abi.dnnl_stream_t]):
         super().__init__(pointer, lib().stream_destroy)
 
     def wait(self) -> None:
-        """Wait until everything submitted has finished; only a SYCL build runs asynchronously.
+        """Wait until all submitted primitives have finished; only a SYCL build runs asynchronously.
 
         Raises
         ------

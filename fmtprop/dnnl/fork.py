@@ -1,12 +1,12 @@
 """Forked children of a process with OpenMP threads.
 
-A fork copies the calling thread only. GNU OpenMP keeps one thread pool per thread that opened a parallel region; in
-the child the copied thread's pool consists of threads that do not exist, and its next parallel region waits for them
-for ever, in PyTorch as in oneDNN. Setting one thread does not help: a primitive asks for the number of threads that
-it was created with, and when it gets fewer it computes only their share. But a *new* thread gets a new pool. So in
-such a child everything runs in one.
+A fork copies only the calling thread. GNU OpenMP keeps one thread pool per thread that opened a parallel region. In
+the child, the pool's threads do not exist, and the next parallel region waits for them forever, in PyTorch and in
+oneDNN. Setting the number of threads to one does not help: a primitive asks for the number that it was created with,
+and if it gets fewer threads it computes only their share. But a *new* thread gets a new pool, so such a child runs
+everything in one new thread.
 
-Owns the detection and the way out; must not know what is run.
+Owns the detection and the new thread; must not know the functions that run there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TASKS = "/proc/self/task"
 
 
 class _State:
-    """What this process knows of its forks."""
+    """Knowledge of this process about its forks."""
 
     # The thread whose OpenMP pool was lost in a fork.
     crippled: int | None = None
@@ -39,19 +39,19 @@ _lock = ProcessLock()
 
 
 def fork_guard() -> bool:
-    """Tell whether the calling thread must not open a parallel region.
+    """Return whether the calling thread must not open a parallel region.
 
     Returns
     -------
     bool
-        True in the main thread of a forked child whose parent had started OpenMP threads (or other native threads:
-        they cannot be told apart). Call oneDNN and PyTorch through `after_fork` there.
+        True in the main thread of a forked child if the parent had started OpenMP threads (or other native threads:
+        both look the same). There, oneDNN and PyTorch must be called through `after_fork`.
     """
     return _State.crippled is not None and _State.crippled == threading.get_ident()
 
 
 def after_fork(function: Callable[[], T]) -> T:
-    """Call a function where parallel regions work: here, or in a new thread after a fork.
+    """Call a function in a thread in which parallel regions work: this one, or a new one after a fork.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ def after_fork(function: Callable[[], T]) -> T:
     Returns
     -------
     object
-        What it returned; what it raises is raised here.
+        The function's result; its exception is raised here.
 
     Raises
     ------
     LibraryError
-        If this child's parent used a oneDNN whose threads cannot be replaced (SYCL, TBB).
+        This child's parent used a oneDNN with threads that cannot be replaced (SYCL, TBB).
 
     Notes
     -----
-    The new thread stays, with as many OpenMP threads as the calling one would have used, and takes one call at a time.
+    The new thread is kept and takes one call at a time. It uses the calling thread's number of OpenMP threads.
     """
     if not fork_guard():
         return function()
@@ -91,7 +91,7 @@ def _worker() -> ThreadPoolExecutor:
 
 
 def _keeping_threads() -> Callable[[], None]:
-    """Return what gives a new thread the calling one's number of OpenMP threads; nothing where there is no library."""
+    """Return a function that gives a new thread this thread's number of OpenMP threads (if a library is loaded)."""
     try:
         threads = lib().threads
     except LoadError:
@@ -109,7 +109,7 @@ def _in_child() -> None:
 
 
 def _has_native_threads() -> bool:
-    """Tell whether threads run that Python did not start; without /proc, assume so once oneDNN is loaded."""
+    """Return whether threads run that Python did not start; without /proc, whether oneDNN is loaded."""
     try:
         return len(os.listdir(_TASKS)) > threading.active_count()
     except OSError:

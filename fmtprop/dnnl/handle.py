@@ -1,6 +1,6 @@
-"""Ownership of native handles: one owner each, destroyed exactly once, never used after that.
+"""Ownership of native handles: each has one owner, is destroyed exactly once and never used afterwards.
 
-Knows how a handle lives and dies; must not know what any particular handle is for.
+Owns the lifetime of handles; must not know the purpose of any handle.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fmtprop.errors import HandleError
 P = TypeVar("P", bound=c_void_p)
 S = TypeVar("S", bound="Handle[Any]")
 
-# Key -> kind of every handle that is alive. Presence here *is* ownership: `dict.pop` is atomic, so of two
-# threads (or a thread and the garbage collector) that close one handle, exactly one destroys it.
+# Key -> kind of every living handle. A key here *is* the ownership: `dict.pop` is atomic, so if two threads (or a
+# thread and the garbage collector) close one handle, exactly one of them destroys it.
 _ALIVE: dict[int, str] = {}
 _KEYS = itertools.count()
-#: the key of an owner that has no handle yet
+#: key of an owner without a handle
 _NOTHING = -1
 
 
@@ -43,14 +43,14 @@ class Handle(Generic[P]):
     Parameters
     ----------
     pointer : c_void_p or None
-        The handle, as the C function created it; None for an owner that has none yet.
+        The handle, as created by the C function; None for an owner that gets it later.
     destroy : callable
         The C function that destroys it.
 
     Notes
     -----
-    Destroying a oneDNN handle twice aborts the process, hence the single owner. ``close()`` may be called any
-    number of times, from any thread; using the handle afterwards raises `HandleError`. Objects work in ``with``.
+    Destroying a oneDNN handle twice aborts the process, hence the single owner. ``close()`` may be called any number
+    of times, from any thread; a later use of the handle raises `HandleError`. Objects can be used in ``with``.
     """
 
     __slots__ = ("__weakref__", "_destroy", "_key", "_pointer")
@@ -65,7 +65,7 @@ class Handle(Generic[P]):
             self._own(pointer)
 
     def _own(self, pointer: P) -> None:
-        """Become the owner of a handle; of a second one only after the first was closed."""
+        """Become the owner of a handle; a previous handle must have been closed."""
         self._pointer = pointer
         self._key = next(_KEYS)
         _ALIVE[self._key] = self.handle_kind
@@ -94,7 +94,7 @@ class Handle(Generic[P]):
             self._destroy(self._pointer)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: there would be two owners, or one in a process without the object.
+        """Refuse to be copied or pickled: a copy would be a second owner, or an owner in a process without the object.
 
         Raises
         ------
@@ -114,8 +114,8 @@ class Handle(Generic[P]):
     ) -> None:
         self.close()
 
-    # Bound early: at interpreter shutdown the module's globals may be gone, and so may the library's own
-    # static objects, so a handle that is still alive then is left to the operating system.
+    # Defaults bind the names early: at interpreter shutdown the module's globals and the library's static objects may
+    # be gone. A handle that is alive then is left to the operating system.
     def __del__(
         self,
         _finalizing: Callable[[], bool] = sys.is_finalizing,

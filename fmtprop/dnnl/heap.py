@@ -1,4 +1,4 @@
-"""The C heap: giving back what was freed. Here because only this room speaks C."""
+"""The C heap: returning freed memory to the system. It is here because only this room calls C functions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import ctypes
 def trim_heap() -> bool:
     """Return freed memory to the system.
 
-    Packing weights frees tensors of many megabytes, which glibc keeps for later; a plan needs no more of that size.
+    Packing weights frees tensors of many megabytes. glibc keeps this memory, but a plan needs no more large tensors.
 
     Returns
     -------
     bool
-        Whether the C library could do it (glibc).
+        Whether the C library has the function (glibc).
 
     References
     ----------

@@ -1,14 +1,14 @@
-"""What each kind of primitive is asked to do: one typed problem a kind, for every direction that it runs in.
+"""Typed problems: one class for each kind of primitive, for all its directions (forward and backward).
 
-Owns names and meanings of operands and parameters. Must not know how oneDNN is called: see `fmtprop.dnnl.specs`.
+Owns names and meanings of operands and parameters. Must not know oneDNN's functions: see `fmtprop.dnnl.specs`.
 
 Notes
 -----
-Operands are `NativeDesc`; a problem has those of its direction, and None for the others and for absent optional
-ones. ``prop`` is the propagation kind: ``"forward_inference"``, ``"forward_training"``, and backward
-``"backward_data"`` (the gradient of the source), ``"backward_weights"`` (of weights and bias) or ``"backward"`` (of
-everything), of which each kind has one or two. Gradients have the names of their tensors behind ``diff_``. Numbers mean
-what they mean in oneDNN: a dilation of 0 is dense, an axis counts from 0.
+Operands are `NativeDesc`. A problem has the operands of its direction; the others, and absent optional ones, are None.
+``prop`` is the propagation kind: ``"forward_inference"`` or ``"forward_training"``; and one or two of
+``"backward_data"`` (gradient of the source), ``"backward_weights"`` (gradients of weights and bias) and ``"backward"``
+(all gradients). A gradient has the name of its tensor with the prefix ``diff_``. Numbers have oneDNN's meaning: a
+dilation of 0 is dense, axes count from 0.
 
 References
 ----------
@@ -39,7 +39,7 @@ class Problem:
     prop: str = ""
 
     def operands(self) -> Iterator[tuple[str, NativeDesc]]:
-        """Yield name and descriptor of every operand that is there; sources of a list are numbered: ``src_0``, …."""
+        """Yield name and descriptor of every operand that is given; sources of a list are numbered: ``src_0``, …."""
         for name, value in self._values():
             if isinstance(value, NativeDesc):
                 yield name, value
@@ -132,8 +132,8 @@ class Convolution(Weighted):
 class Deconvolution(Convolution):
     """A transposed convolution, with ``alg`` ``"deconvolution_direct"`` or ``"deconvolution_winograd"``.
 
-    Operands and parameters are those of `Convolution`. Weights are (OC, IC, window): PyTorch's with the first two axes
-    exchanged.
+    Operands and parameters are those of `Convolution`. Weights are (OC, IC, window), PyTorch's weights with the first
+    two axes exchanged.
     """
 
     kind: ClassVar[str] = "deconvolution"
@@ -142,7 +142,7 @@ class Deconvolution(Convolution):
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Pooling(Directed):
-    """A pooling. In training, max has a workspace; its gradient needs that of the same implementation.
+    """A pooling. Max pooling in training has a workspace; its gradient needs one of the same implementation.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class Pooling(Directed):
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Lrn(Directed):
-    """A local response normalization. The gradient reads src, and may need the workspace of training.
+    """A local response normalization. The gradient reads src, and may need the workspace of the forward primitive.
 
     Parameters
     ----------
@@ -187,8 +187,8 @@ class Lrn(Directed):
 class BatchNormalization(Directed):
     """A batch normalization of (N, C, spatial).
 
-    The gradient reads src. With scale or shift, ``prop`` is ``"backward"`` and gives their gradients too; without them,
-    it is ``"backward_data"``.
+    The gradient reads src. With scale or shift, ``prop`` is ``"backward"`` and their gradients are computed too;
+    without them, it is ``"backward_data"``.
     """
 
     kind: ClassVar[str] = "batch_normalization"
@@ -203,7 +203,7 @@ class LayerNormalization(BatchNormalization):
     Parameters
     ----------
     mean : NativeDesc, optional
-        Of mean and variance: src without its last axis. Absent, oneDNN chooses.
+        Descriptor of mean and variance: src without its last axis. Without it, oneDNN chooses.
     """
 
     kind: ClassVar[str] = "layer_normalization"
@@ -231,7 +231,7 @@ class Eltwise(Directed):
     Parameters
     ----------
     src, dst : NativeDesc
-        Same dims; src has a concrete format. The gradient reads src, or dst where the algorithm's name ends in
+        Same dims; src has a concrete format. The gradient reads src, or dst if the algorithm's name ends in
         ``_use_dst_for_bwd``.
     alg : str
         Such as ``"eltwise_relu"``.
@@ -247,12 +247,12 @@ class Eltwise(Directed):
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Prelu(Directed):
-    """A prelu; the gradient by source and slopes is ``"backward"``.
+    """A prelu; ``"backward"`` gives the gradients of source and slopes.
 
     Parameters
     ----------
     weights : NativeDesc
-        Slopes; as many axes as src, of its sizes or 1.
+        Slopes; as many axes as src, each with src's size or 1.
     """
 
     kind: ClassVar[str] = "prelu"
@@ -296,14 +296,14 @@ class Shuffle(Directed):
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Resampling(Directed):
-    """A resampling of (N, C, spatial); without dst, it has the dims that the factors give.
+    """A resampling of (N, C, spatial); without dst, the factors decide its dims.
 
     Parameters
     ----------
     alg : str
         ``"resampling_nearest"`` or ``"resampling_linear"`` (half-pixel centres).
     factors : sequence of float, optional
-        dst size / src size per spatial axis; absent, the dims tell.
+        dst size / src size per spatial axis. Default: from the dims.
     """
 
     kind: ClassVar[str] = "resampling"
@@ -320,7 +320,7 @@ class Matmul(Problem):
     src, weights, dst : NativeDesc
         (…, M, K), (…, K, N), (…, M, N); batch axes of size 1 broadcast.
     bias : NativeDesc, optional
-        As many axes as dst, of its sizes or 1.
+        As many axes as dst, each with dst's size or 1.
     """
 
     kind: ClassVar[str] = "matmul"
@@ -350,7 +350,7 @@ class Reduction(Problem):
     alg : str
         Such as ``"reduction_mean"``.
     p, eps : float
-        Of the norm algorithms.
+        Parameters of the norm algorithms.
     """
 
     kind: ClassVar[str] = "reduction"

@@ -1,4 +1,4 @@
-"""Loading oneDNN: once per process, any v3.x, signatures bound from the generated table.
+"""Loading oneDNN: once per process, any v3.x, with signatures from the generated table.
 
 Owns the loaded library and the translation of status codes to errors; must not know any primitive.
 """
@@ -31,14 +31,14 @@ _CPU_ENGINE = _abi.ENUMS["dnnl_engine_kind_t"]["cpu"]
 
 @dataclass(frozen=True)
 class Rejection:
-    """A library file that was not taken.
+    """A library file that was rejected.
 
     Parameters
     ----------
     candidate : Candidate
         The file and the rule that found it.
     reason : str
-        Why it was not taken.
+        The reason.
     """
 
     candidate: Candidate
@@ -49,25 +49,25 @@ class Rejection:
 class Library:
     """The loaded oneDNN library.
 
-    C functions are attributes without their ``dnnl_`` prefix, such as ``library.engine_create``; each has
-    ``argtypes`` and ``restype`` set. A function that this version lacks raises `LibraryError` on access.
+    C functions are attributes without their ``dnnl_`` prefix, such as ``library.engine_create``, with ``argtypes`` and
+    ``restype``. A function that this version lacks raises `LibraryError` on access.
 
     Parameters
     ----------
     path : str
         The file (or the name that the dynamic loader resolved).
     origin : str
-        Which rule found it.
+        The rule that found it.
     version : tuple of int
         (major, minor, patch).
     hash : str
-        Commit that it was built from.
+        Commit of its sources.
     runtime : str
         CPU threading runtime: ``"OMP"``, ``"SYCL"``, ``"TBB"``, ``"SEQ"`` or ``"THREADPOOL"``.
     rejected : tuple of Rejection
-        Files that were tried before.
+        Files that were tried before it.
     torch : str
-        Version of PyTorch that was imported first, or why it was not.
+        Version of PyTorch, which was imported first, or the reason why it was not imported.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Library:
         return _ISA.get(number, f"isa_{number:#x}")
 
     def has(self, symbol: str) -> bool:
-        """Tell whether this version has a function.
+        """Return whether this version has a function.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class Library:
         return hasattr(self._cdll, "dnnl_" + symbol.removeprefix("dnnl_"))
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached once per function: the bound function becomes an attribute.
+        # Called once per function: the bound function becomes an attribute.
         if name.startswith("__"):
             raise AttributeError(name)
         function = _bind(self._cdll, "dnnl_" + name)
@@ -137,8 +137,8 @@ class Library:
     def set_threads(self, count: int) -> None:
         """Set the number of threads that the calling thread's parallel regions use.
 
-        A primitive must be executed with as many threads as it was created with, and a new thread does not inherit
-        the number: whoever executes in another thread calls this there first. No effect without OpenMP.
+        A primitive must be executed with the number of threads that it was created with. A new thread does not inherit
+        the number: call this there before executing. No effect without OpenMP.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
     Parameters
     ----------
     path : path-like, optional
-        The library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first that works of
+        The library file. Default: the environment variable ``FMTPROP_DNNL_LIBRARY``, else the first usable file of
         `fmtprop.dnnl.locate.candidates`: the newest of wheels, conda, oneAPI and the system.
 
     Returns
@@ -171,11 +171,11 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
     Raises
     ------
     LoadError
-        If none is found or works, or if another one is loaded already. The message lists every file tried.
+        No library is found or usable, or another one is loaded already. The message lists every file tried.
 
     Notes
     -----
-    PyTorch, where installed, is imported first: both then share one OpenMP runtime and thread pool, so that
+    PyTorch, if installed, is imported first: then both share one OpenMP runtime and thread pool, and
     ``torch.set_num_threads`` governs both.
 
     Examples
@@ -217,7 +217,7 @@ def loaded() -> Library | None:
 
 
 def rejections() -> tuple[Rejection, ...]:
-    """Return the files that the last attempt to load did not take."""
+    """Return the files that the last attempt to load rejected."""
     return _rejections
 
 
@@ -234,7 +234,7 @@ def raise_status(function: str, status: int, details: str = "", repro: str = "")
     function : str
         Name of the C function.
     status : int
-        What it returned; 0 is success.
+        Its result; 0 is success.
     details : str, optional
         Operand descriptors, rule and remedy.
     repro : str, optional
@@ -295,7 +295,7 @@ def _import_torch() -> str:
 
 def _try_load(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> Library | str:
     """Return the library, or the reason why this file is not usable."""
-    if not candidate.usable:  # a second oneDNN in the process is better never loaded
+    if not candidate.usable:  # checked before loading: a second oneDNN in the process may break both
         return _other_version(candidate.build.version or ())
     driver = opencl_cpu_driver(candidate.path)
     set_driver = driver is not None and not os.environ.get(OPENCL_DRIVERS)
@@ -334,9 +334,9 @@ def _other_version(version: Sequence[int]) -> str:
 
 
 def _open_with_neighbours(path: str) -> ctypes.CDLL:
-    """Open a library; what it needs and the loader does not find is looked for in its own directory.
+    """Open a library; search its own directory for dependencies that the loader does not find.
 
-    Wheels put a library and its runtimes side by side in an environment's lib, without a run path.
+    Wheels put a library and its runtimes into the same directory of an environment, without a run path.
     """
     while True:
         try:
@@ -346,7 +346,7 @@ def _open_with_neighbours(path: str) -> ctypes.CDLL:
             neighbour = os.path.join(os.path.dirname(path), missing.group(1)) if missing else path
             if neighbour == path or not os.path.isfile(neighbour):
                 raise
-            # The loader finds it by its name from now on, so the next attempt gets further.
+            # From now on the loader finds it by its name, so the next attempt gets further.
             _open_with_neighbours(neighbour)
 
 
@@ -361,7 +361,7 @@ def _bind(cdll: ctypes.CDLL, name: str) -> Any | None:
     return function
 
 
-# Exported by every v3 library, though in no header.
+# Every v3 library exports it, but no header declares it.
 _STRING_TAG = (
     c_int,
     (

@@ -1,4 +1,4 @@
-"""Where a oneDNN library may be, in order of preference: the newest that shares PyTorch's threads first.
+"""Places of oneDNN libraries, in order of preference: first the newest that shares PyTorch's threads.
 
 Knows packages, directories and environment variables; must not load anything.
 """
@@ -19,7 +19,7 @@ from fmtprop.dnnl.elf import Build, read_build
 ENV_LIBRARY = "FMTPROP_DNNL_LIBRARY"
 NAMES = ("libdnnl.so.3", "libdnnl.so")
 
-# Distribution -> what it is.
+# Distribution -> its description.
 WHEELS = {
     "paddlepaddle": "wheel paddlepaddle (GNU OpenMP)",
     "onednn-cpu-gomp": "wheel onednn-cpu-gomp (GNU OpenMP)",
@@ -44,9 +44,9 @@ NEWER_HINT = (
     "`pip install --no-deps paddlepaddle`; it is found as a file and never imported"
 )
 
-#: what a library's threads may be, in order of preference, and what speaks against each
+#: kinds of threads of a library, in order of preference, and the drawback of each
 _THREADS = ("GNU OpenMP", "threads of its own", "SYCL")
-_DRAWBACKS = ("", "they fight with PyTorch's for the cores", "8 µs more per primitive")
+_DRAWBACKS = ("", "they compete with PyTorch's for the cores", "8 µs more per primitive")
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Candidate:
     path : str
         Path of the file, or a bare name that the dynamic loader resolves.
     origin : str
-        Which rule found it, for messages.
+        The rule that found it, for messages.
     build : Build, optional
-        What the file says about itself.
+        Facts read from the file.
     """
 
     path: str
@@ -69,17 +69,17 @@ class Candidate:
 
     @property
     def version(self) -> str:
-        """Return the version as it is written, empty where the file does not tell."""
+        """Return the version as text; empty if the file does not have it."""
         return "v" + ".".join(map(str, self.build.version)) if self.build.version is not None else ""
 
     @property
     def usable(self) -> bool:
-        """Whether nothing that the file tells speaks against it."""
+        """Whether no fact read from the file rules it out."""
         return self.build.version is None or self.build.version[0] == 3
 
     @property
     def threads(self) -> str:
-        """Return what runs its parallel regions; PyTorch's threads are GNU OpenMP's."""
+        """Return the kind of its threads; PyTorch's threads are GNU OpenMP's."""
         return _THREADS[self.rank]
 
     @property
@@ -96,10 +96,9 @@ def candidates() -> list[Candidate]:
     Returns
     -------
     list of Candidate
-        By the kind of their threads, then the newest version first, then in the order in which they are found: files
-        of wheels, a conda environment, a oneAPI installation, the system's directories. What is no v3.x is behind
-        them, and the name that the dynamic loader knows is last. The explicit path (`explicit_path`) is not among
-        them.
+        Sorted by the kind of threads, then by version (newest first), then by origin: wheels, a conda environment, a
+        oneAPI installation, the system's directories. Files of other versions than v3.x follow, and the dynamic
+        loader's name is last. The explicit path (`explicit_path`) is not among them.
     """
     files: dict[str, Candidate] = {}
     for path, origin in _all_files():
@@ -109,7 +108,7 @@ def candidates() -> list[Candidate]:
 
 
 def passed_over(candidate: Candidate, chosen: Candidate) -> str:
-    """Say why a library is behind the one that was chosen.
+    """Return the reason why another library was chosen.
 
     Parameters
     ----------
@@ -150,7 +149,7 @@ def opencl_cpu_driver(library: str) -> str | None:
     Returns
     -------
     str or None
-        What ``OCL_ICD_FILENAMES`` must hold for the SYCL runtime to see the CPU as a device.
+        The value of ``OCL_ICD_FILENAMES`` with which the SYCL runtime finds the CPU as a device.
     """
     directories = [Path(library).parent, Path(os.path.realpath(library)).parent]
     for directory in directories:
@@ -175,7 +174,7 @@ def _directories() -> Iterator[tuple[Path, str]]:
             yield Path(root) / "lib", f"{variable}={root}"
     oneapi = Path(os.environ.get("ONEAPI_ROOT") or "/opt/intel/oneapi") / "dnnl"
     yield from ((directory, f"oneAPI {oneapi}") for directory in oneapi.glob("*/lib"))
-    # Where the dynamic loader looks: asking it would load the library.
+    # The directories of the dynamic loader; the loader itself would load the library.
     searched = [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     multiarch = f"lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
     searched += [Path(root) / lib for root in ("/usr/local", "/usr") for lib in (multiarch, "lib64", "lib")]
@@ -192,5 +191,5 @@ def _wheel_files(distribution: str) -> Iterator[Path]:
 
 
 def _first(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the first of a directory's names that is a file: they are copies of one library."""
+    """Yield the first of a directory's names that is a file: all names mean copies of one library."""
     yield from islice((path for path in paths if path.is_file()), 1)

@@ -1,6 +1,6 @@
 """Memory objects and prebuilt argument lists.
 
-Owns how a pointer meets a descriptor; buffers belong to the caller. PyTorch tensors are met by their methods only.
+Owns the pair of pointer and descriptor; buffers belong to the caller. Of PyTorch tensors, only methods are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StorageLike(Protocol):
 
 
 class TensorLike(Protocol):
-    """What `memory_of` needs of a PyTorch tensor."""
+    """The methods of a PyTorch tensor that `memory_of` needs."""
 
     def data_ptr(self) -> int:
         """Return the address of the first element."""
@@ -55,9 +55,9 @@ class Memory(Handle[_abi.dnnl_memory_t]):
     desc : NativeDesc
         Anything but ``any``.
     pointer : int or None
-        Address of at least ``desc.nbytes`` bytes that outlive every execution; None to set it later.
+        Address of at least ``desc.nbytes`` bytes, which must outlive every execution; None to set it later.
     owner : object, optional
-        Kept alive with this object, such as the tensor that the pointer belongs to.
+        An object that is kept alive with this one, such as the pointer's tensor.
 
     Raises
     ------
@@ -90,7 +90,7 @@ class Memory(Handle[_abi.dnnl_memory_t]):
             If oneDNN refuses.
         """
         status = lib().memory_set_data_handle(self.handle, pointer)
-        if status:  # the text costs more than the call
+        if status:  # the message would cost more than the call
             raise_status("dnnl_memory_set_data_handle", status, str(self.desc))
 
     @property
@@ -102,14 +102,14 @@ class Memory(Handle[_abi.dnnl_memory_t]):
 
 
 def memory_of(tensor: TensorLike, desc: NativeDesc, engine: Engine | None = None) -> Memory:
-    """Return a memory over a tensor's own data, without a copy.
+    """Return a memory over a tensor's data, without a copy.
 
     Parameters
     ----------
     tensor : torch.Tensor
         A CPU tensor; only its methods are used.
     desc : NativeDesc
-        How oneDNN is to read the bytes from ``tensor.data_ptr()`` on.
+        The layout of the bytes from ``tensor.data_ptr()`` on.
     engine : Engine, optional
         Default: the CPU engine.
 
@@ -121,7 +121,7 @@ def memory_of(tensor: TensorLike, desc: NativeDesc, engine: Engine | None = None
     Raises
     ------
     InputError
-        If the desc reaches beyond the tensor's storage.
+        The desc reaches beyond the tensor's storage.
 
     Examples
     --------

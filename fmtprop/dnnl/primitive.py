@@ -1,4 +1,4 @@
-"""Primitive descriptors and primitives: query, choose among implementations, execute.
+"""Primitive descriptors and primitives: queries, iteration over implementations, execution.
 
 Must not know the parameters of any particular primitive: see :mod:`fmtprop.dnnl.kinds` and `fmtprop.dnnl.specs`.
 """
@@ -24,10 +24,10 @@ from fmtprop.dnnl.specs import spec_of
 from fmtprop.errors import DnnlError, InputError, UnsupportedOpError
 from fmtprop.system.locks import ProcessLock
 
-# of sketches that make their native objects; a hint among the arguments may be a sketch too
+# held while a sketch creates its native object; reentrant, since its hint may be a sketch too
 _lock = ProcessLock()
 
-# several times what any primitive has: where its primitive cache knows one, oneDNN goes back to the start
+# several times the implementations of any primitive: oneDNN may restart at one that is in its primitive cache
 _LONGEST_WALK = 200
 
 _LAST_IMPL = _abi.ENUMS["dnnl_status_t"]["last_impl_reached"]
@@ -38,7 +38,7 @@ _MD_QUERIES = {
     name: QUERY[f"query_{name}_md"]
     for name in ("src", "diff_src", "weights", "diff_weights", "dst", "diff_dst", "workspace", "scratchpad")
 }
-#: the same tuples for all descriptors, of which there are thousands at a time
+#: thousands of descriptors share these tuples
 _keys: dict[tuple[int, int], tuple[int, int]] = {}
 _MD_ALIASES = {"bias": ("weights", 1), "diff_bias": ("diff_weights", 1)}
 
@@ -51,9 +51,9 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     Parameters
     ----------
     pointer : dnnl_primitive_desc_t or None
-        The handle; this object becomes its owner. None for a sketch, which makes one when it is needed.
+        The handle; this object becomes its owner. None for a sketch, which creates a handle on first use.
     recipe : Recipe
-        What it was created from.
+        Problem, attributes and hint that it was created from.
     index : int
         Position among the implementations.
     """
@@ -76,14 +76,14 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     @property
     def handle(self) -> _abi.dnnl_primitive_desc_t:
-        """The native pointer; made now for a `sketch`.
+        """The native pointer; a `sketch` creates it now.
 
         Raises
         ------
         HandleError
             If this object was closed.
         DnnlError
-            If oneDNN does not offer the implementation of a sketch any more.
+            oneDNN does not offer the implementation of a sketch any more.
         """
         if self._away:
             self._fetch()
@@ -102,8 +102,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
     def _fetch(self) -> None:
         with _lock.current:
             if not self._away:
-                return  # another thread has
-            # Not by its place alone: oneDNN names one again that its primitive cache knows, which moves the others.
+                return  # another thread has created it
+            # The index is not enough: oneDNN repeats an implementation that is in its primitive cache, so others move.
             with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
                 if not any(map(self._is_like, walker.walk())):
                     details = f"{self.impl} is not offered any more; was the number of threads changed meanwhile?"
@@ -122,7 +122,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
             out = c_char_p()
             query = QUERY["query_impl_info_str"]
             raise_status("dnnl_primitive_desc_query", lib().primitive_desc_query(self.handle, query, 0, byref(out)))
-            self._impl = intern((out.value or b"").decode())  # one of a few, in thousands of descriptors
+            self._impl = intern((out.value or b"").decode())  # thousands of descriptors share a few names
         return self._impl
 
     @property
@@ -155,7 +155,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         Returns
         -------
         NativeDesc or None
-            None where the primitive has no such operand.
+            None if the primitive has no such operand.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         Returns
         -------
         NativeDesc or None
-            None where the primitive takes no such argument.
+            None if the primitive takes no such argument.
         """
         return self._query(_EXEC_ARG_MD, int(arg))
 
@@ -194,12 +194,12 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
 
     @property
     def problem(self) -> Problem:
-        """Operands and parameters that it was created from."""
+        """The operands and parameters of the primitive."""
         return self.recipe.problem
 
     @property
     def repro(self) -> str:
-        """A benchdnn command line for this operation, formats as asked for."""
+        """A benchdnn command line for this operation, with the formats of the problem."""
         return self.recipe.repro
 
     def clone(self) -> PrimitiveDesc:
@@ -207,17 +207,18 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         return PrimitiveDesc(_clone(self), self.recipe, self.index)
 
     def sketch(self) -> PrimitiveDesc:
-        """Return the same implementation without a native object, by what has been asked about it so far.
+        """Return the same implementation without a native object; it keeps the answers of earlier queries.
 
-        It makes one when it is used. They take 15 kB, and planning asks for thousands and uses few of them.
+        A sketch creates its native object on first use. A native object takes 15 kB; planning queries thousands of
+        descriptors and uses few of them.
         """
         other = PrimitiveDesc(None, self.recipe, self.index)
-        other._impl, other._kind = self.impl, self.kind  # by which it is known again
+        other._impl, other._kind = self.impl, self.kind  # they identify the implementation
         other._mds.update(self._mds)
         return other
 
     def next_impl(self) -> PrimitiveDesc | None:
-        """Return oneDNN's next choice, or None after the last; this object is unchanged.
+        """Return oneDNN's next implementation, or None after the last; this object is unchanged.
 
         Returns
         -------
@@ -226,46 +227,47 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         Raises
         ------
         HandleError
-            If the attributes or descriptors that this was created from are closed.
+            The attributes or descriptors of the recipe are closed.
         """
         return next(self._later(), None)
 
     def implementations(self) -> Iterator[PrimitiveDesc]:
-        """Yield this implementation and all later ones, best first by oneDNN's opinion.
+        """Yield this implementation and all later ones, in oneDNN's order of preference.
 
         Yields
         ------
         PrimitiveDesc
-            This very object first; then new ones, each owned by whoever receives it.
+            This object first; then new objects, each owned by the caller.
         """
         yield self
         yield from self._later()
 
     def _later(self) -> Iterator[PrimitiveDesc]:
-        # dnnl_primitive_desc_next_impl changes its argument, and a clone has lost its place among the
-        # implementations: so a fresh descriptor walks, and what it finds is cloned.
+        # dnnl_primitive_desc_next_impl changes its argument, and a clone loses its position in the list. So a fresh
+        # descriptor iterates, and each implementation is cloned.
         with PrimitiveDesc(self.recipe.create(), self.recipe) as walker:
             yield from (place.clone() for place in walker.walk() if place.index > self.index)
 
     def walk(self) -> Iterator[PrimitiveDesc]:
-        """Become one implementation after the other, beginning with the present one.
+        """Iterate over the implementations with this one object, beginning with the present one.
 
-        For whoever looks at many and keeps few: what `sketch` returns stays what this object is now.
+        For callers that look at many implementations and keep few: `sketch` returns an object that keeps the present
+        one.
 
         Yields
         ------
         PrimitiveDesc
-            This very object each time. It should be as it was created: others have lost their place.
+            This object each time. It must be newly created: a clone has lost its position in the list.
         """
         while self.index < _LONGEST_WALK:
             yield self
             status = lib().primitive_desc_next_impl(self.handle)
             if status == _LAST_IMPL:
                 return
-            if status:  # a problem in words takes longer than the call
+            if status:  # the message would take longer than the call
                 raise_status("dnnl_primitive_desc_next_impl", status, f"after number {self.index} of {self.problem}")
             self.index += 1
-            self._mds.clear()  # what was known of the last one
+            self._mds.clear()  # answers of the last implementation
             self._impl = ""
 
     def _query(self, what: int, index: int) -> NativeDesc | None:
@@ -295,7 +297,7 @@ def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveD
     attr : PrimitiveAttr, optional
         Default: scratchpad mode user, nothing else.
     hint : PrimitiveDesc, optional
-        Of a gradient: the ``forward_training`` descriptor of the same kind.
+        For a gradient: the ``forward_training`` descriptor of the same kind.
 
     Returns
     -------
@@ -304,11 +306,11 @@ def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveD
     Raises
     ------
     DnnlError
-        If oneDNN refuses; the message holds the operands and a benchdnn line.
+        oneDNN refuses; the message has the operands and a benchdnn line.
     InputError
-        If an operand is missing, or not one of this direction.
+        An operand is missing, or does not belong to this direction.
     ShapeError
-        If a number does not fit the operands.
+        A number does not fit the operands.
     UnsupportedOpError
         If oneDNN has no such propagation kind or algorithm.
     LibraryError
@@ -321,7 +323,7 @@ def create(problem: Problem, attr: PrimitiveAttr | None = None, hint: PrimitiveD
 
 
 def _check_hint(problem: Problem, hint: PrimitiveDesc | None) -> None:
-    """Refuse a wrong hint: oneDNN casts it unseen, and crashes."""
+    """Refuse a wrong hint: oneDNN casts it without a check, and crashes."""
     spec = spec_of(problem.kind, problem.prop)
     wanted = f"hint must be the forward_training descriptor of the same {problem.kind}"
     if not spec.takes_hint:
@@ -336,12 +338,12 @@ def _check_hint(problem: Problem, hint: PrimitiveDesc | None) -> None:
 
 
 class Primitive(Handle[_abi.dnnl_primitive_t]):
-    """Compiled code of a primitive descriptor. Any number of threads may execute it at once.
+    """Compiled code of a primitive descriptor. Several threads may execute it at once.
 
     Parameters
     ----------
     desc : PrimitiveDesc
-        Kept alive for queries.
+        The descriptor; kept alive for queries.
 
     Raises
     ------
@@ -361,18 +363,18 @@ class Primitive(Handle[_abi.dnnl_primitive_t]):
         self.desc = desc
 
     def execute(self, stream: Stream, arguments: Mapping[int | Arg, Memory]) -> None:
-        """Execute once, checking every argument, and wait for the result.
+        """Check every argument, execute once and wait for the result.
 
         Parameters
         ----------
         stream : Stream
         arguments : mapping of int to Memory
-            Argument number -> memory. A scratchpad of more than 0 bytes is among them.
+            Argument number -> memory, including a scratchpad of more than 0 bytes.
 
         Raises
         ------
         InputError
-            If a memory is missing a buffer, is unexpected, or has another descriptor.
+            A memory has no buffer, is unexpected, or has another descriptor.
         DnnlError
             If an argument is missing or execution fails.
         """
@@ -396,7 +398,7 @@ class Primitive(Handle[_abi.dnnl_primitive_t]):
         name = _arg_name(arg)
         if wanted is None and arg < Arg.ATTR_SCALES:
             raise InputError(f"{self.desc} takes no argument {name} (given: {memory.desc})")
-        # oneDNN keeps no descriptor of the arguments of some attributes, such as a prelu post-op's slopes.
+        # oneDNN has no descriptors for the arguments of some attributes, such as a prelu post-op's slopes.
         if wanted is not None and wanted != memory.desc:
             raise InputError(f"{self.desc}, argument {name}: memory is {memory.desc} but must be {wanted}; reorder it")
         if memory.pointer is None and memory.desc.nbytes:

@@ -1,6 +1,6 @@
-"""Asking oneDNN for a primitive descriptor: the one place that calls ``*_primitive_desc_create``.
+"""Creation of primitive descriptors: only this module calls ``*_primitive_desc_create``.
 
-Owns the translation of a refusal to an error; must not know any particular primitive.
+Owns the translation of a refusal into an error; must not know any particular primitive.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _default_attr: PrimitiveAttr | None = None
 
 
 class Recipe(NamedTuple):
-    """Everything that the C function needs, so that it can be called again; keeps it alive.
+    """The arguments of the C function, kept alive so that it can be called again.
 
     Parameters
     ----------
     problem : Problem
     attr : PrimitiveAttr
     hint : PrimitiveDesc or None
-        The forward descriptor, where this is a gradient.
+        The forward descriptor of a gradient.
     """
 
     problem: Problem
@@ -46,9 +46,9 @@ class Recipe(NamedTuple):
         Raises
         ------
         DnnlError
-            If oneDNN refuses; the message holds the operands and a benchdnn line.
+            oneDNN refuses; the message has the operands and a benchdnn line.
         InputError, ShapeError, UnsupportedOpError
-            If operands or parameters do not fit each other.
+            Operands or parameters do not fit each other.
         LibraryError
             If this oneDNN version lacks the primitive.
         """
@@ -65,7 +65,7 @@ class Recipe(NamedTuple):
 
     @property
     def repro(self) -> str:
-        """A benchdnn command line, formats as asked for."""
+        """A benchdnn command line with the formats of the problem."""
         return benchdnn_line(self.problem, self.attr)
 
     @property
@@ -75,7 +75,7 @@ class Recipe(NamedTuple):
 
 
 def default_attr() -> PrimitiveAttr:
-    """Return the attributes used where none are given: scratchpad mode user."""
+    """Return the default attributes: scratchpad mode user."""
     global _default_attr
     with _lock.current:
         if _default_attr is None or _default_attr.closed:

@@ -2,7 +2,7 @@
 
 Notes
 -----
-The gradient of all operands is ``prop`` ``"backward"``. It reads what `Problem` says of the forward direction and the
+``prop`` ``"backward"`` gives the gradients of all operands. It reads the forward direction's operands and the
 workspace of ``"forward_training"``, and *adds* to the gradients of weights and bias, unless flags say otherwise.
 """
 
@@ -25,9 +25,9 @@ class Gru(Problem):
     src_layer, dst_layer : NativeDesc
         (T, N, channels): the sequence.
     src_iter, dst_iter : NativeDesc, optional
-        (L, D, N, channels): the state before and after it, of L layers in D directions; zeros without it.
+        (L, D, N, channels): the state before and after the sequence, of L layers in D directions. Default: zeros.
     weights_layer, weights_iter : NativeDesc
-        (L, D, input channels, gates, output channels), by the sequence and by the state.
+        (L, D, input channels, gates, output channels): factors of the sequence and of the state.
     bias : NativeDesc, optional
         (L, D, gates, output channels). Neither v3.2 nor v3.13 has an implementation without it.
     direction : str
@@ -57,7 +57,7 @@ class Gru(Problem):
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class LbrGru(Gru):
-    """As `Gru`, with the reset gate behind the product with the state, as PyTorch has it; its bias has a fourth row."""
+    """As `Gru`, with the reset gate after the product with the state, as in PyTorch; the bias has a fourth row."""
 
     kind: ClassVar[str] = "lbr_gru"
 
@@ -71,7 +71,7 @@ class VanillaRnn(Gru):
     activation : str
         ``"eltwise_tanh"``, ``"eltwise_relu"`` or ``"eltwise_logistic"``.
     alpha, beta : float
-        Of the activation.
+        Parameters of the activation.
     """
 
     kind: ClassVar[str] = "vanilla_rnn"
@@ -82,12 +82,12 @@ class VanillaRnn(Gru):
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Lstm(Gru):
-    """As `Gru`, of long short-term memory, with a second state.
+    """As `Gru`, but layers of long short-term memory (LSTM), with a second state.
 
     Parameters
     ----------
     src_iter_c, dst_iter_c : NativeDesc, optional
-        (L, D, N, channels): the cells' state.
+        (L, D, N, channels): the cell state.
     weights_peephole : NativeDesc, optional
         (L, D, 3, channels).
     weights_projection : NativeDesc, optional

@@ -48,8 +48,8 @@ _WEIGHTED = f"{{dir}} {_PRODUCT}"
 _COPY = "--sdt={src.type} --ddt={dst.type} --stag={src.tag} --dtag={dst.tag}"
 _CHANNELS = "mb{src.batch}ic{src.channels}"
 
-# Kind -> driver, options, and problem. Of a tensor there are type, tag, dims and parts of these; src and dst stand for
-# their gradients where only those are there. Other words are in `_WORDS`, or parameters of the problem.
+# Kind -> driver, options, and problem. A tensor has type, tag, dims and parts of these. src and dst mean their
+# gradients if only these are given. Other words are in `_WORDS`, or are parameters of the problem.
 _LINES = {
     "convolution": f"--conv {_WEIGHTED} {{alg}} | {{groups}}{_CHANNELS}oc{{dst.channels}}{{window}}",
     "deconvolution": f"--deconv {_WEIGHTED} {{alg}} | {{groups}}{_CHANNELS}oc{{dst.channels}}{{window}}",
@@ -93,14 +93,14 @@ def benchdnn_line(problem: Problem, attr: PrimitiveAttr) -> str:
     Returns
     -------
     str
-        Such as ``benchdnn --matmul --dt=f32:f32:f32 … 128x768:768x3072``. Layouts that benchdnn has no syntax
-        for are named in a trailing comment.
+        Such as ``benchdnn --matmul --dt=f32:f32:f32 … 128x768:768x3072``. A trailing comment names the layouts that
+        benchdnn cannot express.
     """
     options, _, shape = _LINES[problem.kind].format_map(_Words(problem)).partition(" | ")
     attributes = [f"--attr-fpmath={attr.fpmath}"] if attr.fpmath else []
     if attr.ops:
         attributes.append("--attr-post-ops=" + "+".join(map(_post_op, attr.ops)))
-    # words that say nothing here are empty
+    # words without a value are empty
     words = ["benchdnn", *options.split(), *attributes, "--attr-scratchpad=user", shape]
     odd = [
         f"{name} {layout_name(desc)}" for name, desc in problem.operands() if _tag(desc) == "any" and not desc.is_any
@@ -109,7 +109,7 @@ def benchdnn_line(problem: Problem, attr: PrimitiveAttr) -> str:
 
 
 def _tag(desc: NativeDesc | None) -> str:
-    """Return the tag, or ``any`` where benchdnn cannot express the layout."""
+    """Return the tag, or ``any`` if benchdnn cannot express the layout."""
     if desc is None:
         return "any"
     name = layout_name(desc)
@@ -117,7 +117,7 @@ def _tag(desc: NativeDesc | None) -> str:
 
 
 class _Tensor:
-    """What a line says of an operand, or of the sources of a list."""
+    """The words of a line for one operand, or for the sources of a list."""
 
     def __init__(self, *descs: NativeDesc, tag: str = "") -> None:
         self.type = ":".join(desc.data_type for desc in descs)
@@ -128,7 +128,7 @@ class _Tensor:
 
 
 class _Words(dict[str, object]):
-    """The words of a line, each made when it is asked for."""
+    """The words of a line, each made on first use."""
 
     def __init__(self, problem: Any) -> None:
         super().__init__()
@@ -146,12 +146,12 @@ def _tensor(problem: Any, name: str) -> _Tensor:
     if name == "src" and hasattr(problem, "srcs"):
         return _Tensor(*problem.srcs)
     desc = _given(problem, name)
-    # where oneDNN is to choose it
+    # otherwise oneDNN chooses the format
     return _Tensor(desc) if desc is not None else _Tensor(_given(problem, "src") or problem.srcs[0], tag="any")
 
 
 def _given(problem: Any, name: str) -> NativeDesc | None:
-    """Return the operand, or its gradient where only that is there."""
+    """Return the operand, or its gradient if only the gradient is given."""
     desc: NativeDesc | None = getattr(problem, name, None)
     return desc if desc is not None else getattr(problem, f"diff_{name}", None)
 
@@ -176,7 +176,7 @@ def _groups(problem: Any) -> str:
 
 
 def _window(problem: Any) -> str:
-    """Return such as ``ih8iw8oh4ow4kh3kw3sh2sw2ph1pw1dh0dw0``."""
+    """Return the window, such as ``ih8iw8oh4ow4kh3kw3sh2sw2ph1pw1dh0dw0``."""
     src, dst, weights = (_given(problem, name) for name in ("src", "dst", "weights"))
     assert src is not None and dst is not None
     sizes = src.dims[2:], dst.dims[2:]
@@ -186,7 +186,7 @@ def _window(problem: Any) -> str:
 
 
 def _spatial(prefix: str, values: Sequence[int]) -> str:
-    """Return such as ``kh3kw3``: the last entries of d, h, w; benchdnn has no name for more than three."""
+    """Return sizes such as ``kh3kw3``, for the last axes of d, h, w; benchdnn names at most three."""
     names = ("?" * len(values) + "dhw")[3:]
     return "".join(f"{prefix}{axis}{value}" for axis, value in zip(names, values, strict=True))
 
@@ -204,7 +204,7 @@ def _flags(problem: Any) -> str:
 
 
 def _mask(desc: NativeDesc) -> int:
-    """Return the axes along which it does not repeat."""
+    """Return the mask of the axes along which the operand is not broadcast."""
     return sum(1 << axis for axis, size in enumerate(desc.dims) if size != 1)
 
 
@@ -214,7 +214,7 @@ def _recurrent_extras(problem: Any) -> str:
 
 
 def _recurrent_sizes(problem: Any) -> str:
-    # also for ranks that oneDNN refuses
+    # padded, for ranks that oneDNN refuses
     time, batch, channels = (*problem.src_layer.dims, 1, 1)[:3]
     layers, _, states, _, hidden = (*problem.weights_iter.dims, 1, 1, 1, 1)[:5]
     return f"l{layers}t{time}mb{batch}sic{states}slc{channels}dhc{hidden}dic{states}"

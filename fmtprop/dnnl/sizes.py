@@ -1,4 +1,4 @@
-"""Sizes are checked as Python integers before oneDNN sees them: it does not check overflow, and ctypes wraps."""
+"""Checks of sizes as Python integers, before oneDNN gets them: it does not check overflow, and ctypes wraps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INT64_MAX = 2**63 - 1
 
 
 def int64_array(values: Iterable[int], what: str) -> Array[c_int64]:
-    """Return a C array of int64, refusing what does not fit (ctypes would wrap silently).
+    """Return a C array of int64; refuse a number that does not fit (ctypes would wrap silently).
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def int64_array(values: Iterable[int], what: str) -> Array[c_int64]:
     Raises
     ------
     ShapeError
-        If there are more than 12 values or one does not fit.
+        There are more than 12 values, or one does not fit.
     """
     numbers = [int(value) for value in values]
     if len(numbers) > MAX_NDIMS:

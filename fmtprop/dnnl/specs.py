@@ -1,6 +1,6 @@
-"""The table of primitives: how oneDNN is asked for each kind in each direction, and what it takes at execution.
+"""The table of primitives: C function and arguments of each kind in each direction, and operands at execution.
 
-Owns the order of C arguments, and what is checked before oneDNN sees them. Must not know a primitive descriptor.
+Owns the order of C arguments, and the checks before oneDNN gets them. Must not know a primitive descriptor.
 
 References
 ----------
@@ -25,10 +25,10 @@ from fmtprop.dnnl.kinds import Problem
 from fmtprop.dnnl.sizes import float_array, int64_array
 from fmtprop.errors import InputError, ShapeError, UnsupportedOpError
 
-#: what reads a C argument off a problem
+#: a function that makes a C argument from a problem
 Reader: TypeAlias = Callable[[Any], Any]
 
-# Extents, strides and paddings of windows: far beyond any tensor, yet sums of them stay within 64 bits.
+# Limit of extents, strides and paddings: far beyond any tensor, but sums of them fit in 64 bits.
 _WINDOW_MAX = 2**31 - 1
 
 
@@ -43,9 +43,9 @@ class Spec:
     props : tuple of str
         Propagation kinds that it serves; one empty string for a kind without directions.
     arguments : tuple of str
-        C arguments between the result and the attributes, by name; optional operands end in ``?``.
+        Names of the C arguments between the result and the attributes; optional operands end in ``?``.
     at_execution : tuple of str
-        Operands that have no argument of their own there: vectors, statistics, the workspace.
+        Operands that are no C arguments, only execution arguments: vectors, statistics, the workspace.
     """
 
     function: str
@@ -65,14 +65,14 @@ class Spec:
 
     @property
     def operands(self) -> dict[str, int]:
-        """Operand -> its argument number (`Arg`) at execution; sources of a list are not among them."""
+        """Operand -> its argument number (`Arg`) at execution, without sources of a list."""
         names = [argument.removesuffix("?") for argument in self.arguments]
         names += ["src", "dst"] if "data" in names else []
         return {name: int(Arg[name.upper()]) for name in (*names, *self.at_execution) if is_operand(name)}
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The operands that it writes; with `NormFlags.USE_GLOBAL_STATS`, it reads mean and variance among them."""
+        """The operands that it writes; with `NormFlags.USE_GLOBAL_STATS`, it reads mean and variance instead."""
         if self.takes_hint:
             return tuple(n for n in self.operands if n.startswith("diff_") and not n.startswith("diff_dst"))
         written = ("dst", "mean", "variance", "workspace")
@@ -80,13 +80,13 @@ class Spec:
 
 
 def is_operand(name: str) -> bool:
-    """Tell whether oneDNN has an execution argument of this name."""
+    """Return whether oneDNN has an execution argument of this name."""
     return name.upper() in Arg.__members__
 
 
 def _spec(function: str, props: str, arguments: str, at_execution: str = "") -> Spec:
     names = tuple(arguments.split())
-    # reorder has two engines, elsewhere
+    # reorder lists its two engines itself
     names = names if "engine" in names else ("engine", *names)
     return Spec(function, tuple(props.split()) or ("",), names, tuple(at_execution.split()))
 
@@ -116,7 +116,7 @@ def _normalization(
 
 
 def _recurrent(kind: str, numbers: str, states: str = "", weights: str = "", more: str = "") -> Iterator[Spec]:
-    """Rows of a kind with these numbers in front, further states and weights, and numbers behind the flags."""
+    """Yield a kind's rows: `numbers` come first, then operands with further states and weights, flags and `more`."""
     source = f"src_layer src_iter? {states}"
     learned = f"weights_layer weights_iter {weights} bias?"
     result = f"dst_layer dst_iter? {states.replace('src', 'dst')}"
@@ -143,7 +143,7 @@ SPECS: tuple[Spec, ...] = (
     _spec("lrn_forward", _FORWARD, "prop alg src dst local_size alpha beta k", "workspace"),
     _spec("lrn_backward", "backward_data", "alg diff_src diff_dst src local_size alpha beta k hint", "workspace"),
     *_normalization("batch", forward="src_1 workspace", gradients="diff_src_1 workspace"),
-    # early versions want the shift, though no gradient depends on it
+    # early versions need the shift, although no gradient depends on it
     *_normalization("layer", own="mean?", affine="shift"),
     *_normalization("group", own="groups"),
     _spec("eltwise_forward", _FORWARD, "prop alg src dst alpha beta"),
@@ -176,7 +176,7 @@ def spec_of(kind: str, prop: str = "") -> Spec:
     Raises
     ------
     UnsupportedOpError
-        If oneDNN has none.
+        oneDNN has no such kind or direction.
 
     Examples
     --------
@@ -193,7 +193,7 @@ def spec_of(kind: str, prop: str = "") -> Spec:
 
 @lru_cache(maxsize=256)
 def _call_of(cls: Any, prop: str) -> tuple[str, tuple[Reader, ...], tuple[str, ...]]:
-    """Return the C function of a class in a direction, what reads each argument, and other directions' operands."""
+    """Return, for a class and direction: C function, readers of its arguments, operands of other directions."""
     spec = spec_of(cls.kind, prop)
     readers = tuple(_reader(argument, prop) for argument in spec.arguments if argument != "hint")
     others = (field.name for field in fields(cls) if is_operand(field.name) and field.name not in spec.operands)
@@ -206,9 +206,9 @@ def c_call(problem: Problem) -> tuple[str, list[Any]]:
     Raises
     ------
     InputError
-        If an operand is missing, or not one of this direction.
+        An operand is missing, or does not belong to this direction.
     ShapeError
-        If a number does not fit the operands: oneDNN would read beyond an array, or wrap.
+        A number does not fit the operands: oneDNN would read beyond an array, or wrap around.
     UnsupportedOpError
         If oneDNN has no such propagation kind or algorithm.
     """
@@ -221,7 +221,7 @@ def c_call(problem: Problem) -> tuple[str, list[Any]]:
     return function, [read(problem) for read in readers]
 
 
-# ---------------------------------------------------------------- reading arguments off a problem
+# ---------------------------------------------------------------- readers: C arguments from a problem
 
 
 def _reader(argument: str, prop: str) -> Reader:
@@ -252,7 +252,7 @@ def _eltwise_data(problem: Any) -> Any:
 
 
 def _data(problem: Any) -> NativeDesc:
-    """Return the tensor that windows and axes are about."""
+    """Return the tensor to which windows and axes apply."""
     if problem.kind == "concat":
         return problem.srcs[0]  # type: ignore[no-any-return]
     return problem.src if problem.src is not None else problem.diff_src  # type: ignore[no-any-return]
@@ -276,7 +276,7 @@ def _window(name: str) -> Reader:
 
 @lru_cache(maxsize=1024)
 def _window_array(name: str, values: tuple[int, ...]) -> Array[c_int64]:
-    """Return a C array, which oneDNN only reads: networks repeat few windows often."""
+    """Return a C array, cached because networks repeat few windows often; oneDNN only reads it."""
     for value in values:
         if not -_WINDOW_MAX <= value <= _WINDOW_MAX:
             raise ShapeError(f"{name} {list(values)}: {value} is out of range (at most {_WINDOW_MAX})")

@@ -101,7 +101,7 @@ def test_threads_come_before_versions_and_what_is_no_v3_is_last(places: Path) ->
     chosen, *others = candidates()[:5]
     assert [passed_over(other, chosen) for other in others] == [
         f"its version cannot be read from the file; FMTPROP_DNNL_LIBRARY={unknown} takes it",
-        "v3.9.0 on threads of its own: they fight with PyTorch's for the cores",
+        "v3.9.0 on threads of its own: they compete with PyTorch's for the cores",
         "v3.13.2 on SYCL: 8 µs more per primitive",
         "oneDNN v4.0.0; v3.x is needed",
     ]
