@@ -1,4 +1,4 @@
-"""From a formatted graph to results: the frozen plan, its memory, and the loop that runs it."""
+"""Execution of a formatted graph: the frozen plan, its memory, and the loop that runs it."""
 
 from fmtprop.runtime.build import build_plan
 from fmtprop.runtime.executor import Executor

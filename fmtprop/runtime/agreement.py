@@ -1,4 +1,4 @@
-"""What a check needs: numbers to try a primitive on, and how far an answer is from the right one."""
+"""Tools of checks: input numbers for a primitive, and the error of its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers"]
 #: largest error of one primitive, relative to the largest magnitude of the reference
 TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
 
-#: numbers whose differences are taken at a time, or a whole row of a tensor
+#: elements whose differences are computed at a time (at least one row of the tensor)
 _ROWS = 1 << 20
 
 
@@ -29,19 +29,19 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     Parameters
     ----------
     node : Node
-        What will compute with them.
+        The node that reads the numbers.
     name : str
         The operand.
     desc : MemoryDesc
-        Its format; the data type and the dimensions count, and along which axes all elements lie in one place.
+        Its format. Only data type, dimensions and broadcast axes matter.
     dtype : DataType, optional
-        Of the result, where it is another: the same numbers.
+        Data type of the same numbers in the result. Default: the format's.
 
     Returns
     -------
     torch.Tensor
-        Of the operand's dimensions: quarters between -2 and 2 (positive ones for a logarithm, a divisor or a variance),
-        whose sums are exact in f32 at these sizes, or integers.
+        The operand's dimensions, filled with multiples of 1/4 between -2 and 2 (positive ones for a logarithm, a
+        divisor or a variance), or with integers. Their sums are exact in f32 at these sizes.
     """
     one = port(node, name)
     op, attrs = (node.op, node.attrs) if one.post_op is None else (one.post_op.op, one.post_op.attrs)
@@ -49,10 +49,10 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     host = not desc.dtype.is_floating and opdef(node.op).category is Category.HOST
     positive = host or one.declared.name in opdef(op).positive(attrs)
     single = desc.dims
-    if desc.has_broadcast:  # along such an axis all elements lie in one place: they are one number
+    if desc.has_broadcast:  # along such an axis all elements share one position, thus one number
         single = tuple(1 if stride == 0 else size for size, stride in zip(desc.dims, desc.strides, strict=True))
     wanted = dtype or desc.dtype
-    # quarters are exact in every floating-point type, integers in all
+    # multiples of 1/4 are exact in every floating-point type, integers in all types
     direct = wanted.is_floating == desc.dtype.is_floating
     low, high = (0, 2) if desc.dtype is DataType.BOOLEAN else (1 if positive else -8, 9)
     pool = _pool(low, high, wanted if direct else desc.dtype)
@@ -65,7 +65,7 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
 
 @cache
 def _pool(low: int, high: int, dtype: DataType) -> torch.Tensor:
-    """Return random quarters, or integers, to take numbers from: a prime number, so that no axis repeats with them."""
+    """Return a pool of random multiples of 1/4, or integers; its size is prime, so no axis repeats with its period."""
     seeded = torch.Generator("cpu").manual_seed(0)
     numbers = torch.randint(low, high, (65537,), generator=seeded, dtype=torch.int8, device="cpu").to(
         torch_dtype(dtype)
@@ -79,13 +79,13 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     Parameters
     ----------
     got, expected : torch.Tensor
-        Any data types; whole numbers and truth values agree or do not.
+        Any data types; integers and booleans must be equal.
 
     Returns
     -------
     float
-        Infinity where the shapes differ, and where one has a NaN or an infinity that the other has not. The difference
-        itself where all that is expected is 0.
+        Infinity if the shapes differ, or if only one of the tensors has a NaN or an infinity at some position. The
+        absolute difference if all expected numbers are 0.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the same, without the elements where NaN or an infinity is expected.
+    """Return the relative error, but ignore positions at which a NaN or an infinity is expected.
 
     oneDNN and PyTorch differ there by design (docs/numerics.md).
 
@@ -113,7 +113,7 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
     Returns
     -------
     float
-        Infinity where the shapes differ, and where something else than a number stands for one.
+        Infinity if the shapes differ, or if a NaN or an infinity takes the place of an expected number.
     """
     if got.shape != expected.shape:
         return math.inf
@@ -136,7 +136,7 @@ def error_of_numbers(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest magnitude of a difference, NaN if there is one: row by row, as weights may be large."""
+    """Return the largest magnitude of a difference, or NaN if one is NaN; in pieces, since weights may be large."""
     if got.dim() < 2:
         return _largest(got - expected)
     rows = max(1, _ROWS * len(got) // got.numel())
@@ -146,6 +146,6 @@ def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest magnitude; NaN if there is one."""
+    """Return the largest magnitude, or NaN if a number is NaN."""
     low, high = torch.aminmax(tensor)
     return max(-low.item(), high.item()) if not torch.isnan(low) else math.nan

@@ -1,4 +1,4 @@
-"""Arena planning: buffers with lifetimes get offsets, so that buffers that are never alive together share bytes."""
+"""Arena planning: buffers get offsets by their lifetimes; buffers that are never alive together may share bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from fmtprop.targets.memory import ALIGNMENT
 
-#: how many pairs of buffers alive together are looked at before the best order so far is taken: some 50 ms
+#: work limit: so many pairs of overlapping lifetimes are examined (about 50 ms), then the best order so far is taken
 _WORK = 150_000
 
 
 class Lifetime(NamedTuple):
-    """A buffer that needs a place.
+    """A buffer that needs an offset.
 
     ``first`` and ``last`` are the first and last step that use it, inclusive.
     """
@@ -25,7 +25,7 @@ class Lifetime(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the buffers lie: an offset for each, the arena's size and its lower bound, in bytes."""
+    """The offset of each buffer, the arena's size and its lower bound, in bytes."""
 
     offsets: tuple[int, ...]
     nbytes: int
@@ -47,8 +47,8 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
     """Place buffers in the best of several orders, each in the lowest gap that fits.
 
     A buffer that fits no gap goes on top: above the highest neighbour, or right below the lower bound, which keeps the
-    room between in one piece; both are tried. What needs more than the bound is tried again with the buffers that
-    lie beyond it first, as often as a fixed amount of work allows.
+    space between them in one piece. Both are tried. An order that exceeds the bound is tried again with the buffers
+    beyond the bound first, until a fixed amount of work is done.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def peak_nbytes(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def _load(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
-    """Return the bytes alive at each step at which a buffer begins; they are most at one of these."""
+    """Return the bytes alive at each step at which a buffer begins; the maximum is at one of these steps."""
     change: dict[int, int] = {}
     for buffer in lifetimes:
         change[buffer.first] = change.get(buffer.first, 0) + align(buffer.nbytes)
@@ -106,7 +106,7 @@ def _load(lifetimes: Sequence[Lifetime]) -> dict[int, int]:
 
 
 def _neighbours(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
-    """Return, for each buffer, those that are alive together with it."""
+    """Return, for each buffer, the buffers that are alive together with it."""
     found: list[list[int]] = [[] for _ in lifetimes]
     alive: list[int] = []
     for index in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first):
@@ -119,7 +119,7 @@ def _neighbours(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
 
 
 def _orders(lifetimes: Sequence[Lifetime], load: Mapping[int, int]) -> list[list[int]]:
-    """Return the orders to begin with: by size, by size times span, by span, by first step, by the busiest step."""
+    """Return the first orders to try: by size, by size times span, by span, by first step, by the fullest step."""
     everything = range(len(lifetimes))
     span = [buffer.last - buffer.first + 1 for buffer in lifetimes]
     size = [align(buffer.nbytes) for buffer in lifetimes]
@@ -140,9 +140,9 @@ def _orders(lifetimes: Sequence[Lifetime], load: Mapping[int, int]) -> list[list
 def _first_fit(
     lifetimes: Sequence[Lifetime], neighbours: Sequence[Sequence[int]], order: Sequence[int], ceiling: int
 ) -> tuple[list[int], int]:
-    """Place buffers one after another, each as low as those placed before it allow; return offsets and size.
+    """Place buffers one after another, each at the lowest free offset; return offsets and size.
 
-    One that has to lie above all of them ends at the ceiling, if that is high enough.
+    A buffer that fits no gap ends at the ceiling, if the ceiling is high enough.
     """
     offsets, end = [-1] * len(lifetimes), 0
     size = [align(buffer.nbytes) for buffer in lifetimes]

@@ -1,4 +1,4 @@
-"""Timing whole runs: a few to warm up, then each on its own. Knows nothing of what is run."""
+"""Timing of whole runs: a few warm-up runs, then each run by itself. Must not know the function that runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fmtprop.system.limits import MAX_RUNS
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """How long the runs of a model took.
+    """Times of a model's runs.
 
     Parameters
     ----------
     model : str
         Its name.
     precision, policy : str
-        What its compute-intensive ops run in, and how its formats were chosen.
+        Data type of compute-intensive ops, and policy of the choice of formats.
     threads : int
         Threads of every run.
     times : tuple of float
@@ -55,7 +55,7 @@ class BenchmarkResult:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Seconds that a quarter and three quarters of the runs stayed below."""
+        """Lower and upper quartile in seconds."""
         low, _, high = quartiles(self.times)
         return low, high
 
@@ -103,7 +103,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     >>> quartiles([4.0, 1.0, 3.0, 2.0])
     (1.75, 2.5, 3.25)
     """
-    if len(values) == 1:  # before Python 3.13 the library wants two
+    if len(values) == 1:  # before Python 3.13 the library requires two
         return values[0], values[0], values[0]
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return low, middle, high
@@ -117,11 +117,11 @@ def time_runs(run: Callable[[], object], runs: int | None, seconds: float | None
     run : callable
         Without arguments.
     runs : int, optional
-        Calls that count.
+        Number of timed calls.
     seconds : float, optional
-        How long to go on, if ``runs`` is not given: at least one call, one second if neither is given.
+        Time limit if ``runs`` is not given, with at least one call. Default: one second.
     warmup : int
-        Calls before, which don't count.
+        Untimed calls before.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """The caller's tensors at a plan's boundary: inputs that are read in place, outputs that results are written to.
 
-Owns which tensors fit and what is said of those that don't; must not know how a plan runs.
+Owns the rules of fitting tensors and the errors for others; must not know how a plan runs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.mkldnn import in_format
 
-#: steps that the exact test for shared elements may take; tensors for which that is too few count as overlapping
+#: limit of steps of the exact overlap test; beyond it, tensors count as overlapping
 _OVERLAP_WORK = 100_000
 
-#: bytes of an element -> some type of that size that numpy has
+#: bytes of an element -> a type of this size that numpy has
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class Port:
-    """An input or output of a plan, with what a fitting tensor looks like at hand.
+    """An input or output of a plan, with the properties of a fitting tensor.
 
     Parameters
     ----------
     name : str
         Name in the graph.
     desc : MemoryDesc
-        The format in which the plan reads or writes it; plain, or of an input blocked or opaque.
+        The format in which the plan reads or writes the tensor. An output's is plain; an input's may be blocked or
+        opaque.
     """
 
     __slots__ = ("desc", "dims", "dtype", "name", "strides")
@@ -40,7 +41,7 @@ class Port:
     def __init__(self, name: str, desc: MemoryDesc) -> None:
         self.name, self.desc = name, desc
         self.dims, self.dtype = desc.dims, torch_dtype(desc.dtype)
-        #: of a dense tensor that can be read in place; none if the format is not plain
+        #: strides of a dense tensor that can be read in place; empty if the format is not plain
         self.strides = desc.strides if desc.is_plain else ()
 
     def read(self, tensor: object) -> torch.Tensor:
@@ -52,11 +53,11 @@ class Port:
             Kind, shape, data type or device does not fit.
         """
         if (
-            type(tensor) is torch.Tensor  # nothing that only looks like one
+            type(tensor) is torch.Tensor  # no subclass
             and tensor.dtype is self.dtype
             and tensor.is_cpu
             and tensor.layout is torch.strided
-            and not tensor.is_nested  # which has no shape
+            and not tensor.is_nested  # a nested tensor has no shape
             and tensor.shape == self.dims
             and tensor.stride() == self.strides
             and not tensor.requires_grad
@@ -69,7 +70,7 @@ class Port:
         return tensor if self.holds(tensor) else in_format(tensor, self.desc)
 
     def check_out(self, tensor: object) -> torch.Tensor:
-        """Return a tensor of the caller's that a result may be written to.
+        """Return the caller's tensor, to which a result may be written.
 
         Raises
         ------
@@ -81,13 +82,13 @@ class Port:
             raise InputError(f"out {self.name} requires grad, which a compiled model cannot give; pass out.detach()")
         if _may_overlap_itself(checked):
             raise InputError(
-                f"out {self.name} has strides {checked.stride()} for shape {self.dims}: elements share a place in "
+                f"out {self.name} has strides {checked.stride()} for shape {self.dims}: elements share "
                 f"memory; {self._remedy()}"
             )
         return checked
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor that fits lies in memory as the plan reads or writes it."""
+        """Whether a fitting tensor has the plan's format in memory."""
         if not self.desc.is_plain or tensor.is_mkldnn:
             return False
         same = all(n == 1 or a == b for n, a, b in zip(self.dims, tensor.stride(), self.strides, strict=True))
@@ -100,7 +101,7 @@ class Port:
         if tensor.device.type != "cpu":
             remedy = f"pass {self.name}.cpu()" if kind == "input" else "pass a tensor on the CPU"
             raise InputError(f"{name} is on {tensor.device}, but plans run on the CPU: {remedy}")
-        if tensor.is_nested:  # one with strided layout has no shape that could be asked for
+        if tensor.is_nested:  # with strided layout, its shape cannot be queried
             raise InputError(f"{name} is a nested tensor; pass a dense one of shape {self.dims}")
         if tensor.layout is not torch.strided and not (kind == "input" and tensor.is_mkldnn):
             remedy = f" ({self.name}.to_dense())" if kind == "input" else ""
@@ -113,7 +114,7 @@ class Port:
         if not tensor.is_mkldnn and not _has_memory(tensor):
             raise InputError(
                 f"{name} has no memory of its own (a fake tensor, one inside torch.func.vmap or torch.compile, or "
-                "one whose storage was emptied); pass a real tensor, and call the model outside of what transforms it"
+                "one with emptied storage); pass a real tensor, and call the model outside of the transformation"
             )
         if tensor.dtype is not self.dtype:
             remedy = "" if kind == "input" else f"; {self._remedy()}"
@@ -129,7 +130,7 @@ class Port:
 
 
 class Boundary(NamedTuple):
-    """All inputs and outputs of a plan, in their order."""
+    """All inputs and outputs of a plan, in order."""
 
     model: str
     inputs: tuple[Port, ...]
@@ -141,12 +142,12 @@ class Boundary(NamedTuple):
         Raises
         ------
         InputError
-            Their number is wrong, one does not fit, or the call is being recorded.
+            The number of tensors is wrong, one does not fit, or the call is being recorded.
         """
         recorder = _recorder()
         if recorder:
             raise InputError(
-                f"model {self.model} cannot be recorded by {recorder}, which sees PyTorch's operators only and would "
+                f"model {self.model} cannot be recorded by {recorder}, which sees only PyTorch's operators and would "
                 "take its results for uninitialised tensors; record the module that it was compiled from"
             )
         if len(inputs) != len(self.inputs):
@@ -155,7 +156,7 @@ class Boundary(NamedTuple):
         return [port.read(tensor) for port, tensor in zip(self.inputs, inputs, strict=True)]
 
     def check_out(self, out: object, inputs: Sequence[object]) -> list[torch.Tensor]:
-        """Return the tensors that results are to be written to.
+        """Return the tensors to which results are written.
 
         Parameters
         ----------
@@ -167,7 +168,7 @@ class Boundary(NamedTuple):
         Raises
         ------
         InputError
-            Their number is wrong, one does not fit, or two of all these tensors share memory.
+            The number of tensors is wrong, one does not fit, or two of all inputs and outputs share memory.
         """
         given = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, list | tuple) else None
         if given is None:
@@ -185,26 +186,26 @@ class Boundary(NamedTuple):
 
 
 def write_out(target: torch.Tensor, result: torch.Tensor) -> None:
-    """Write a result to a checked tensor of the caller's."""
-    with torch.inference_mode():  # outside of it, PyTorch writes no tensors that were made in it
+    """Write a result to the caller's checked tensor."""
+    with torch.inference_mode():  # outside of this mode, PyTorch refuses to write tensors made in it
         target.copy_(result)
 
 
 def _recorder() -> str:
-    """Return what records the operators that are called now, if anything does."""
+    """Return the name of the tool that records operators now; empty if none does."""
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace"
     key = torch._C._TorchDispatchModeKey.PROXY
     if torch._C._get_dispatch_mode(key) is not None:
         return "make_fx"
-    # of make_fx(pre_dispatch=True): its mode is the process's, and another thread may be exporting a module
+    # make_fx(pre_dispatch=True) sets a mode of the process: another thread may be exporting a module
     here = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
     before = torch._ops._get_dispatch_mode_pre_dispatch(key) if here else None  # type: ignore[no-untyped-call]
     return "" if before is None else "make_fx"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether there are numbers to read: wrappers and tensors that only record refuse, or point nowhere."""
+    """Whether the tensor has numbers to read; a wrapper or a recording tensor raises, or has no address."""
     return not isinstance(tensor, torch._subclasses.FakeTensor) and _points_somewhere(tensor)
 
 
@@ -222,9 +223,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     (first, end), (start, last) = _extent(one), _extent(other)
     if last <= first or end <= start:
         return False
-    # the same span of memory, but perhaps interleaved, as two halves of the channels are
+    # the spans overlap, but the elements may be interleaved, such as two halves of the channels
     try:
-        # numpy's stubs know two special values of max_work only
+        # numpy's stubs allow only two special values of max_work
         return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
@@ -236,14 +237,14 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _addresses(tensor: torch.Tensor) -> Any:
-    """Return a numpy array of the same elements; what type they are of, and a lazy sign, do not matter here."""
+    """Return a numpy array over the same elements; their type and a lazy sign do not matter here."""
     bits = torch.empty(0, dtype=_BITS[tensor.element_size()], device="cpu")
     storage = tensor.untyped_storage()
     return bits.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()).numpy()
 
 
 def _may_overlap_itself(tensor: torch.Tensor) -> bool:
-    """Whether several elements may lie in one place: where no order of the axes nests them."""
+    """Whether several elements may share a position: no order of the axes nests the strides."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
         if stride <= reach:

@@ -1,4 +1,4 @@
-"""From a formatted graph to a plan: constants packed, buffers placed, primitives compiled."""
+"""Build of a plan from a formatted graph: constants are packed, buffers placed, primitives compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
-#: bytes of weights after whose packing the memory of the originals is given back
+#: after packing so many bytes of weights, the originals' memory is returned to the system
 _MUCH = 4 << 20
 
 
@@ -34,14 +34,14 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants
     Parameters
     ----------
     graph : Graph
-        With descs and choices on every node; its constants are read, not kept.
+        The graph, with descs and choices on every node; its constants are read, not kept.
     consume : bool
-        Whether constants leave the graph as they are packed, so that memory never holds all of them twice.
+        Whether to remove constants from the graph when they are packed, so that memory never holds all of them twice.
     constants : ConstantStore, optional
-        Where the plan's constants come to lie; one that only stands in for them makes a plan that can be timed and
-        nothing else (:mod:`fmtprop.runtime.rehearsal`).
+        Store of the plan's constants. With a store of arbitrary numbers, the plan can only be timed
+        (:mod:`fmtprop.runtime.rehearsal`).
     target : Target
-        Asked only for the copies that sums and concats in place need.
+        The target that copies operands of in-place sums and concats, if copies are needed.
 
     Returns
     -------
@@ -52,18 +52,18 @@ def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants
     PlanError
         A node has no format or no way to run.
     """
-    torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
+    torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
     return _Builder(graph, target, consume, constants or ConstantStore()).build()
 
 
 class _Root:
-    """A buffer in the making: one tensor's memory, shared by its views and in-place successors."""
+    """A buffer under construction: one tensor's memory, shared by its views and in-place successors."""
 
     def __init__(self, home: Home, nbytes: int, first: int, index: int = 0) -> None:
         self.home, self.nbytes, self.first, self.last, self.index = home, nbytes, first, first, index
         #: reads still to come, by steps and outputs
         self.reads = 0
-        #: of a tensor that a step makes: its format
+        #: format of a tensor that a step makes
         self.made: MemoryDesc | None = None
 
 
@@ -77,18 +77,18 @@ class _Builder:
         self.places: dict[Value, Access] = {}
         self.constants = constants
         self.steps: list[Step] = []
-        #: nodes of constants that have been computed, by name
+        #: computed constant nodes, by name
         self.packed: dict[str, Node] = {}
         #: buffer -> the reorder that packed it
         self.packers: dict[int, Node] = {}
         self.forgotten: set[Value] = set()
         self.freed = 0
         self.threads = threads_here()
-        #: implementation -> what was built of it
+        #: implementation -> its executable
         self.executables: dict[int, Executable] = {}
         self.computed = computed_nodes(graph)
         self.placement = place_parts(graph, self.computed)
-        #: what has a slot, and what has slots inside -> buffer, and elements from its start
+        #: a value with a slot, or with slots inside -> its buffer, and the elements before it there
         self.spots: dict[Value, tuple[int, int]] = {}
         self.pending = self._count_reads()
 
@@ -116,7 +116,7 @@ class _Builder:
         if node.choice is None:
             raise PlanError(f"{node.label} has no choice: assign formats before planning")
         if node.op == "constant":
-            return  # when it is read: weights are packed one by one
+            return  # packed at its first read: weights are packed one by one
         inputs = {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()}
         if node.op == "input":
             index = [n.name for n in self.graph.input_nodes].index(node.name)
@@ -155,14 +155,14 @@ class _Builder:
             self._forget(value)
 
     def _place_of(self, value: Value) -> Access:
-        """Return where a value lies; a constant is put there now."""
+        """Return the position of a value; a constant is stored now."""
         if value not in self.places:
             node = self.graph.node(value.node)
             self._place(node, 0, self._add_constant(node))
         return self.places[value]
 
     def _forget(self, value: Value) -> None:
-        """Let go of a constant, or of what was computed of constants, once all that reads it has been computed."""
+        """Drop a constant, or a value computed from constants, after all its readers were computed."""
         while is_view(self.graph, value.node):
             value = self.graph.inputs(value.node)["src"]
         if value in self.forgotten or not self._reading(value) <= self.packed.keys():
@@ -185,12 +185,12 @@ class _Builder:
         return found
 
     def _join(self, node: Node, inputs: Mapping[str, Access]) -> None:
-        """Place a concat whose sources lie within it; copy those that were not written there."""
+        """Place a concat with its sources inside; copy the sources that were not written there."""
         root, start = self._spot(Value(node.name))
         self._place(node, 0, root, start)
         for operand, part in (parts_of(self.graph, node) or {}).items():
             if (node.name, operand) not in self.placement.written:
-                reason = f"{operand} of {node.name} is made elsewhere and has its place within the result"
+                reason = f"{operand} of {node.name} is made elsewhere and must be inside the result"
                 self._copy(node, operand, inputs[operand], Access(root, part.moved(start)), reason)
 
     def _add_step(self, node: Node, inputs: dict[str, Access]) -> None:
@@ -207,12 +207,12 @@ class _Builder:
         results = tuple(self.places[Value(node.name, index)] for index in range(len(node.descs)))
         residual = sum_operand(node)
         if residual is not None and overwritten is None:
-            reason = f"{node.name} adds into {residual} in place, which others still read"
+            reason = f"{node.name} adds into {residual} in place, but others still read it"
             inputs[residual] = self._copy(node, residual, inputs[residual], results[0], reason)
         self._execute(node, inputs, results)
 
     def _execute(self, node: Node, operands: Mapping[str, Access], results: tuple[Access, ...]) -> None:
-        """Add a step with all that it needs beside its operands and results."""
+        """Add a step, with its executable, scratchpad and packing reorders."""
         way, scratchpad = implementation(node), None
         if id(way) not in self.executables:
             self.executables[id(way)] = way.build(self.threads)
@@ -245,7 +245,7 @@ class _Builder:
             if name != residual and (residual is not None or name not in allowed):
                 continue
             root = self.roots[access.buffer]
-            # a residual may be a part of its buffer; others would keep a large buffer for a small result
+            # a residual may be a part of its buffer; another operand would keep a large buffer for a small result
             fits = root.nbytes == access.desc.nbytes or name == residual
             same = access.desc == node.descs[0] and access.desc.offset0 == 0 and fits
             readers = sum(other.buffer == access.buffer for other in inputs.values())
@@ -254,7 +254,7 @@ class _Builder:
         return None
 
     def _addable(self, node: Node, name: str | None, inputs: Mapping[str, Access]) -> str | None:
-        """Return the operand if it is a tensor that a step made and that nobody else reads, now or later."""
+        """Return the operand if a step made it and no other node reads it, now or later."""
         if name is None:
             return None
         access = inputs[name]
@@ -264,7 +264,7 @@ class _Builder:
         return name if root.home is Home.TENSOR and same and root.reads == 1 and readers == 1 else None
 
     def _copy(self, node: Node, operand: str, source: Access, place: Access, reason: str) -> Access:
-        """Add a step that copies an operand of a node to where the node needs it."""
+        """Add a step that copies an operand to the position that the node needs."""
         attrs, type_ = opdef("reorder").attrs(), TensorType(place.desc.dims, place.desc.dtype)
         stand_in = Node(f"{node.name}.{operand}_copy", "reorder", attrs, (type_,), origin=node.origin)
         for target in (self.target, ReferenceTarget()):
@@ -288,7 +288,7 @@ class _Builder:
         self.places[Value(node.name, index)] = Access(root, node.descs[index].moved(start))
 
     def _spot(self, value: Value) -> tuple[int, int]:
-        """Return where a result is to lie, buffer and first element: at its slot, or in a new buffer."""
+        """Return buffer and first element of a result: its slot, or a new buffer."""
         inwards = [value]
         while inwards[-1] not in self.spots and (slot := self.placement.slots.get(inwards[-1])) is not None:
             inwards.append(slot.outer)
@@ -301,7 +301,7 @@ class _Builder:
             else:
                 root, start = self.spots[slot.outer]
                 start += slot.start
-            if is_in_place(self.graph.node(inner.node)):  # no step will write it, yet it is read
+            if is_in_place(self.graph.node(inner.node)):  # no step writes it, but it is read
                 self.roots[root].reads += self.pending[inner]
             self.spots[inner] = root, start
         return self.spots[value]
@@ -324,7 +324,7 @@ class _Builder:
         return reads
 
     def _outputs(self) -> tuple[tuple[str, Access], ...]:
-        """Let results be written straight into the caller's tensors where the buffer is theirs alone."""
+        """Make an output's buffer the caller's tensor if the buffer has no other use."""
         accesses = [self._place_of(self.graph.inputs(node.name)["src"]) for node in self.graph.output_nodes]
         end = len(self.steps)
         outputs = []
@@ -359,16 +359,16 @@ class _Builder:
 
 
 def computed_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that depend on an input; all else is constant, but for what joins constants in place."""
+    """Return the nodes that depend on an input or on a concat in place; all other nodes are constant."""
     return graph.dependents(node.name for node in graph.nodes() if node.op == "input" or is_in_place(node))
 
 
 def is_indifferent(node: Node) -> bool:
-    """Return whether a formatted node takes any numbers, and as long for all."""
+    """Return whether a formatted node accepts any numbers and takes equally long for all of them."""
     handle = node.choice.handle if node.choice is not None else None
     return handle is not None and implementation(node).takes_any_numbers
 
 
 def any_numbers_do(graph: Graph, constant: str) -> bool:
-    """Return whether a constant is read only by what takes any numbers."""
+    """Return whether all readers of a constant accept any numbers."""
     return all(is_indifferent(graph.node(reader)) for reader, _ in graph.readers(Value(constant)))

@@ -1,6 +1,6 @@
-"""Constants while a plan is built: parameters as they were at that moment, packed ones in aligned memory.
+"""Constants while a plan is built: parameters with their values at that time, packed constants in aligned memory.
 
-Owns what becomes of parameters: each distinct one is kept once, and their originals go when the user says so.
+Owns the copies of parameters: each distinct one is kept once. The originals are released only if the user says so.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fmtprop.runtime.weights import WEIGHTS
 from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
 from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
 
-#: flat bytes of each operand, and how it lies in them
+#: flat bytes of each operand, and its layout in them
 Operands = Mapping[str, tuple[torch.Tensor, MemoryDesc]]
 
 
 class ConstantStore:
-    """Flat bytes of every constant, by number; equal bytes that are the store's own have one number, and one place."""
+    """Flat bytes of every constant, by number; equal bytes that belong to the store have one number."""
 
     def __init__(self) -> None:
         self._bytes: list[torch.Tensor] = []
-        #: how often each is in use
+        #: number of uses of each constant
         self._uses: list[int] = []
-        #: by the identity of shared bytes
+        #: identity of shared bytes -> number
         self._numbers: dict[int, int] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -42,7 +42,7 @@ class ConstantStore:
         return nbytes_of(self._bytes[index])
 
     def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes, or a tensor, that nobody else can change; return their number, an old one where known."""
+        """Store flat bytes, or a tensor, that nobody else can change; return their number, an old one if known."""
         shared = WEIGHTS.share(flat)
         known = self._numbers.get(id(shared))
         if known is None:
@@ -52,10 +52,10 @@ class ConstantStore:
         return known
 
     def drop(self, index: int) -> None:
-        """Let go of one use of a constant that no step reads: one whose packed form has taken its place."""
+        """Drop one use of a constant that no step reads, because its packed form replaces it."""
         self._uses[index] -= 1
         if self._uses[index]:
-            return  # others were found equal to it
+            return  # equal constants use it
         self._numbers.pop(id(self._bytes[index]), None)
         self._bytes[index] = self._bytes[index].new_empty(0)
 
@@ -70,16 +70,15 @@ class ConstantStore:
         Parameters
         ----------
         data : torch.Tensor, Initialiser or Deferred
-            The parameter. A tensor's memory is someone else's, who may change it after the model was compiled, and a
-            deferred one's may be a file's.
+            The parameter. Its memory belongs to someone else, who may change it later, or to a file.
         type_ : TensorType
-            What it is.
+            Its logical type.
         desc : MemoryDesc
             A dense plain format.
         packed : bool
-            Whether only `compute` reads it, now: then the original needs no copy.
+            Whether only `compute` reads it, during the build; then the original needs no copy.
         native : bool
-            Whether only what takes any numbers reads it, now or in a run.
+            Whether all its readers accept any numbers, during the build or in a run.
 
         Returns
         -------
@@ -97,9 +96,9 @@ class ConstantStore:
         return self.keep(flat) if copy or fresh else self._append(flat)
 
     def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
-        """Execute a node on constants, once, and return its results; `unread` ones may hold anything.
+        """Execute a node on constants once and return its results; `unread` operands may hold any numbers.
 
-        They are flat bytes, or tensors where the node's implementation makes its results.
+        Results are flat bytes, or tensors if the node's implementation allocates its results.
         """
         way = implementation(node)
         results = [Memory(None if way.makes_results else aligned_bytes(desc.nbytes)) for desc in node.descs]
@@ -111,7 +110,7 @@ class ConstantStore:
 
 
 class Owner(Protocol):
-    """Who holds parameters beside a graph: a module, an exported program."""
+    """Another owner of a graph's parameters: a module, an exported program."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield the learned tensors."""
@@ -121,11 +120,11 @@ class Owner(Protocol):
 
 
 def release(graph: Graph, owner: Owner | None = None) -> None:
-    """Let go of a model's weights once a plan has its own copy of them.
+    """Release a model's weights after a plan has its own copy of them.
 
-    The graph's constants are dropped, and every parameter and buffer of the owner becomes an empty tensor: neither can
-    be run, saved or compiled again, and what shares parameters with the owner cannot either. Tensors that the caller
-    holds stay valid, and keep their memory.
+    The graph's constants are dropped, and every parameter and buffer of the owner becomes an empty tensor. Neither can
+    be run, saved or compiled again, nor can another module that shares parameters with the owner. Tensors that the
+    caller holds stay valid and keep their memory.
 
     Parameters
     ----------
@@ -144,7 +143,7 @@ def release(graph: Graph, owner: Owner | None = None) -> None:
     graph.constants.clear()
     if owner is not None:
         for tensor in (*owner.parameters(), *owner.buffers()):
-            # not the storage's end: what else points into it would read freed memory
+            # the storage is not freed: other tensors may point into it
             tensor.data = tensor.data.new_empty(0)
 
 
@@ -153,7 +152,7 @@ def _lies_as(tensor: torch.Tensor, desc: MemoryDesc) -> bool:
 
 
 def run_once(node: Node, executable: Executable, places: dict[str, Place]) -> None:
-    """Run what was built for a node, with a scratchpad of its own."""
+    """Run a node's executable once, with its own scratchpad."""
     nbytes, stream = implementation(node).scratchpad_nbytes, Stream()
     if nbytes:
         places = {**places, SCRATCHPAD: Place(Memory(aligned_bytes(nbytes)), MemoryDesc((nbytes,), "u8"))}

@@ -1,4 +1,4 @@
-"""One execution context: an arena, memory objects over it, and the prebuilt calls of every step.
+"""An execution context: an arena, memory objects over it, and the prebuilt calls of every step.
 
 A context serves one run at a time; concurrent runs of a plan use one each and share the constants.
 """
@@ -21,7 +21,7 @@ from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
 from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import huge_bytes
 
-#: buffers that are another tensor in each run
+#: buffers with another tensor in each run
 _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
 
 
@@ -31,27 +31,27 @@ class Context:
     Parameters
     ----------
     plan : Plan
-        What to run.
+        The plan to run.
     arena : torch.Tensor, optional
-        Memory for the activations, on pages that have been written; by default its own.
+        Memory for the activations, on pages that have been written. Default: new memory.
     """
 
     def __init__(self, plan: Plan, arena: torch.Tensor | None = None) -> None:
         self.plan = plan
         self._stream = Stream()
         self._arena = huge_bytes(plan.arena_nbytes) if arena is None else arena
-        # a step may write a part of the caller's tensor, or by another shape
+        # a step may write a part of the caller's tensor, or write it with another shape
         formats = {access.buffer: access.desc for step in plan.steps for access in step.results}
         formats |= {buffer: desc for _, desc, buffer in plan.inputs}
         formats |= {a.buffer: a.desc for _, a in plan.outputs if plan.buffers[a.buffer].home is Home.OUTPUT}
         self._memories = [self._memory(buffer, formats.get(number)) for number, buffer in enumerate(plan.buffers)]
-        #: of these, tensors that are others in each run: the caller's, and those that steps make
+        #: those with another tensor in each run: the caller's tensors, and tensors that steps make
         self._passing = [
             memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _PASSING
         ]
-        #: what each step calls
+        #: the calls of each step
         self._bounds = [self._bound(step, index) for index, step in enumerate(plan.steps)]
-        #: of the calls, those in a row that are native
+        #: consecutive native calls
         self._lists: list[CallList] = []
         self._calls = self._joined()
         self._has_python = not all(bound.is_native for bound in self._bounds)
@@ -65,14 +65,14 @@ class Context:
         Parameters
         ----------
         inputs : sequence of torch.Tensor
-            Checked, as the plan reads them.
+            Checked inputs, in the plan's formats.
         out : sequence of torch.Tensor, optional
             Checked tensors for the results.
 
         Returns
         -------
         list of torch.Tensor
-            ``out``, or new tensors that are the caller's to keep.
+            ``out``, or new tensors, which belong to the caller.
         """
         self._bind(inputs, out)
         if self._has_python:
@@ -85,9 +85,9 @@ class Context:
         return self._results(out)
 
     def profile(self, inputs: Sequence[torch.Tensor], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
-        """Execute like :meth:`run`, step by step, and return the seconds of each step beside the results.
+        """Execute like :meth:`run`, step by step; return the results and the seconds of each step.
 
-        No step begins once the limit, in seconds, is over; there is no result then.
+        After the limit, in seconds, no step begins, and there are no results.
         """
         self._bind(inputs, None)
         seconds: list[float] = []
@@ -155,7 +155,7 @@ class Context:
             memory.clear()
 
     def _fail(self, call: Call, status: int) -> None:
-        # a list stopped where one of its calls failed
+        # a list stops at the call that failed
         reached = next((found for calls in self._lists if calls.call is call and (found := calls.reached)), call)
         bound = next(bound for bound in self._bounds if any(one is reached for one in bound.calls))
         raise bound.failure(status)
@@ -188,13 +188,13 @@ class Context:
         return Memory(desc=desc if buffer.home in _PASSING else None)
 
     def _drops(self, index: int) -> Iterator[tuple[Node, Callable[[], object]]]:
-        """Yield what lets go of the tensors that steps made and nobody reads after a step."""
+        """Yield functions that drop the tensors that steps made and that no later step reads."""
         for memory, buffer in zip(self._memories, self.plan.buffers, strict=True):
             if buffer.home is Home.TENSOR and buffer.last == index:
                 yield self.plan.steps[index].node, memory.clear
 
     def _joined(self) -> list[Call]:
-        """Return the calls of all steps, neighbours of one kind as one."""
+        """Return the calls of all steps; consecutive native calls become one list."""
         joined: list[Call] = []
         for is_native, some in groupby(enumerate(self._bounds), key=lambda one: one[1].is_native):
             bounds = list(some)
@@ -211,18 +211,18 @@ class Context:
 
 
 class _Output:
-    """An output: whether it is the caller's own tensor that results are written to, and how to make one.
+    """An output of a run: how its tensor is made, and whether the plan writes to it directly.
 
     Parameters
     ----------
     port : Port
-        What the tensor looks like.
+        Format and properties of the tensor.
     place : Place
-        Where the plan leaves the result.
+        Position of the result in the plan's memory.
     is_written : bool
-        Whether the plan writes the result to a tensor of the caller's.
+        Whether the plan writes the result to the caller's tensor.
     is_made : bool
-        Whether it is a tensor that a step makes, and nobody else's.
+        Whether a step makes the tensor, and nothing else uses it.
     """
 
     __slots__ = ("_like", "is_made", "is_written", "place", "port")
@@ -241,7 +241,7 @@ class _Output:
         return self.port.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
 
     def copied(self, result: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor with the result's numbers."""
+        """Return a new tensor with a copy of the result."""
         if result.layout is not torch.strided:
             return result.clone()
-        return self.new().copy_(result)  # a clone would close gaps between elements
+        return self.new().copy_(result)  # a clone would remove gaps between elements

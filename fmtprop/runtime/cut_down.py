@@ -1,8 +1,8 @@
-"""A large node cut down to fewer rows or images, for a check that takes no longer than it has to.
+"""A large node cut down to fewer rows or images, for a fast check.
 
-What distinguishes a primitive is its implementation, the formats, the attributes, the channels and the columns; of the
-rows, which threads share out, a few dozen show as much as a thousand. Cut down is only what the library runs by the
-same implementation in the same formats; all else is checked as large as it is.
+A primitive is characterized by its implementation, formats, attributes, channels and columns. Threads share its rows,
+and a few dozen rows show as much as a thousand. A node is cut down only if the library runs the smaller one with the
+same implementation in the same formats; otherwise the check has its full size.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fmtprop.passes.target import Target
 
 __all__ = ["cut_down"]
 
-#: bytes of operands and results beyond which a check is worth cutting down
+#: a node with more bytes of operands and results is cut down
 _LARGE = 8 << 20
 
-#: what is left of an axis: at least so much, and a remainder by which strides, tiles and blocks find what they found
+#: an axis keeps at least _LEAST elements, and its remainder modulo _PERIOD (for strides, tiles and blocks)
 _LEAST, _PERIOD = 16, 16
 
-#: axes in the order of trying: rows, images
+#: axes to cut, in this order: rows, images
 _AXES = (2, 0)
 
 
 def cut_down(node: Node, target: Target) -> Node | None:
-    """Return a smaller node that the same implementation runs in the same formats; None where there is none.
+    """Return a smaller node that the same implementation runs in the same formats; None if there is none.
 
     Parameters
     ----------
     node : Node
         Formatted.
     target : Target
-        Who is asked for the implementation.
+        The target of the implementation.
     """
     choice = node.choice
     if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE:
@@ -53,7 +53,7 @@ def cut_down(node: Node, target: Target) -> Node | None:
 
 
 def _cut_types(node: Node, axis: int) -> dict[str, TensorType] | None:
-    """Return the types of a node's operands with fewer elements along an axis, None where it can't be cut there."""
+    """Return the types of a node's operands with fewer elements along an axis; None if the axis cannot be cut."""
     descs = node.choice.operands if node.choice is not None else {}
     types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
     read = sources(node, types)
@@ -108,7 +108,7 @@ def _planned(node: Node, types: Mapping[str, TensorType], target: Target) -> Nod
 
 
 def _like(type_: TensorType, desc: MemoryDesc) -> MemoryDesc | None:
-    """Return another tensor in a format, the very descriptor where it is the same tensor."""
+    """Return the format of another tensor in the style of `desc`; `desc` itself if the types are equal."""
     if type_.dims == desc.dims:
         return desc
     wanted = like(MemoryDesc(type_.dims, type_.dtype), desc) if desc.is_dense and not desc.offset0 else None

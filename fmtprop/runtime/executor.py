@@ -1,4 +1,4 @@
-"""Running a plan: inputs checked, a free context found or made, results handed over."""
+"""Running a plan: check inputs, find or make a free context, return results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Executor:
     plan : Plan
         What to run.
     checked : bool
-        Whether primitives that are made for another number of threads are checked against their reference.
+        Whether to check primitives that are made for another number of threads.
     arena : torch.Tensor, optional
-        Memory for the activations of the first run with the plan's threads, and of later ones that do not overlap with
-        others. Executors of which one runs at a time can share it.
+        Memory for the activations of runs with the plan's number of threads, except concurrent ones. Executors that
+        never run at the same time can share it.
 
     Notes
     -----
-    A run uses as many OpenMP threads as torch would in the calling thread; the first run with another number makes a
-    plan for it, which shares the constants. Contexts are made on demand and kept for later runs: for each number of
-    threads as many as ever ran at the same time. In a forked child, whose OpenMP threads did not survive, runs go to a
-    thread of its own.
+    A run uses torch's number of OpenMP threads in the calling thread. The first run with another number makes a plan
+    for it, which shares the constants. Contexts are made on demand and kept for later runs: for each number of
+    threads, as many as ran at the same time. In a forked child the OpenMP threads did not survive, so runs use a new
+    thread.
     """
 
     def __init__(self, plan: Plan, *, checked: bool = True, arena: torch.Tensor | None = None) -> None:
@@ -67,7 +67,7 @@ class Executor:
         out : torch.Tensor or sequence of torch.Tensor, optional
             One for each graph output, to write the results to; any strides.
         threads : int, optional
-            How many to run with, if not as torch does in the calling thread.
+            Number of threads. Default: torch's number in the calling thread.
 
         Returns
         -------
@@ -92,15 +92,15 @@ class Executor:
         return results
 
     def profile(self, inputs: Sequence[object], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
-        """Execute the plan once, step by step, and return the seconds of each step beside the results.
+        """Execute the plan once, step by step; return the results and the seconds of each step.
 
-        No step begins once the limit, in seconds, is over: there are fewer figures then than steps, and no results.
+        After the limit, in seconds, no step begins: then there are fewer times than steps, and no results.
         """
         tensors = self._boundary.read(inputs)
         return dnnl.after_fork(partial(self._profile, tensors, current_threads(), limit))
 
     def prepare(self, threads: int) -> Plan:
-        """Return the plan for a number of threads; it is made when it is first asked for.
+        """Return the plan for a number of threads; it is made on the first request.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Executor:
         return dnnl.after_fork(lambda: self._runner(threads).plan)
 
     def close(self) -> None:
-        """Release every context that is not running, and plans for other numbers of threads than the first."""
+        """Release every idle context, and the plans for other numbers of threads."""
         with self._planning.current:
             runners, self._runners = self._runners, {self.plan.threads: self._runners[self.plan.threads]}
         for runner in runners.values():
@@ -144,7 +144,7 @@ class Executor:
             runner = self._runners.get(threads)
             if runner is None:
                 plan = for_threads(self.plan, threads, Store() if self._checked else None)
-                # where there is no such plan, the first one's contexts serve
+                # if there is no plan for this number, use the first plan's contexts
                 runner = _Runner(plan) if plan is not self.plan else self._runners[self.plan.threads]
                 self._runners[threads] = runner
             return runner

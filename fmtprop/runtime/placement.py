@@ -1,7 +1,7 @@
-"""Which tensors are made inside other tensors' buffers: sources of concats in place, and residuals added to there.
+"""Tensors that are made inside other tensors' buffers: sources of concats in place, and residuals of their sums.
 
-Owns that decision, read off the formatted graph before anything is placed. Where the buffers lie is the builder's and
-the arena's affair.
+Owns this decision, which is made from the formatted graph before any buffer is placed. The builder and the arena place
+the buffers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fmtprop.targets.executable import implementation
 
 
 class Slot(NamedTuple):
-    """A tensor's place inside the buffer of another one, which may have a slot itself.
+    """A tensor's position inside the buffer of another tensor, which may have a slot itself.
 
-    ``start`` counts elements from where the outer tensor begins.
+    ``start`` counts elements from the first element of the outer tensor.
     """
 
     outer: Value
@@ -29,23 +29,23 @@ class Slot(NamedTuple):
 
 @dataclass
 class Placement:
-    """What is made inside of what."""
+    """The slots of all tensors that are made inside others."""
 
-    #: tensor that a step makes -> where it is to write it
+    #: tensor that a step makes -> its slot
     slots: dict[Value, Slot] = field(default_factory=dict)
-    #: (node in place, operand) whose data is there already; all other operands are copied
+    #: (node in place, operand) if the operand is written to its slot; all other operands are copied
     written: set[tuple[str, str]] = field(default_factory=set)
-    #: nodes with a slot whose residual is made there too, for the sum to add to
+    #: nodes with a slot that also holds the residual of their sum
     added_to: set[str] = field(default_factory=set)
 
 
 def sum_operand(node: Node) -> str | None:
-    """Return the operand that a node adds to, and so overwrites, or None: many read it where it lies."""
+    """Return the residual that the node's sum overwrites, or None."""
     return None if node.choice is None or node.choice.handle is None else implementation(node).residual(node)
 
 
 def place_parts(graph: Graph, computed: Set[str]) -> Placement:
-    """Give slots to the sources of concats in place, each to the first that reads it.
+    """Give slots to the sources of concats in place; a source gets its slot from its first such reader.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def place_parts(graph: Graph, computed: Set[str]) -> Placement:
 
 
 def _made_whole(graph: Graph, value: Value, computed: Set[str]) -> Value | None:
-    """Return what a step makes for the value to be a view of all of it; None for parts, inputs and constants."""
+    """Return the tensor that a step makes and of which the value is a complete view; otherwise None."""
     made = storage(graph, value)
     if graph.node(made.node).is_boundary or made.node not in computed:
         return None
@@ -89,7 +89,7 @@ def _made_whole(graph: Graph, value: Value, computed: Set[str]) -> Value | None:
 
 
 def _place_residuals(graph: Graph, value: Value, computed: Set[str], placement: Placement) -> None:
-    """Let residuals be made where the sum will be, one after another, where it may overwrite them."""
+    """Give the sum's slot to its residual, if the sum may overwrite it, and repeat this for the residual's own sum."""
     while True:
         node = graph.node(value.node)
         operand = sum_operand(node)

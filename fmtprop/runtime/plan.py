@@ -1,4 +1,4 @@
-"""The frozen plan: steps, buffers and where each operand lies. Data only; nothing here runs or decides."""
+"""The frozen plan: steps, buffers and the position of each operand. Data only; nothing here runs or decides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmtprop.targets.executable import Executable
 
 
 class Home(str, Enum):
-    """Where the bytes of a buffer come from."""
+    """The owner of a buffer's bytes."""
 
     #: the plan's own memory, reused by lifetime
     ARENA = "arena"
@@ -34,11 +34,11 @@ class Buffer:
     Parameters
     ----------
     home : Home
-        Where it comes from.
+        Owner of its bytes.
     nbytes : int
         Size.
     first, last : int
-        The steps between which it holds data (arena and tensors).
+        The first and last step that use it (arena and tensors).
     offset : int
         Bytes from the start of the arena (arena only).
     index : int
@@ -62,7 +62,7 @@ class Access:
     buffer : int
         Index into :attr:`Plan.buffers`.
     desc : MemoryDesc
-        How it lies there; ``offset0`` counts from the buffer's start.
+        Its format; ``offset0`` counts from the buffer's start.
     """
 
     buffer: int
@@ -71,22 +71,22 @@ class Access:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to execute.
+    """One step of a run.
 
     Parameters
     ----------
     node : Node
         The node it executes, with the choice that its executable was built from.
     operands : mapping of str to Access
-        What it reads.
+        The tensors that it reads.
     results : tuple of Access
-        What it writes.
+        The tensors that it writes.
     executable : Executable
-        What runs it, shared by equal steps.
+        The executable of the node; equal steps share it.
     scratchpad : int, optional
         Buffer index of its scratchpad.
     packing : mapping of str to Node
-        The reorder that ran once, while the plan was built, for each operand that one packed for this step.
+        For each operand that was packed while the plan was built: the reorder that packed it.
     """
 
     node: Node
@@ -98,13 +98,13 @@ class Step:
 
     @property
     def target(self) -> str:
-        """Who executes the step."""
+        """Target that executes the step."""
         return self.node.choice.target if self.node.choice is not None else ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a run needs, decided.
+    """Everything that a run needs; a run decides nothing.
 
     Parameters
     ----------
@@ -115,20 +115,20 @@ class Plan:
     buffers : tuple of Buffer
         All buffers.
     inputs : tuple of (str, MemoryDesc, int)
-        Name, format and buffer of each input; buffer -1 where nothing reads it.
+        Name, format and buffer of each input; buffer -1 if no step reads it.
     outputs : tuple of (str, Access)
-        Name and place of each output.
+        Name and position of each output.
     constants : tuple of torch.Tensor
-        Owners of the constant buffers: flat bytes, 64-byte aligned, or the caller's own tensors.
+        Owners of the constant buffers: flat bytes, 64-byte aligned, or the caller's tensors.
     arena_nbytes : int
-        Size of the arena; 0 where steps make all tensors.
+        Size of the arena; 0 if steps make all tensors.
     peak_nbytes : int
         The largest sum of bytes alive at one step, in the arena and in tensors that steps make: the lower bound of
-        both.
+        their memory.
     packed : tuple of Node
         Nodes that ran once, while the plan was built: most of them reorders that packed weights.
     threads : int
-        Threads that the primitives were made for.
+        Number of threads that the primitives were made for.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Plan:
     @property
     def constant_nbytes(self) -> int:
         """Bytes of the parameters that the plan keeps."""
-        # An opaque tensor does not tell its size; equal constants are one, in several buffers.
+        # An opaque tensor has no size; equal constants are one constant in several buffers.
         sizes = {buffer.index: buffer.nbytes for buffer in self.buffers if buffer.home is Home.CONSTANT}
         return sum(sizes.values())
 

@@ -1,4 +1,4 @@
-"""What is set for the whole process: by commands and benchmarks, to which it belongs, and never by a compiled model."""
+"""Settings of the whole process: made by commands and benchmarks, which own it, never by a compiled model."""
 
 from __future__ import annotations
 

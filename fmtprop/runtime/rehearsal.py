@@ -1,8 +1,8 @@
-"""Plans that can only be timed: numbers stand in for what oneDNN reads of their weights, the same memory for all.
+"""Plans that can only be timed: instead of packed weights, they read arbitrary numbers from one shared block.
 
-How long oneDNN takes does not depend on the numbers, only on how far away they are. So plans can be run against each
-other before any weights are packed, on less memory than these will take: what has not been read since twice as many
-bytes as the last-level cache holds comes from beyond it, whatever comes in between.
+oneDNN's time does not depend on the numbers, only on the level of memory that they come from. So plans can be raced
+before any weights are packed, and with less memory than the weights need: bytes that were last read two cache sizes
+ago come from main memory, whatever was read in between.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["can_rehearse", "outline", "rehearsals"]
 
 
 def can_rehearse(graph: Graph) -> bool:
-    """Say whether a formatted graph can run on any numbers: no PyTorch operator sees what oneDNN makes of them.
+    """Return whether a formatted graph can run on any numbers: no PyTorch operator reads results that depend on them.
 
-    An operator may refuse numbers that it does not expect, read them as indices, or take longer over some.
+    An operator may refuse unexpected numbers, read them as indices, or take longer for some numbers.
     """
-    stirred: set[str] = set()  # what depends on the numbers
+    stirred: set[str] = set()  # nodes that depend on the numbers
     for node in graph.nodes():
         reads = {value.node for value in graph.inputs(node.name).values()} & stirred
         indifferent = is_indifferent(node)
@@ -46,20 +46,20 @@ def can_rehearse(graph: Graph) -> bool:
 
 
 def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callable[[], Plan]]:
-    """Return what freezes formatted graphs into plans whose outputs mean nothing.
+    """Return functions that freeze formatted graphs into plans for timing; the plans' outputs are meaningless.
 
     Parameters
     ----------
     graphs : mapping of str to Graph
-        Each of which `can_rehearse`, by name.
+        Graphs that `can_rehearse`, by name.
     target : Target
         See :func:`fmtprop.runtime.build_plan`.
 
     Returns
     -------
     dict of str to callable
-        The weights that oneDNN reads share memory, which goes with the last of the plans. The graphs' other constants
-        are borrowed.
+        The functions by name. All plans share one block in place of oneDNN's weights; it is freed with the last plan.
+        The graphs' other constants are borrowed.
     """
     sizes = [list(_stand_in_sizes(graph)) for graph in graphs.values()]
     enough = max(2 * last_level_cache_nbytes(), max((size for some in sizes for size in some), default=0))
@@ -68,12 +68,12 @@ def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callabl
 
 
 def outline(graph: Graph, target: Target) -> Plan:
-    """Freeze a formatted graph into a plan without weights. Its primitives can be checked; its results mean nothing.
+    """Freeze a formatted graph into a plan without weights: only its primitives can be checked.
 
     Parameters
     ----------
     graph : Graph
-        It `can_rehearse`.
+        A graph that `can_rehearse`.
     target : Target
         See :func:`fmtprop.runtime.build_plan`.
     """
@@ -82,14 +82,14 @@ def outline(graph: Graph, target: Target) -> Plan:
 
 
 class _StandIns(ConstantStore):
-    """Takes what oneDNN would pack from a block of numbers, round and round."""
+    """A store that takes packed constants from a block of arbitrary numbers, again and again from its start."""
 
     def __init__(self, block: torch.Tensor) -> None:
         super().__init__()
         self._block, self._next = block, 0
 
     def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
-        """Store a parameter without a copy, numbers for what oneDNN reads, and nothing of one that is only packed."""
+        """Store arbitrary numbers for a parameter of oneDNN, nothing if it is only packed; others without a copy."""
         if packed and native:
             return self._append(torch.empty(0, dtype=torch.uint8))
         if native:
@@ -97,7 +97,7 @@ class _StandIns(ConstantStore):
         return super().add(data, type_, desc, packed=True, native=native)
 
     def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
-        """Return numbers for what takes any."""
+        """Return arbitrary numbers for a node that accepts any."""
         if not is_indifferent(node):
             return super().compute(node, operands, threads, unread)
         return [self._take(desc) for desc in node.descs]
@@ -110,12 +110,12 @@ class _StandIns(ConstantStore):
         return self._block[start : start + desc.nbytes]
 
     def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes: equal ones are to be as far apart as the real ones."""
+        """Store flat bytes; equal ones are not merged, to keep the distances of real weights."""
         return self._append(flat)
 
 
 def _stand_in_sizes(graph: Graph) -> Iterator[int]:
-    """Yield the bytes of everything that oneDNN packs, or reads as it is stored."""
+    """Yield the sizes in bytes of all constants that oneDNN packs or reads."""
     computed = computed_nodes(graph)
     for node in graph.nodes():
         if node.op == "constant":

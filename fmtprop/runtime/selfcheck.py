@@ -1,9 +1,9 @@
-"""A plan checks itself: each distinct implementation runs once on small numbers, beside the op's reference.
+"""Self-check of a plan: each distinct implementation runs once on small numbers and is compared with its reference.
 
-Those too that ran while the plan was made: reorders that packed an operand for a step lay out its numbers, and are so
-checked with it; what else computed with constants is checked by itself. All other operands are laid out, and results
-read, by the project's own numpy algebra, so that the check does not lean on the library it checks. What passed is
-remembered on disk by problem, library, CPU and threads.
+This includes implementations that ran during the build: a reorder that packed an operand of a step packs the operand's
+numbers in the step's check; other nodes on constants are checked by themselves. All other operands are packed, and
+results unpacked, by the project's own numpy code, so that the check does not depend on the checked library. Passed
+checks are recorded on disk by problem, library, CPU and threads.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
 from fmtprop.targets.pytorch import call_reference
 from fmtprop.tuning.identity import persistent_text
 
-#: what PyTorch would run by a oneDNN of its own
+#: references of ops that PyTorch would run with its own copy of oneDNN
 _INDEPENDENT = {"convolution": convolve}
 
-#: numbers for an operand of a node: which, and in another data type
+#: (node, operand, data type) -> numbers for the operand
 Numbers = Callable[..., torch.Tensor]
 
-#: stands for a result that is wrong as a whole
+#: takes the place of a result that is wrong as a whole
 _NOTHING = torch.empty(0, 0, device="cpu")
 
-#: bytes behind a result's place that must stay as they are, and what they are
+#: guard bytes after a result, which must not change: their number and their value
 _GUARD_NBYTES, _GUARD = 4096, 0x55
 
-#: bytes that checks share; what is beyond them has memory of its own
+#: bytes of memory that all checks share; further bytes are allocated for each check
 _ROOM = 48 << 20
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A primitive that gave a wrong answer.
+    """A primitive that gave a wrong result.
 
     Parameters
     ----------
     node : Node
-        The node whose primitive it is.
+        The node of the primitive.
     error : float
         Largest error relative to the largest magnitude of the reference.
     repro : str
-        benchdnn command line, or what to compare.
+        benchdnn command line, or a description of the comparison.
     reader : Node, optional
-        The node for which it packed an operand: where nobody else can do that, another has to run there.
+        The node for which it packed an operand. If no other implementation can pack it, `reader` needs another one.
     """
 
     node: Node
@@ -79,21 +79,21 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
     Parameters
     ----------
     steps : iterable of Step
-        A plan's steps; those that are their own reference are right as they are.
+        A plan's steps; steps that run the reference itself are not checked.
     store : Store
-        What passed before; extended.
+        Passed checks; new ones are added.
     packed : iterable of Node
-        Nodes that ran once, on constants. Those that packed an operand for a step are checked with the step; of the
-        others, a result that only the library can read is passed over.
+        Nodes that ran once, on constants. Nodes that packed an operand of a step are checked with the step. Others are
+        checked unless only the library can read their result.
 
     Returns
     -------
     list of Mismatch
-        Those that are wrong.
+        The implementations that are wrong.
     """
     steps = [step for step in steps if implementation(step.node).needs_check(step.node)]
     covered = {node.name for step in steps for node in step.packing.values()}
-    # what packs for no step by itself: others read it, or make something else of it
+    # nodes that do not pack for a step: their readers are others
     alone = [node for node in packed if _is_readable(node) and node.name not in covered]
     work: dict[str, Callable[[], Mismatch | None]] = {}
     room = _Room()
@@ -112,7 +112,7 @@ def _wrong(node: Node, room: _Room) -> Mismatch | None:
 
 
 def _wrong_in(step: Step, room: _Room) -> Mismatch | None:
-    """Return what is wrong: the step's implementation, or one that packed an operand for it."""
+    """Return the mismatch of the step's implementation, or of one that packed an operand for it."""
     in_place = _adds_in_place(step)
     error = check_node(step.node, step.executable, room, step.packing, in_place)
     if error is None:
@@ -135,7 +135,7 @@ def _step_key(step: Step) -> str:
 
 
 def _adds_in_place(step: Step) -> bool:
-    """Whether a step adds to an operand that it need not add to."""
+    """Whether a step adds to an operand in place although it need not."""
     name = implementation(step.node).may_add_to(step.node)
     return name is not None and step.operands[name].buffer == step.results[0].buffer
 
@@ -145,7 +145,7 @@ def _is_readable(node: Node) -> bool:
 
 
 def primitive_key(node: Node) -> str:
-    """Return a hash of everything that a node's result depends on, as it is implemented."""
+    """Return a hash of everything that the result of a node's implementation depends on."""
     choice = _choice(node)
     problem = {
         "op": node.op,
@@ -161,16 +161,16 @@ def primitive_key(node: Node) -> str:
 
 
 class _Room:
-    """Memory for one check after the other: on new pages, their arrival takes longer than anything else."""
+    """Memory that checks use one after another: new pages would take more time than the check itself."""
 
     def __init__(self) -> None:
         self._block = aligned_bytes(_ROOM)
         self._next = 0
-        #: asked for smaller problems
+        #: targets of cut-down nodes
         self.targets = Targets()
 
     def clear(self) -> None:
-        """Let the next check have it all."""
+        """Make all memory free for the next check."""
         self._next = 0
 
     def take(self, nbytes: int, fill: int) -> torch.Tensor:
@@ -187,27 +187,27 @@ def check_node(
     packing: Mapping[str, Node] = MappingProxyType({}),
     in_place: bool = False,
 ) -> float | None:
-    """Run a node as a plan does, on small numbers; return its relative error where it is too large, else None.
+    """Run a node as a plan does, on small numbers; return its relative error if it is too large, else None.
 
-    A large node runs cut down to fewer rows or images, where the same implementation does it. What takes none of the
-    numbers that are made for it is not checked: they may be indices, or a matrix of some kind.
+    A large node is cut down to fewer rows or images if the same implementation runs it. A node that refuses the
+    numbers is not checked: it may expect indices, or a special matrix.
 
     Parameters
     ----------
     node : Node
         Formatted.
     executable : Executable, optional
-        What was built of its choice.
+        The executable of its choice.
     room : optional
-        Memory of checks before.
+        Memory of earlier checks.
     packing : mapping of str to Node, optional
-        Reorders that are to lay out operands; others are laid out by the project's own algebra.
+        Reorders that pack operands; other operands are packed by the project's own code.
     in_place : bool
-        Whether it adds to the operand that it may add to.
+        Whether it adds to its operand in place.
     """
     room, way = room or _Room(), implementation(node)
     small = cut_down(node, room.targets.of(way))
-    # what a reorder packed is as large as it is
+    # a reorder's constant has its full size
     if small is not None and all(
         _choice(small).operands[name] == _choice(node).operands[name] for name in packing or ()
     ):
@@ -215,7 +215,7 @@ def check_node(
     executable = executable or implementation(node).build(threads_here())
     for numbers in (_small, _zeros):
         try:
-            # weights are large: what the reference reads is gone when the executable's are laid out
+            # weights are large: the reference's numbers are freed before the executable's are packed
             given = {name: numbers(node, name) for name in _choice(node).operands}
             expected = call_reference(node, given, _INDEPENDENT)
             del given
@@ -254,7 +254,7 @@ def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequenc
 
 
 class _Trial:
-    """One run of an executable on numbers of the check's own."""
+    """One run of an executable on the check's numbers."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class _Trial:
         self.numbers, self.added_to = numbers, added_to
 
     def results(self, expected: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Return what it gives; None for a result that nobody can read, nothing where it fails or writes elsewhere."""
+        """Return its results: None for an unreadable result; an empty tensor if it fails or writes outside."""
         node, way = self.node, implementation(self.node)
         places = {name: Place(Memory(self._laid_out(name)), desc) for name, desc in _choice(node).operands.items()}
         written = []
@@ -277,7 +277,7 @@ class _Trial:
             memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD))
             if index == 0 and self.added_to is not None:
                 memory = places[self.added_to].memory
-            # what is of another shape than the exporter says fails the run where anybody reads it
+            # a result with another shape than the exporter's fails at run time if anybody reads it
             places[name] = Place(memory, desc, is_read=expected[index].shape == torch.Size(desc.dims))
             written.append(places[name])
         try:
@@ -290,7 +290,7 @@ class _Trial:
         return [read(place) if place.is_read else None for place in written]
 
     def _laid_out(self, name: str) -> torch.Tensor:
-        """Return an operand's numbers as it reads them."""
+        """Return an operand's numbers in the node's format."""
         desc, packer = _choice(self.node).operands[name], self.packing.get(name)
         if packer is not None:
             return _packed_by(packer, self.numbers(self.node, name, _choice(packer).operands["src"].dtype), self.room)
@@ -307,18 +307,18 @@ def _made(place: Place) -> torch.Tensor:
 
 
 def _written(place: Place) -> torch.Tensor:
-    """Return what was written to a place; nothing where more was written than that."""
+    """Return the tensor written to a place; an empty one if the guard bytes changed."""
     memory, desc = place.memory.tensor, place.desc
-    # some operators resize what they are given to hold what they make on the way
+    # some operators resize the given tensor to hold intermediate results
     if not (memory[-_GUARD_NBYTES:] == _GUARD).all():
         return _NOTHING
     return _unpacked(memory[: desc.nbytes], desc)
 
 
 def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
-    """Lay numbers out as a constant was, by the very reorder."""
+    """Pack numbers with the reorder that packed the constant."""
     src, way = _choice(packer).operands["src"], implementation(packer)
-    # weights are large: where they lie already as they are read, they are not copied
+    # weights are large: if they have the source format already, they are not copied
     in_place = src == MemoryDesc(src.dims, src.dtype) and tensor.is_contiguous()
     source = tensor.view(-1).view(torch.uint8) if in_place else _packed(tensor, src, room)
     result = Memory() if way.makes_results else Memory(room.take(packer.descs[0].nbytes, 0))
@@ -329,12 +329,12 @@ def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
 
 def _packed(tensor: torch.Tensor, desc: MemoryDesc, room: _Room) -> torch.Tensor:
     bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    flat = room.take(desc.nbytes + _GUARD_NBYTES, _GUARD)  # whoever adds to it writes the result here
+    flat = room.take(desc.nbytes + _GUARD_NBYTES, _GUARD)  # a step that adds in place writes its result here
     pack(bits, desc, flat[: desc.nbytes].zero_().numpy())
     return flat
 
 
 def _unpacked(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     array = unpack(flat.numpy().view(desc.dtype.numpy_dtype), desc)
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)  # numpy makes an axis of none
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)  # numpy gives a scalar one axis
     return tensor.view(torch.bfloat16) if desc.dtype is DataType.BF16 else tensor

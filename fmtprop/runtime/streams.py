@@ -1,7 +1,6 @@
-"""Throughput: several single-thread runs side by side, where one run on all threads would have the least latency.
+"""Throughput: several single-thread runs at the same time. One run on all threads has the least latency.
 
-Owns the worker threads, each with one OpenMP thread of its own, and the queue before them; what they call is the
-caller's affair.
+Owns the worker threads, each with its own OpenMP thread, and their queue; must not know the function that they call.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
 from fmtprop.system.limits import MAX_THREADS
 
-#: calls of each stream that wait or run; enough that no stream ever waits for the next input
+#: waiting and running calls per stream; with so many, no stream waits for the next input
 _DEPTH = 2
 
 
@@ -30,23 +29,23 @@ class StreamPool:
     Parameters
     ----------
     function : callable
-        What each call runs: the model.
+        The function of each call: the model.
     streams : int, optional
-        How many run at once; as many as this process has CPUs if not given.
+        Number of concurrent runs. Default: the number of CPUs of this process.
     name : str
         Name of the model, for messages and the names of threads.
 
     Raises
     ------
     InputError
-        ``streams`` is not a positive number, or more than any machine serves.
+        ``streams`` is not a positive number, or is too large.
 
     Notes
     -----
-    Works in ``with``, like an executor of `concurrent.futures`: leaving the block waits for all calls, unless an
-    exception (KeyboardInterrupt, say) leaves it; then calls that have not started are cancelled. Other threads of the
-    process, and the number of threads that they run with, are not affected. A tensor must not change between
-    :meth:`submit` and the result.
+    Can be used in ``with``, like an executor of `concurrent.futures`: the end of the block waits for all calls. If an
+    exception (such as KeyboardInterrupt) ends the block, calls that have not started are cancelled. Other threads of
+    the process, and their numbers of OpenMP threads, are not affected. A tensor must not change between :meth:`submit`
+    and the result.
 
     Examples
     --------
@@ -86,7 +85,7 @@ class StreamPool:
         Returns
         -------
         concurrent.futures.Future
-            Its result is what the model returns; an error of the model's is raised by ``result()``.
+            Its result is the model's result; ``result()`` raises the model's error.
 
         Raises
         ------
@@ -95,8 +94,8 @@ class StreamPool:
 
         Notes
         -----
-        Waits while each stream has a call to run and one to run next, so that inputs don't pile up. A callback of a
-        future, which runs in a stream, never waits here.
+        Waits while each stream has a running and a waiting call, so that inputs do not pile up. A future's callback,
+        which runs in a stream, never waits here.
         """
         self._check_open()
         waits = not self._is_stream
@@ -104,7 +103,7 @@ class StreamPool:
             self._room.acquire()
         try:
             future = self._workers.submit(self._function, *args, **kwargs)
-        except RuntimeError as error:  # closed, perhaps while this waited
+        except RuntimeError as error:  # closed, maybe during the wait
             if waits:
                 self._room.release()
             raise self._refusal() from error
@@ -123,7 +122,7 @@ class StreamPool:
         Yields
         ------
         object
-            What the model returns. An error of the model's is raised in its turn, and ends the iteration.
+            The model's result. An error of the model is raised in its turn and ends the iteration.
 
         Raises
         ------
@@ -132,14 +131,14 @@ class StreamPool:
 
         Notes
         -----
-        Items are taken a few ahead of the results, never all at once. Calls whose results nobody asks for any more are
-        cancelled.
+        Items are taken a few ahead of the results, never all at once. Calls are cancelled if the iteration is
+        abandoned.
         """
         self._check_open()
         return self._map(zip(*iterables, strict=False))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Take no more calls and wait for those that were submitted.
+        """Accept no more calls and wait for the submitted ones.
 
         Parameters
         ----------
@@ -168,9 +167,9 @@ class StreamPool:
         return getattr(self._here, "is_stream", False)
 
     def _enter(self) -> None:
-        """Make the new worker thread a stream."""
+        """Set up the new worker thread as a stream."""
         self._here.is_stream = True
-        torch.get_num_threads()  # torch's first call in a thread sets the number of the process
+        torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
         dnnl.lib().set_threads(1)
 
     def _map(self, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:

@@ -1,6 +1,6 @@
-"""Weights that plans share: equal bytes are in memory once, whoever packed them.
+"""Weights that plans share: equal bytes are in memory once.
 
-Owns which bytes are known. Must not know formats: plans that pack a constant in the same format get equal bytes.
+Owns the table of known bytes. Must not know formats: plans that pack a constant in the same format get equal bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import ALIGNMENT
 
-#: bytes that are compared before all of them are
+#: bytes of a sample, which is compared before all bytes are
 _SAMPLE_NBYTES = 256
 
 
 class WeightStore:
-    """Flat bytes, held once for all plans that use them: of other shapes, other numbers of threads, other models.
+    """Flat bytes, stored once for all plans that use them, whatever their shapes, numbers of threads and models.
 
-    Nothing is kept alive: bytes go with the last plan that holds them.
+    The store keeps nothing alive: bytes are freed with the last plan that holds them.
 
     Examples
     --------
@@ -40,7 +40,7 @@ class WeightStore:
         Parameters
         ----------
         flat : torch.Tensor
-            Flat bytes that nobody changes any more; a tensor of PyTorch's own is not compared.
+            Flat bytes that nobody changes any more; an opaque tensor of PyTorch is not compared.
         """
         if flat.layout is not torch.strided or flat.dtype is not torch.uint8 or flat.dim() != 1:
             return flat
@@ -50,5 +50,5 @@ class WeightStore:
             return known if known is flat or torch.equal(known, flat) else flat
 
 
-#: of this process
+#: the store of this process
 WEIGHTS = WeightStore()

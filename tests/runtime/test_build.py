@@ -155,7 +155,7 @@ def test_a_residual_that_is_read_later_is_copied_first():
     plan = planned(g, verified=False)
     copy = step(plan, "b.post_op_0_copy")
     assert plan.steps.index(copy) == plan.steps.index(step(plan, "b")) - 1
-    assert "adds into post_op_0 in place, which others still read" in copy.node.choice.reason
+    assert "adds into post_op_0 in place, but others still read it" in copy.node.choice.reason
     assert place(plan, "b") == copy.results[0].buffer != place(plan, "a")
     assert copy in plan.reorders
     runs_right(g, plan)

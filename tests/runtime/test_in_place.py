@@ -187,7 +187,7 @@ def test_inputs_and_constants_are_copied():
     assert copies(plan) == ["cat.src_0_copy", "cat.src_2_copy"]
     assert [start(plan, name)[1] for name in ("cat.src_0_copy", "a", "cat.src_2_copy")] == [0, 16, 24]
     assert [step.node.name for step in plan.reorders] == copies(plan)
-    assert all("has its place within the result" in step.node.choice.reason for step in plan.reorders)
+    assert all("must be inside the result" in step.node.choice.reason for step in plan.reorders)
 
 
 def test_what_lies_in_another_concat_or_twice_in_one_is_copied():
