@@ -9,7 +9,9 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import HostCall
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.reorder import Reorder
+from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.formats import channels_last
 from fmtprop.targets import ReferenceTarget
@@ -47,6 +49,24 @@ def test_strides_are_taken_as_they_are():
     gaps = MemoryDesc(DIMS, "f32", strides=(1152, 72, 12, 2))
     (offer,) = offers(node, {"src": gaps, "dst": LAST})
     assert (offer.operands["src"], offer.results) == (gaps, (LAST,))
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "tag", "taken"),
+    [
+        ("group_normalization", GroupNorm(4), "acb", "abc"),
+        ("group_normalization", GroupNorm(4), "acdb", "acdb"),
+        ("group_normalization", GroupNorm(4), "acbd", "abcd"),
+        ("softmax", Softmax(1), "acdb", "abcd"),
+    ],
+)
+def test_what_pytorch_would_copy_number_by_number_is_asked_for_as_it_reads_it(op, attrs, tag, taken):
+    dims = (2, 16, 6, 6)[: len(tag)]
+    node = node_of(op, attrs, {"src": TensorType(dims)})
+    src, read = MemoryDesc(dims, "f32", tag=tag), MemoryDesc(dims, "f32", tag=taken)
+    (offer,) = offers(node, {"src": src, "dst": MemoryDesc.any(dims, "f32")})
+    assert (offer.operands["src"], offer.results) == (read, (read,))
+    assert len(offers(node, {"src": src, "dst": src})) == (src == read)
 
 
 def test_blocked_operands_are_asked_for_row_major():
