@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -31,10 +31,25 @@ from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.system import collector
 
+if TYPE_CHECKING:
+    from fmtprop.training.module import TrainingModule
+
 __all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs"]
 
 
+@overload
 def compile(
+    model: Any, example_inputs: Any = None, *options: Any, training: Literal[True], **named: Any
+) -> TrainingModule: ...
+
+
+@overload
+def compile(
+    model: Any, example_inputs: Any = None, *options: Any, training: Literal[False] = False, **named: Any
+) -> CompiledModel: ...
+
+
+def compile(  # type: ignore[misc]  # the overloads leave out what is the same in both
     model: Any,
     example_inputs: Any = None,
     dtype: str = "f32",
@@ -48,10 +63,12 @@ def compile(
     tune_budget: float | None = None,
     confirm: bool = True,
     winograd: bool = True,
-    special_values: str = "fast",
+    special_values: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     release_weights: bool = False,
-) -> CompiledModel:
+    training: bool = False,
+    memory: str = "save",
+) -> CompiledModel | TrainingModule:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
     The model is taken as it is now: later changes of its parameters do not reach it. Threads follow torch: formats and
@@ -95,19 +112,27 @@ def compile(
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         where that costs less (:mod:`fmtprop.passes.winograd`). The rounding error of the whole is then expected to be
         at most 1.8 times that of direct convolutions (``certificate.growth`` tells); packed weights are larger.
-    special_values : {"fast", "exact"}
+    special_values : {"fast", "exact"}, optional
         ``"exact"`` gives NaN and infinities wherever PyTorch does: what may treat them otherwise (oneDNN's ReLU,
         maxima, softmax, …) runs by PyTorch or by kernels of our own, and no convolution by filtering; slower.
-        ``"fast"``, the default, differs where docs/numerics.md says so. Only for target ``"onednn"``.
+        ``"fast"`` differs where docs/numerics.md says so, and is the default but for training: a loss that became NaN
+        must be seen. Only for target ``"onednn"``.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
         Whether to free the model's own weights once the plan has them packed: a module's parameters and buffers become
         empty tensors, a graph's constants are dropped, so neither can be used again.
+    training : bool
+        Whether to plan forward and backward of a module as one step, and to return a module that trains: its call takes
+        part in autograd, its parameters, buffers and state are the original's. It follows later changes of these, plans
+        again for other shapes, modes and frozen parameters, and has random numbers (dropout) of torch's generator.
+    memory : {"save", "recompute"}
+        With ``training=True``: whether what the backward pass reads is saved, or computed again where that is cheap.
 
     Returns
     -------
     CompiledModel
+        With ``training=True``, a :class:`~fmtprop.training.module.TrainingModule`.
 
     Raises
     ------
@@ -148,9 +173,12 @@ def compile(
         tune_budget=tune_budget,
         confirm=confirm,
         winograd=winograd,
-        special_values=special_values,
+        special_values=special_values or ("exact" if training else "fast"),
         progress=progress,
+        memory=memory,
     )
+    if training:
+        return _trained(model, example_inputs, options)
     with on_cpu():
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
@@ -162,6 +190,12 @@ def compile(
         release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
         dnnl.trim_heap()
     return net
+
+
+def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModule:
+    from fmtprop.training.module import TrainingModule
+
+    return TrainingModule(model, example_inputs, options, compile_graph)
 
 
 def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None = None) -> CompiledModel:

@@ -18,6 +18,7 @@ DEFAULT_POLICY = OPTIMAL
 
 _KNOWN: Mapping[str, tuple[str, ...]] = {
     "dtype": ("f32", "bf16"),
+    "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "special_values": ("fast", "exact"),
     "target": ("onednn", "mkldnn"),
@@ -32,7 +33,7 @@ class Options:
 
     Parameters
     ----------
-    dtype, policy, target, tune, verify, special_values : str
+    dtype, policy, target, tune, verify, special_values, memory : str
         See :func:`fmtprop.compile`.
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
@@ -56,6 +57,7 @@ class Options:
     confirm: bool = True
     winograd: bool = True
     special_values: str = "fast"
+    memory: str = "save"
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
 

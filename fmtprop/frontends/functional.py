@@ -16,7 +16,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["Functional", "import_functional"]
+__all__ = ["Functional", "import_functional", "note_format"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Ten
             value = graph.constant(node.name, type_, constants[position].detach().resolve_neg().contiguous())
         elif node.users:
             value = graph.input(node.name, type_)
-            _note_format(boundary, node.name, recorded)
+            note_format(boundary, node.name, recorded)
         else:
             continue
         values[node.name], places[value] = value, position
@@ -92,7 +92,7 @@ def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Ten
             if result not in outputs:
                 outputs[result] = len(outputs)
                 graph.output(result, output := graph.fresh_name("output"))
-                _note_format(boundary, output, origin.meta["val"])
+                note_format(boundary, output, origin.meta["val"])
             results.append(("output", outputs[result]))
     graph.remove_dead()
     verify(graph, Stage.IMPORTED)
@@ -100,7 +100,7 @@ def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Ten
     return Functional(graph, boundary, inputs, results)
 
 
-def _note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:
+def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:
     """Keep the strides that the program gives a tensor, where they are an order of its axes."""
     if recorded.numel() == 0 or recorded.is_contiguous() or not _is_dense(recorded):
         return

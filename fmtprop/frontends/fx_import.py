@@ -26,7 +26,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.host import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers, make_host_call
+from fmtprop.ops.host import COMPLEX, NO_RESULT, STORAGE_OPS, Parts, draws_random_numbers, make_host_call
 from fmtprop.ops.view_attrs import permuted
 
 __all__ = ["import_calls", "importers"]
@@ -115,7 +115,7 @@ class _Walk:
         self.values: dict[str, Any] = dict(values)
 
     def visit(self, node: fx.Node) -> None:
-        if node.op == "placeholder" or node.op == "get_attr":
+        if node.name in self.values or node.op == "placeholder" or node.op == "get_attr":
             return  # placeholders are known; attributes are the branches of control flow, refused where they are used
         if node.op != "call_function":
             raise ImportModelError(f"{_where(node)}: {node.op} is not part of an exported program")
@@ -174,7 +174,7 @@ class _Walk:
         else:
             made = self._convert(node, target, args, types)
         found = [
-            Parts(value) if value is not None and result.is_complex() else value
+            Parts(value) if value is not None and result is not None and result.is_complex() else value
             for value, result in zip(made, results, strict=False)
         ]
         return found if several else found[0]
@@ -217,7 +217,7 @@ class _Walk:
                 f"{_where(node)}: {name} turns a tensor into a Python number; keep it a tensor (no .item(), no branch "
                 "or size that depends on values)"
             )
-        return tensor_type(value, f"{_where(node)}: result {index} of {name}")
+        return NO_RESULT if value is None else tensor_type(value, f"{_where(node)}: result {index} of {name}")
 
     def _is_known(self, name: str, args: Mapping[str, Any], types: tuple[TensorType, ...]) -> bool:
         """Tell whether a call's results are known now: masks, positions and scalars that the program makes itself.

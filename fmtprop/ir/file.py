@@ -53,7 +53,7 @@ _MAX_NBYTES = 1 << 27
 _OURS = re.compile(rb'\s*\{[^{}\[\]]*"format":\s*"fmtprop-graph"')
 
 _HEAD = {"format": str, "version": int, "name": str, "structure": str, "nodes": list}
-_ROW_KEYS = frozenset({"name", "op", "inputs", "attrs", "results", "post_ops", "origin", "data"})
+_ROW_KEYS = frozenset({"name", "op", "inputs", "attrs", "results", "post_ops", "origin", "data", "phase"})
 
 
 # ---------------------------------------------------------------- save
@@ -125,6 +125,7 @@ def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     row["results"] = plain["results"]
     row["post_ops"] = spell_floats(plain["post_ops"])
     row["origin"] = node.origin
+    row["phase"] = node.phase
     if node.op == "constant":
         row["data"] = writer.data(node, graph.constants[name])
     # The file stays short: what is empty is left out.

@@ -234,9 +234,9 @@ class Graph:
         self._connect(node.name, inputs)
         return tuple(Value(node.name, i) for i in range(len(node.results)))
 
-    def input(self, name: str, type_: TensorType) -> Value:
-        """Add a graph input."""
-        return self.add(Node(name, "input", Attrs(), (type_,)), {})[0]
+    def input(self, name: str, type_: TensorType, phase: str = "") -> Value:
+        """Add a graph input; in phase ``"backward"``, one of the second entry point."""
+        return self.add(Node(name, "input", Attrs(), (type_,), phase=phase), {})[0]
 
     def constant(self, name: str, type_: TensorType, data: Any, origin: str = "") -> Value:
         """Add a constant; ``data`` is a torch tensor or an :class:`~fmtprop.ir.initialiser.Initialiser`."""
@@ -244,9 +244,9 @@ class Graph:
         self.constants[name] = data
         return value
 
-    def output(self, value: Value, name: str | None = None) -> None:
-        """Mark a value as the next graph output."""
-        self.add(Node(name or self.fresh_name("output"), "output", Attrs(), ()), {"src": value})
+    def output(self, value: Value, name: str | None = None, phase: str = "") -> None:
+        """Mark a value as the next graph output; in phase ``"backward"``, one of the second entry point."""
+        self.add(Node(name or self.fresh_name("output"), "output", Attrs(), (), phase=phase), {"src": value})
 
     def _check_value(self, node: Node, operand: str, value: Value) -> None:
         if value.node not in self._graph:
@@ -320,6 +320,18 @@ class Graph:
         for name in reversed(dead):
             self.remove(name)
         return len(dead)
+
+    def forward_names(self) -> set[str]:
+        """Return the names of the nodes of the first entry point: what its outputs depend on, and its inputs.
+
+        Those of all nodes where there is no other. What belongs to the second one alone, though it depends on nothing
+        but inputs of the first, runs there: its operands are in memory until then, and its results need not be.
+        """
+        names = {node.name for node in self.input_nodes if not node.phase}
+        for node in self.output_nodes:
+            names |= set() if node.phase else {node.name, *self.ancestors(node.name)}
+        has_backward = any(node.phase for node in (*self.input_nodes, *self.output_nodes))
+        return names if has_backward else set(self._graph)
 
     def copy(self) -> Graph:
         """Return an independent copy; nodes and constant data are shared, as both are immutable."""

@@ -35,7 +35,7 @@ from fmtprop.layout import MemoryDesc
 if TYPE_CHECKING:
     from fmtprop.ir.graph import Graph
 
-_NODE_KEYS = ("op", "results", "attrs", "post_ops", "descs", "choice", "origin", "order", "data")
+_NODE_KEYS = ("op", "results", "attrs", "post_ops", "descs", "choice", "origin", "order", "data", "phase")
 _EDGE_KEYS = ("result", "position")
 _POST_OP_KEYS = ("op", "attrs", "operand", "origin", "bias")
 
@@ -80,7 +80,7 @@ def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
 
 def plain_node(node: Node) -> dict[str, Any]:
     """Return a node's own fields as plain data, without its name and its place in the graph."""
-    return {
+    plain = {
         "op": node.op,
         "attrs": node.attrs.to_json(),
         "results": [{"dims": list(type_.dims), "dtype": type_.dtype.value} for type_ in node.results],
@@ -89,6 +89,7 @@ def plain_node(node: Node) -> dict[str, Any]:
         "choice": node.choice,
         "origin": node.origin,
     }
+    return {**plain, "phase": node.phase} if node.phase else plain
 
 
 def _plain_post_op(post_op: PostOp) -> dict[str, Any]:
@@ -158,6 +159,9 @@ def _node(name: object, data: Mapping[str, Any]) -> Node:
         raise GraphError(f"{where}: origin must be text, got {origin!r}")
     if choice is not None and not isinstance(choice, Choice):
         raise GraphError(f"{where}: choice must be a Choice or None, got {type(choice).__name__}")
+    phase = data.get("phase", "")
+    if phase and (phase != "backward" or op not in ("input", "output")):
+        raise GraphError(f'{where}: phase is {phase!r}; an input or an output may have phase "backward"')
     if "data" in data and op != "constant":
         raise GraphError(f"{where}: only constants have data; remove the attribute")
     return Node(
@@ -169,6 +173,7 @@ def _node(name: object, data: Mapping[str, Any]) -> Node:
         _descs(where, data),
         choice,
         origin,
+        phase=phase,
     )
 
 

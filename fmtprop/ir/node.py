@@ -179,6 +179,8 @@ class Node:
         Where the node came from in the user's model, such as ``"layer1.0.conv1"``.
     exact : bool
         Whether NaN and infinities in its results must be PyTorch's: what loses some is no way to run it.
+    phase : {"", "backward"}
+        Of an input or an output: ``"backward"`` where it belongs to the second entry point of a graph that has two.
     """
 
     #: op names that are the graph's boundary and data rather than computation
@@ -193,6 +195,7 @@ class Node:
     choice: Choice | None = None
     origin: str = ""
     exact: bool = False
+    phase: str = ""
 
     @property
     def is_boundary(self) -> bool:

@@ -55,6 +55,8 @@ _RESTRIDES = "aten.adaptive_avg_pool2d.default"
 _CONVERSION = "aten._to_copy.default"
 #: names of data types that a graph has the parts of
 COMPLEX = {f"complex{bits}": getattr(torch, f"complex{bits}") for bits in (32, 64, 128)}
+#: what a graph has of a result that is None: a gradient that nobody asked for
+NO_RESULT = TensorType((0,))
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
 # ---------------------------------------------------------------- attributes
@@ -235,6 +237,8 @@ def draws_random_numbers(function: Any, arguments: Mapping[str, Any]) -> bool:
 
 def _check_pure(function: Any, values: Mapping[str, Any]) -> None:
     # Batch normalization updates its running statistics in training, which its schema does not say.
+    if any(kind in function.name() for kind in ("functional", "backward")):
+        return  # it returns new ones, or only reads them
     learning = any(values.get(name) is True for name in ("training", "train", "use_input_stats"))
     if learning and isinstance(values.get("running_mean"), _Operand):
         raise UnsupportedOpError(f"{function} updates running statistics; export the model in eval mode")
@@ -445,11 +449,16 @@ def _results(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
         tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     args, kwargs = _filled(attrs.target, prepared, tensors)
     found = prepared.function(*args, **kwargs)
-    results: tuple[Any, ...] = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    every = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    results = tuple(_without_elements() if result is None else result for result in every)
     for index, result in enumerate(results):
         if not isinstance(result, torch.Tensor):
             raise UnsupportedOpError(f"{attrs.target}: result {index} is {result!r}, not a tensor")
     return results
+
+
+def _without_elements() -> torch.Tensor:
+    return torch.empty(NO_RESULT.dims, dtype=torch_dtype(NO_RESULT.dtype), device="cpu")
 
 
 def _filled(target: str, prepared: _Prepared, tensors: Mapping[str, torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:

@@ -239,7 +239,10 @@ def _batch(call: Call) -> Value | None:
 
 def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
     dst = _batch(call)
-    return None if dst is None else (dst, None, None)
+    if dst is None:
+        return None
+    # a gradient is given what PyTorch says were the statistics, and does not read them outside of training
+    return (dst, *(call.constant([0.0] * type_.size) for type_ in call.results[1:]))
 
 
 def _layer(call: Call) -> Value | None:

@@ -19,7 +19,7 @@ from fmtprop.passes.target import Target
 from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.placement import place_parts, sum_operand
-from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
+from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
@@ -72,7 +72,10 @@ class _Builder:
         self.graph = graph
         self.consume = consume
         self.target = target
-        self.nodes = graph.nodes()
+        self.forward = graph.forward_names()
+        #: in topological order, those of the forward half first: nothing there depends on the other half
+        self.nodes = sorted(graph.nodes(), key=lambda node: node.name not in self.forward)
+        self.turn: int | None = None
         self.roots: list[_Root] = []
         self.places: dict[Value, Access] = {}
         self.constants = constants
@@ -94,6 +97,8 @@ class _Builder:
 
     def build(self) -> Plan:
         for node in self.nodes:
+            if self.turn is None and node.name not in self.forward:
+                self.turn = len(self.steps)
             self._visit(node)
         outputs = self._outputs()
         used = {a.buffer for s in self.steps for a in (*s.operands.values(), *s.results)}
@@ -107,8 +112,24 @@ class _Builder:
         )
         return Plan(
             self.graph.name, tuple(self.steps), buffers, inputs, outputs, constants, arena, peak,
-            tuple(self.packed.values()), self.threads,
+            tuple(self.packed.values()), self.threads, self._turn(),
         )  # fmt: skip
+
+    def _turn(self) -> Turn | None:
+        """Return where the backward half begins.
+
+        Raises
+        ------
+        PlanError
+            Inputs or outputs of the halves are mixed.
+        """
+        phases = [[node.phase for node in nodes] for nodes in (self.graph.input_nodes, self.graph.output_nodes)]
+        if self.turn is None or not any(map(any, phases)):
+            return None
+        if any(sorted(of) != of for of in phases):
+            raise PlanError(f"model {self.graph.name}: inputs and outputs of the forward half must come first")
+        inputs, outputs = (sum(not phase for phase in of) for of in phases)
+        return Turn(self.turn, inputs, outputs)
 
     # ------------------------------------------------------------------ nodes
 

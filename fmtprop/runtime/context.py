@@ -5,24 +5,28 @@ A context serves one run at a time; concurrent runs of a plan use one each and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from math import inf
 from time import perf_counter
 
 import torch
 
+from fmtprop.errors import PlanError
 from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Port, write_out
-from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step
+from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import huge_bytes
 
 #: buffers with another tensor in each run
 _PASSING = (Home.INPUT, Home.OUTPUT, Home.TENSOR)
+
+_NO_CONTEXT = nullcontext()
 
 
 class Context:
@@ -49,11 +53,16 @@ class Context:
         self._passing = [
             memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _PASSING
         ]
+        #: of these, what the backward half of a plan reads and writes
+        self._kept = {self._memories[i] for i in _of_backward(plan) if plan.buffers[i].home in _PASSING}
         #: the calls of each step
         self._bounds = [self._bound(step, index) for index, step in enumerate(plan.steps)]
         #: consecutive native calls
         self._lists: list[CallList] = []
-        self._calls = self._joined()
+        turn = plan.turn.step if plan.turn is not None else len(self._bounds)
+        bounds = list(enumerate(self._bounds))
+        #: the calls of each half; of a plan with one entry point, the second one has none
+        self._halves = self._joined(bounds[:turn]), self._joined(bounds[turn:])
         self._has_python = not all(bound.is_native for bound in self._bounds)
         self._is_asynchronous = self._stream.is_asynchronous
         self._inputs = [self._memories[buffer] if buffer >= 0 else None for _, _, buffer in plan.inputs]
@@ -74,29 +83,78 @@ class Context:
         list of torch.Tensor
             ``out``, or new tensors, which belong to the caller.
         """
-        self._bind(inputs, out)
-        if self._has_python:
-            with as_planned():
-                self._execute()
-        else:
-            self._execute()
-        if self._is_asynchronous:
-            self._stream.wait()
-        return self._results(out)
+        self._bind(self._inputs, inputs, self._outputs, out)
+        self._execute(*self._halves)
+        results = self._results(self._outputs, out)
+        self.clear()
+        return results
+
+    def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Execute the forward half, and keep what the backward half will read.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor
+            Those of the forward half, checked, as the plan reads them. What the backward half reads of them must not
+            be changed until then.
+
+        Returns
+        -------
+        list of torch.Tensor
+            New tensors, of which the same holds.
+        """
+        turn = self._turn()
+        outputs = self._outputs[: turn.output]
+        self._bind(self._inputs[: turn.input], inputs, outputs)
+        self._execute(self._halves[0])
+        results = self._results(outputs)
+        bound = [*self._inputs[: turn.input], *(output.place.memory for output in outputs if output.is_written)]
+        for memory in bound:
+            if memory is not None and memory in self._kept:
+                # the caller's tensor will know how it was made, and so what holds this context
+                memory.put(memory.tensor.detach())
+            elif memory is not None:
+                memory.clear()
+        return results
+
+    def backward(self, tangents: Sequence[torch.Tensor], *, again: bool = False) -> list[torch.Tensor]:
+        """Execute the backward half.
+
+        Parameters
+        ----------
+        tangents : sequence of torch.Tensor
+            The inputs of the backward half, checked, as the plan reads them.
+        again : bool
+            Whether it can be executed once more for the same forward half.
+
+        Returns
+        -------
+        list of torch.Tensor
+            New tensors.
+        """
+        turn = self._turn()
+        before = self._arena.clone() if again else None
+        outputs = self._outputs[turn.output :]
+        self._bind(self._inputs[turn.input :], tangents, outputs)
+        self._execute(self._halves[1])
+        results = self._results(outputs)
+        if before is not None:
+            self._arena.copy_(before)
+        return results
 
     def profile(self, inputs: Sequence[torch.Tensor], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
         """Execute like :meth:`run`, step by step; return the results and the seconds of each step.
 
         After the limit, in seconds, no step begins, and there are no results.
         """
-        self._bind(inputs, None)
+        self._bind(self._inputs, inputs, self._outputs)
         seconds: list[float] = []
         end = perf_counter() + limit
         with as_planned():
             for bound in self._bounds:
                 start = perf_counter()
                 if start > end:
-                    self._unbind()
+                    self.clear()
                     return [], seconds
                 for call in bound.calls:
                     function, a, b, c, d = call
@@ -105,39 +163,65 @@ class Context:
                     if status:
                         self._fail(call, status)
                 seconds.append(perf_counter() - start)
-        return self._results(None), seconds
+        results = self._results(self._outputs)
+        self.clear()
+        return results, seconds
+
+    def clear(self) -> None:
+        """Let go of the tensors that were bound for a run, or for both halves of one."""
+        for memory in self._passing:
+            memory.clear()
 
     def close(self) -> None:
         """Release the native objects."""
         for bound in self._bounds:
             bound.close()
-        self._calls.clear()
+        for calls in self._halves:
+            calls.clear()
         self._lists.clear()
         self._bounds.clear()
         self._stream.close()
 
     # ------------------------------------------------------------------ a run
 
-    def _execute(self) -> None:
-        for call in self._calls:
+    def _turn(self) -> Turn:
+        if self.plan.turn is None:
+            raise PlanError(f"model {self.plan.name} has no backward half: compile it with training=True")
+        return self.plan.turn
+
+    def _execute(self, *halves: Sequence[Call]) -> None:
+        with as_planned() if self._has_python else _NO_CONTEXT:
+            for calls in halves:
+                self._call(calls)
+        if self._is_asynchronous:
+            self._stream.wait()
+
+    def _call(self, calls: Sequence[Call]) -> None:
+        for call in calls:
             function, a, b, c, d = call
             status = function(a, b, c, d)
             if status:
                 self._fail(call, status)
 
-    def _bind(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None) -> None:
+    def _bind(
+        self,
+        memories: Sequence[Memory | None],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[_Output],
+        out: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         """Point the external memories at this run's tensors."""
-        for memory, tensor in zip(self._inputs, inputs, strict=True):
+        for memory, tensor in zip(memories, inputs, strict=True):
             if memory is not None:
                 memory.put(tensor)
-        for index, output in enumerate(self._outputs):
+        for index, output in enumerate(outputs):
             if output.is_written:
                 given = out[index] if out is not None and output.takes(out[index]) else None
                 output.place.memory.put(given if given is not None else output.new())
 
-    def _results(self, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    def _results(self, outputs: Sequence[_Output], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         results = []
-        for index, output in enumerate(self._outputs):
+        for index, output in enumerate(outputs):
             result = output.place.memory.tensor if output.is_written else output.place.tensor()
             if out is not None:
                 given = out[index]
@@ -147,12 +231,7 @@ class Context:
             elif not (output.is_written or output.is_made):
                 result = output.copied(result)
             results.append(result)
-        self._unbind()
         return results
-
-    def _unbind(self) -> None:
-        for memory in self._passing:
-            memory.clear()
 
     def _fail(self, call: Call, status: int) -> None:
         # a list stops at the call that failed
@@ -193,10 +272,10 @@ class Context:
             if buffer.home is Home.TENSOR and buffer.last == index:
                 yield self.plan.steps[index].node, memory.clear
 
-    def _joined(self) -> list[Call]:
-        """Return the calls of all steps; consecutive native calls become one list."""
+    def _joined(self, numbered: Iterable[tuple[int, Bound]]) -> list[Call]:
+        """Return the calls of some steps; consecutive native calls become one list."""
         joined: list[Call] = []
-        for is_native, some in groupby(enumerate(self._bounds), key=lambda one: one[1].is_native):
+        for is_native, some in groupby(numbered, key=lambda one: one[1].is_native):
             bounds = list(some)
             calls = [call for _, bound in bounds for call in bound.calls]
             if not is_native:
@@ -208,6 +287,15 @@ class Context:
                 self._lists.append(CallList(calls))
                 joined.append(self._lists[-1].call)
         return joined
+
+
+def _of_backward(plan: Plan) -> set[int]:
+    """Return the buffers that the backward half of a plan reads or writes."""
+    if plan.turn is None:
+        return set()
+    steps = plan.steps[plan.turn.step :]
+    found = {access.buffer for step in steps for access in (*step.operands.values(), *step.results)}
+    return found | {access.buffer for _, access in plan.outputs[plan.turn.output :]}
 
 
 class _Output:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
@@ -90,6 +90,17 @@ class Executor:
         for target in targets or ():
             torch.autograd.graph.increment_version(target)  # for graphs that saved the tensor
         return results
+
+    def lease(self) -> tuple[Context, Callable[[], None]]:
+        """Return a context that nobody else has, for the calling thread's number of threads, and what gives it back."""
+        runner = self._runner(current_threads())
+        context = runner.take()
+
+        def give_back() -> None:
+            context.clear()
+            runner.free.append(context)
+
+        return context, give_back
 
     def profile(self, inputs: Sequence[object], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
         """Execute the plan once, step by step; return the results and the seconds of each step.

@@ -103,6 +103,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Where the backward half of a plan with two entry points begins.
+
+    Parameters
+    ----------
+    step, input, output : int
+        The number of steps, inputs and outputs of the forward half.
+    """
+
+    step: int
+    input: int
+    output: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that a run needs; a run decides nothing.
 
@@ -129,6 +144,8 @@ class Plan:
         Nodes that ran once, while the plan was built: most of them reorders that packed weights.
     threads : int
         Number of threads that the primitives were made for.
+    turn : Turn, optional
+        Where the second half begins; None where the plan has one entry point.
     """
 
     name: str
@@ -141,6 +158,7 @@ class Plan:
     peak_nbytes: int
     packed: tuple[Node, ...]
     threads: int
+    turn: Turn | None = None
 
     @property
     def constant_nbytes(self) -> int:

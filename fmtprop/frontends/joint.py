@@ -1,0 +1,215 @@
+"""From the two halves of a training step, as AOTAutograd parts them, to one graph with two entry points.
+
+Owns how inputs, results and saved tensors of the two programs relate to the graph. Where the programs come from, and
+who keeps what between them, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fmtprop.frontends.functional import note_format
+from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.random_calls import Draw, drawer, drawn_first
+from fmtprop.frontends.torch_call import check_real, tensor_type
+from fmtprop.ir.aliasing import storage
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.verify import Stage, verify
+from fmtprop.layout import MemoryDesc
+
+__all__ = ["BACKWARD", "Half", "Joint", "import_joint"]
+
+#: the phase of what belongs to the second entry point
+BACKWARD = "backward"
+
+#: what stands in a result's place: an output of the graph, an argument of the call, or the thing itself
+Source = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class Half:
+    """How one entry point of the graph relates to its program.
+
+    Parameters
+    ----------
+    inputs : sequence of (int or callable)
+        For each input of the graph, which argument of the program it is, or what draws it at every call.
+    results : sequence of (str, object)
+        For each result of the program: ``("output", which)`` of the graph's, ``("input", which)`` of the program's
+        arguments, or ``("fixed", it)``.
+    """
+
+    inputs: Sequence[int | Draw]
+    results: Sequence[Source]
+
+    def given(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the graph's inputs; random numbers are drawn by torch's generator, in the program's order."""
+        return [args[source] if isinstance(source, int) else source() for source in self.inputs]
+
+    def found(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
+        """Return the program's results."""
+        sources = {"output": outputs, "input": args}
+        return [sources[kind][what] if kind in sources else what for kind, what in self.results]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A training step as one graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        Imported; inputs and outputs of the backward half have phase ``"backward"``.
+    boundary : mapping of str to MemoryDesc
+        The formats of inputs and outputs in the programs, by their names in the graph.
+    forward, backward : Half
+        The entry points. What is saved between them are the last results of the forward program; where such a result is
+        ``("fixed", None)``, only the graph knows it.
+    """
+
+    graph: Graph
+    boundary: Mapping[str, MemoryDesc]
+    forward: Half
+    backward: Half
+
+
+def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> Joint:
+    """Import the two halves of a training step.
+
+    Parameters
+    ----------
+    forward, backward : torch.fx.GraphModule
+        Functional programs of ATen calls for fixed sizes. The forward's results behind the first ones are the first
+        arguments of the backward.
+    outputs : int
+        How many results of the forward are its caller's.
+    name : str
+        Of the graph.
+
+    Raises
+    ------
+    ImportModelError
+        A call or a tensor cannot be expressed.
+    """
+    return _Importer(forward, backward, outputs, name).run()
+
+
+class _Importer:
+    def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> None:
+        self.programs = drawn_first(forward), drawn_first(backward)
+        self.count = outputs
+        self.graph = Graph(name)
+        self.boundary: dict[str, MemoryDesc] = {}
+        #: input of the graph -> which argument of the forward, or of the backward, it is, or what draws it
+        self.places: dict[Value, int | Draw] = {}
+        self.tangents: dict[Value, int] = {}
+        #: forward outputs of the graph
+        self.made: dict[Value, int] = {}
+
+    def run(self) -> Joint:
+        graph, (forward, backward) = self.graph, self.programs
+        recorded = _results_of(forward)
+        results = self._import_forward()
+        own, saved = results[: self.count], results[self.count :]
+        sources = [self._output(result, origin) for result, origin in zip(own, recorded, strict=False)]
+        # what backward reads of a graph that is still whole: views of an argument are that argument
+        sources += [self._saved(value) for value in saved]
+        gradients = self._import_backward(saved)
+        made: dict[Value, int] = {}
+        found = [
+            self._gradient(value, node, made) for value, node in zip(gradients, _results_of(backward), strict=True)
+        ]
+        graph.remove_dead()
+        verify(graph, Stage.IMPORTED)
+        inputs = [Value(node.name) for node in graph.input_nodes]
+        return Joint(
+            graph,
+            self.boundary,
+            Half([self.places[value] for value in inputs if value in self.places], sources),
+            Half([self.tangents[value] for value in inputs if value in self.tangents], found),
+        )
+
+    # ------------------------------------------------------------------ programs
+
+    def _import_forward(self) -> list[Any]:
+        program = self.programs[0]
+        values: dict[str, Any] = {}
+        needed = {node.name for node in self.programs[1].graph.nodes if node.op == "placeholder"}
+        for position, node in enumerate(_placeholders(program)):
+            recorded = node.meta.get("val")
+            if not isinstance(recorded, torch.Tensor):
+                values[node.name] = recorded
+            elif node.users or node.name in needed:
+                values[node.name] = self._input(node, "", self.places, position)
+        for node in program.graph.nodes:
+            draw = drawer(node)
+            if draw is not None:
+                values[node.name] = self._input(node, "", self.places, draw)
+        return import_calls(self.graph, program, values)
+
+    def _import_backward(self, saved: Sequence[Any]) -> list[Any]:
+        program = self.programs[1]
+        values: dict[str, Any] = {}
+        for position, node in enumerate(_placeholders(program)):
+            if position < len(saved):
+                values[node.name] = saved[position]
+            elif node.users:
+                values[node.name] = self._input(node, BACKWARD, self.tangents, position)
+        return import_calls(self.graph, program, values)
+
+    def _input(self, node: fx.Node, phase: str, places: dict[Value, Any], place: object) -> Value:
+        recorded = node.meta.get("val")
+        check_real(recorded, f"input {node.name}")
+        value = self.graph.input(node.name, tensor_type(recorded, f"input {node.name}"), phase)
+        if isinstance(place, int) and isinstance(recorded, torch.Tensor):
+            note_format(self.boundary, node.name, recorded)
+        places[value] = place
+        return value
+
+    # ------------------------------------------------------------------ results
+
+    def _output(self, result: Any, origin: Any) -> Source:
+        if not isinstance(result, Value):
+            return "fixed", result
+        place = self.places.get(result)
+        if isinstance(place, int):
+            return "input", place
+        return self._add_output(result, origin, self.made, "")
+
+    def _saved(self, value: Any) -> Source:
+        """Return what autograd can keep of a saved tensor, to see if it is changed: the caller's tensors."""
+        if not isinstance(value, Value):
+            return "fixed", None
+        place = self.places.get(storage(self.graph, value))
+        if isinstance(place, int):
+            return "input", place
+        return ("output", self.made[value]) if value in self.made else ("fixed", None)
+
+    def _gradient(self, value: Any, origin: Any, made: dict[Value, int]) -> Source:
+        if not isinstance(value, Value):
+            return "fixed", value
+        if value in self.tangents:
+            return "input", self.tangents[value]
+        return self._add_output(value, origin, made, BACKWARD)
+
+    def _add_output(self, value: Value, origin: fx.Node, made: dict[Value, int], phase: str) -> Source:
+        if value not in made:
+            made[value] = len(made)
+            self.graph.output(value, output := self.graph.fresh_name("gradient" if phase else "output"), phase)
+            note_format(self.boundary, output, origin.meta["val"])
+        return "output", made[value]
+
+
+def _placeholders(program: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in program.graph.nodes if node.op == "placeholder"]
+
+
+def _results_of(program: fx.GraphModule) -> Sequence[Any]:
+    results: Sequence[Any] = next(node for node in program.graph.nodes if node.op == "output").args[0]
+    return results

@@ -1,0 +1,150 @@
+"""A plan with two entry points: the forward half now, the backward half of the same run later, or never.
+
+Owns which memory belongs to which forward run, and for how long. Who calls, and what autograd makes of it, is not known
+here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fmtprop import dnnl
+from fmtprop.errors import InputError, PlanError
+from fmtprop.runtime.boundary import Boundary, Port
+from fmtprop.runtime.context import Context
+from fmtprop.runtime.executor import Executor
+from fmtprop.runtime.plan import Plan
+from fmtprop.runtime.threads import current_threads, running_with
+
+__all__ = ["Halves"]
+
+T = TypeVar("T")
+
+
+class Halves:
+    """Runs the halves of a plan, each forward run in memory of its own.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a backward half.
+    checked : bool
+        As for :class:`Executor`.
+
+    Raises
+    ------
+    PlanError
+        The plan has one entry point.
+
+    Notes
+    -----
+    What the backward half reads stays where the forward half left it, in its planned format. Its memory belongs to a
+    ticket, a small tensor: as long as that is in memory, saved by autograd for instance, nobody else gets the memory.
+    """
+
+    def __init__(self, plan: Plan, *, checked: bool = True) -> None:
+        if plan.turn is None:
+            raise PlanError(f"model {plan.name} has no backward half: compile it with training=True")
+        self.plan, turn = plan, plan.turn
+        self._executor = Executor(plan, checked=checked)
+        inputs = tuple(Port(name, desc) for name, desc, _ in plan.inputs)
+        self._forward = Boundary(plan.name, inputs[: turn.input], ())
+        self._backward = Boundary(plan.name, inputs[turn.input :], ())
+        self._leased: dict[int, tuple[Context, Callable[[], None]]] = {}
+        self._numbers = count()
+
+    def forward(self, inputs: Sequence[object]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Run the forward half.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor
+            One for each input of this half.
+
+        Returns
+        -------
+        list of torch.Tensor
+            New tensors. Neither these nor the inputs may be changed before the backward half ran.
+        torch.Tensor
+            The ticket for the backward half.
+
+        Raises
+        ------
+        InputError
+            An input does not fit.
+        """
+        tensors = self._forward.read(inputs)
+        return self._guarded(lambda: self._run_forward(tensors))
+
+    def backward(self, ticket: torch.Tensor, tangents: Sequence[object], *, again: bool = False) -> list[torch.Tensor]:
+        """Run the backward half of a forward run.
+
+        Parameters
+        ----------
+        ticket : torch.Tensor
+            What the forward run gave.
+        tangents : sequence of torch.Tensor
+            One for each input of this half.
+        again : bool
+            Whether the same forward run may be asked for its backward half once more.
+
+        Returns
+        -------
+        list of torch.Tensor
+            New tensors.
+
+        Raises
+        ------
+        InputError
+            A tensor does not fit, or the memory of the forward run is gone.
+        """
+        tensors = self._backward.read(tangents)
+        context, _ = self._leased.get(int(ticket), (None, None))
+        if context is None:
+            raise InputError(
+                f"model {self.plan.name}: what the forward pass saved for this backward pass is gone: hooks for saved "
+                "tensors (torch.autograd.graph.save_on_cpu, saved_tensors_hooks) cannot move it; call the model "
+                "outside of them"
+            )
+        return self._guarded(lambda: self._in_threads(context, partial(context.backward, tensors, again=again)))
+
+    def close(self) -> None:
+        """Release what no forward run holds."""
+        self._executor.close()
+
+    def _run_forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        context, give_back = self._executor.lease()
+        results = self._in_threads(context, lambda: context.forward(tensors))
+        number = next(self._numbers)
+        self._leased[number] = context, give_back
+        # the storage of a tensor holds the array that it was made of, whoever holds the tensor or another one like it
+        owner = _Owner((), np.int64)
+        owner[()] = number
+        weakref.finalize(owner, self._give_back, number).atexit = False
+        return results, torch.from_numpy(owner)
+
+    def _give_back(self, number: int) -> None:
+        _, give_back = self._leased.pop(number)
+        give_back()
+
+    @staticmethod
+    def _guarded(run: Callable[[], T]) -> T:
+        return dnnl.after_fork(run) if dnnl.fork_guard() else run()
+
+    @staticmethod
+    def _in_threads(context: Context, run: Callable[[], T]) -> T:
+        if current_threads() == context.plan.threads:
+            return run()
+        with running_with(context.plan.threads):
+            return run()
+
+
+class _Owner(np.ndarray[Any, Any]):
+    """An array that can be told of its end."""

@@ -1,0 +1,105 @@
+"""From a captured graph to a training step: the compilers that AOTAutograd is given.
+
+AOTAutograd traces forward and backward as one graph, takes mutation of buffers out of it, and is the autograd function
+behind which both halves run: it saves what we return for the backward half, and tells PyTorch's users what they know
+when a tensor was changed meanwhile or a graph is walked twice. Owns what is saved; how the halves run is
+:mod:`fmtprop.training.step`'s affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+from fmtprop.training.step import Step
+
+__all__ = ["Compiler", "training_backend"]
+
+#: a backend of torch.compile, or a compiler of AOTAutograd's
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+#: by the `memory` option, what parts a step into its halves: PyTorch's, the second one by a minimal cut
+_PARTITIONS: Mapping[str, Callable[..., tuple[fx.GraphModule, fx.GraphModule]]] = {
+    "save": default_partition,
+    "recompute": min_cut_rematerialization_partition,
+}
+
+
+def training_backend(
+    make_step: Callable[[fx.GraphModule, fx.GraphModule, int], Step], inference: Compiler, memory: str
+) -> Compiler:
+    """Return a backend of ``torch.compile`` for graphs of which some need gradients.
+
+    Parameters
+    ----------
+    make_step : callable
+        Makes the step of a forward and a backward program, and the number of the forward's own results.
+    inference : callable
+        Compiles a functional graph that needs none.
+    memory : {"save", "recompute"}
+        Whether the backward half computes again what is cheap, instead of reading what was saved.
+    """
+    parted = _PARTITIONS[memory]
+
+    def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        made: list[Step] = []
+
+        def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+            forward, backward = parted(joint, inputs, **how)
+            made.append(make_step(_copy(forward), _copy(backward), how["num_fwd_outputs"]))
+            _add_ticket(forward, backward, how["num_fwd_outputs"])
+            return forward, backward
+
+        return aot_autograd(
+            fw_compiler=lambda *_: _boxed(made[-1].forward),
+            bw_compiler=lambda *_: _boxed(made[-1].backward),
+            inference_compiler=inference,
+            partition_fn=partition,
+        )(module, example_inputs)
+
+    return compile_captured
+
+
+def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Return a function that takes its arguments as one list, as AOTAutograd calls it."""
+
+    def boxed(args: list[Any]) -> Any:
+        return run(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def _add_ticket(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+    """Make the first saved tensor, and the backward half's first argument, the ticket of the forward run.
+
+    Other saved tensors are the caller's own, or stay in the plan's memory: AOTAutograd must not take them for memory
+    that the backward half may overwrite, so it is not told their types.
+    """
+    output = next(node for node in forward.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    like = next(node.meta["val"] for node in backward.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor))
+    with forward.graph.inserting_before(output):
+        ticket = forward.graph.call_function(torch.ops.aten.empty.memory_format, ([],), {"dtype": torch.int64})
+    with like.fake_mode:
+        value = torch.empty([], dtype=torch.int64)
+    for node in results[outputs:]:
+        if node.op != "placeholder":
+            node.meta.pop("val", None)
+    output.args = ([*results[:outputs], ticket, *results[outputs:]],)
+    first = next(iter(backward.graph.nodes))
+    with backward.graph.inserting_before(first):
+        backward.graph.placeholder("ticket").meta["val"] = value
+    forward.recompile()
+    backward.recompile()

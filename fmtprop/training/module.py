@@ -1,0 +1,169 @@
+"""The module that a user trains: the parameters, buffers and state of the original, and planned steps behind its call.
+
+Owns when plans are made and for what; PyTorch's own capture (``torch.compile``) decides when another one is needed:
+another shape, another mode, other frozen parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.options import Options
+from fmtprop.errors import FmtpropError, ImportModelError, UnsupportedOpError
+from fmtprop.training.capture import training_backend
+from fmtprop.training.step import Evaluation, Planner, Step
+
+__all__ = ["TrainingModule"]
+
+#: options that name inputs or outputs of a graph, which a captured one has no names for
+_NAMELESS = ("boundary", "pin")
+
+
+class TrainingModule(nn.Module):
+    """A module whose forward and backward passes run as plans. Made by :func:`fmtprop.compile` with ``training=True``.
+
+    Its parameters, buffers and submodules are the original's own, under their own names: optimisers, ``state_dict``,
+    ``train`` and ``eval``, hooks on parameters and ``requires_grad_`` work on either. Attributes and methods that it
+    has not itself are the original's.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The original.
+    example_inputs : torch.Tensor or tuple
+        What to call it with, once, so that errors come now; its buffers and torch's generator are put back after.
+    options : Options
+        How to compile.
+    plan : callable
+        Plans an imported graph.
+
+    Attributes
+    ----------
+    steps : list of Step
+        Each captured graph that needs gradients; ``steps[0].net`` is its plan, of forward and backward.
+    evaluations : list of Evaluation
+        Each captured graph that needs none.
+
+    Raises
+    ------
+    ImportModelError
+        PyTorch cannot capture the module as one graph, or the graph cannot be imported.
+    UnsupportedOpError
+        An option has no meaning here, or nobody can run an op.
+    """
+
+    def __init__(self, module: nn.Module, example_inputs: Any, options: Options, plan: Planner) -> None:
+        super().__init__()
+        _check(module, options)
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[name] = module.__dict__[name]
+        self.__dict__["_original"] = module
+        self.__dict__["training"] = module.training
+        self.steps: list[Step] = []
+        self.evaluations: list[Evaluation] = []
+
+        def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
+            self.steps.append(Step(forward, backward, outputs, options, plan))
+            return self.steps[-1]
+
+        def make_evaluation(program: fx.GraphModule, _: Sequence[Any]) -> Evaluation:
+            self.evaluations.append(Evaluation(program, options, plan))
+            return self.evaluations[-1]
+
+        backend: Any = training_backend(make_step, make_evaluation, options.memory)
+        self.__dict__["_compiled"] = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
+        self._prepare(example_inputs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the original's arguments, return its results; a backward pass from these runs as planned."""
+        return self._compiled(*args, **kwargs)
+
+    @property
+    def nets(self) -> tuple[CompiledModel, ...]:
+        """The plans that were made for training steps, each of a forward and a backward half."""
+        return tuple(step.net for step in self.steps if step.net is not None)
+
+    def train(self, mode: bool = True) -> TrainingModule:
+        """Set the mode of this module and of the original."""
+        self._original.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the original's state."""
+        return self._original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the original's state."""
+        return self._original.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the original's that this module has not."""
+        return getattr(self.__dict__["_original"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Refuse to be copied.
+
+        Raises
+        ------
+        ImportModelError
+            Always.
+        """
+        raise ImportModelError(
+            f"{type(self._original).__name__} compiled for training cannot be copied: its plans are machine code of "
+            "this process. Copy the module that it was compiled from, and compile the copy"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled, as :meth:`__deepcopy__`."""
+        return self.__deepcopy__({})
+
+    def _prepare(self, example_inputs: Any) -> None:
+        args: Sequence[Any] = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        with _as_it_was(self._original), torch.enable_grad():
+            try:
+                self._compiled(*args)
+            except FmtpropError:
+                raise
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                if isinstance(error.inner_exception, FmtpropError):
+                    raise error.inner_exception from error
+                raise
+            except torch._dynamo.exc.TorchDynamoException as error:
+                raise ImportModelError(
+                    f"torch.compile cannot capture {type(self._original).__name__} as one graph: {_first_lines(error)}"
+                ) from error
+
+
+def _check(module: Any, options: Options) -> None:
+    if not isinstance(module, nn.Module):
+        raise ImportModelError(f"training=True takes a torch.nn.Module, got {type(module).__name__}")
+    for name in _NAMELESS:
+        if getattr(options, name):
+            raise UnsupportedOpError(f"{name} cannot be given with training=True: captured graphs have other names")
+    if options.target != "onednn":
+        raise UnsupportedOpError(f"training=True needs target='onednn', got {options.target!r}")
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Any:
+    """Put back what a call changes: buffers, such as running statistics, and torch's generator."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()][:4]
+    return "\n  ".join(lines)

@@ -1,0 +1,146 @@
+"""One training step of one captured graph: planned at its first call, run in two halves.
+
+Owns what is returned to AOTAutograd to be saved between the halves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.options import Options
+from fmtprop.errors import FmtpropError
+from fmtprop.frontends.functional import Functional, import_functional
+from fmtprop.frontends.joint import Joint, import_joint
+from fmtprop.ir.graph import Graph
+from fmtprop.runtime.halves import Halves
+from fmtprop.system.locks import ProcessLock
+
+__all__ = ["Evaluation", "Planner", "Step"]
+
+#: plans an imported graph
+Planner = Callable[[Graph, Options], CompiledModel]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Step:
+    """The two halves of a captured graph.
+
+    Parameters
+    ----------
+    forward, backward : torch.fx.GraphModule
+        Functional programs, as :func:`fmtprop.frontends.joint.import_joint` takes them.
+    outputs : int
+        How many results of the forward are its caller's.
+    options : Options
+        How to compile.
+    plan : callable
+        Plans an imported graph.
+    required : bool
+        Whether it is an error that the step cannot be planned; otherwise PyTorch runs it then.
+    """
+
+    def __init__(
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        outputs: int,
+        options: Options,
+        plan: Planner,
+        *,
+        required: bool = True,
+    ) -> None:
+        self.programs, self.outputs = (forward, backward), outputs
+        self.options, self.required = options, required
+        self._plan = plan
+        #: the plan of both halves, once the step was run
+        self.net: CompiledModel | None = None
+        #: why PyTorch runs it
+        self.reason = ""
+        self._made: tuple[Joint, Halves] | None = None
+        self._making = ProcessLock()
+
+    def forward(self, args: list[Any]) -> Sequence[Any]:
+        """Run the forward half; return its results, the ticket of this run, and what autograd saves."""
+        made = self._ready()
+        if made is None:
+            results = self.programs[0].forward(*args)
+            return [*results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
+        joint, halves = made
+        outputs, ticket = halves.forward(joint.forward.given(args))
+        results = joint.forward.found(outputs, args)
+        saved = [ticket if value is None else value for value in results[self.outputs :]]
+        return [*results[: self.outputs], ticket, *saved]
+
+    def backward(self, args: list[Any]) -> Sequence[Any]:
+        """Run the backward half on the ticket, what was saved, and the gradients of the forward's results."""
+        made, (ticket, *given) = self._made, args
+        if made is None:
+            results: Sequence[Any] = self.programs[1].forward(*given)
+            return results
+        joint, halves = made
+        # a graph that is kept may be walked again
+        again = bool(torch._C._autograd._get_current_graph_task_keep_graph())
+        outputs = halves.backward(ticket, joint.backward.given(given), again=again)
+        return joint.backward.found(outputs, given)
+
+    def _ready(self) -> tuple[Joint, Halves] | None:
+        with self._making.current:
+            if self._made is None and not self.reason:
+                try:
+                    self._made = self._planned()
+                except FmtpropError as error:
+                    if self.required:
+                        raise
+                    self.reason = str(error)
+                    _LOG.info("a training step runs in PyTorch: %s", self.reason)
+            return self._made
+
+    def _planned(self) -> tuple[Joint, Halves]:
+        joint = import_joint(*self.programs, self.outputs, "step")
+        self.net = self._plan(joint.graph, replace(self.options, boundary=joint.boundary))
+        return joint, Halves(self.net.plan, checked=self.options.verify != "off")
+
+
+class Evaluation:
+    """A captured graph that needs no gradients: an ordinary plan, of which parameters are inputs, as they change.
+
+    Parameters
+    ----------
+    program : torch.fx.GraphModule
+        Functional.
+    options : Options
+        How to compile.
+    plan : callable
+        Plans an imported graph.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, program: fx.GraphModule, options: Options, plan: Planner) -> None:
+        self.program, self.options = program, options
+        self._plan = plan
+        #: the plan, once the graph was run
+        self.net: CompiledModel | None = None
+        self._functional: Functional | None = None
+        self._making = ProcessLock()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the graph."""
+        with self._making.current:
+            if self.net is None or self._functional is None:
+                self._functional = import_functional(self.program, {}, "evaluation")
+                options = replace(self.options, boundary=self._functional.boundary)
+                self.net = self._plan(self._functional.graph, options)
+        return self._functional.results(self.net.run_flat(self._functional.inputs(args)), args)
+
+
+#: what stands for a ticket where PyTorch runs a step
+_NO_TICKET = torch.zeros((), dtype=torch.int64)

@@ -1,0 +1,292 @@
+"""``fp.compile(module, x, training=True)``: trains as the module does, and says what PyTorch's users know."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fmtprop as fp
+from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+from tests.training.networks import Transformer, convolutions, mlp, resnet
+
+OPTIONS = {"training": True, "tune": "model", "confirm": False}
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(module: nn.Module, *inputs: torch.Tensor, **how) -> tuple[nn.Module, nn.Module]:
+    """Return the module compiled for training, and a copy of it to compare with."""
+    return fp.compile(module, inputs, **OPTIONS | how), copy.deepcopy(module)
+
+
+def image(batch: int = 4, seed: int = 0) -> torch.Tensor:
+    return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(batch: int = 4) -> torch.Tensor:
+    return torch.arange(batch) % 5
+
+
+def assert_gradients(ours: nn.Module, theirs: nn.Module) -> None:
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if other.grad is None:
+            assert one.grad is None, name
+            continue
+        error = float((one.grad - other.grad).abs().max())
+        assert error <= 1e-4 * max(1e-3, float(other.grad.abs().max())), (name, error)
+
+
+def assert_same_step(ours: nn.Module, theirs: nn.Module, *inputs: torch.Tensor) -> None:
+    """Compare results, gradients and buffers of one step, inputs that want gradients among them."""
+    results = []
+    for module in (ours, theirs):
+        given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        torch.manual_seed(1)
+        y = module(*given)
+        (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
+        results.append([y, *(x.grad for x in given if x.requires_grad)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert_gradients(ours, theirs)
+    for one, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (6, 12)),
+    "convolutions": (convolutions, (4, 3, 8, 8)),
+    "resnet": (resnet, (4, 3, 8, 8)),
+    "transformer": (Transformer, (4, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [*((name, "optimal") for name in NETWORKS), *(("resnet", policy) for policy in ("propagate", "naive", "plain"))],
+)
+def test_gradients_are_those_of_pytorch(name, policy):
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape).requires_grad_()
+    ours, theirs = compiled(make(), x, policy=policy)
+    for _ in range(2):  # gradients are added up
+        assert_same_step(ours, theirs, x)
+    assert ours.nets[0].plan.turn is not None
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+        lambda p: torch.optim.AdamW(p, 1e-2),
+        lambda p: torch.optim.RMSprop(p, 1e-3),
+    ],
+    ids=["sgd", "adamw", "rmsprop"],
+)
+def test_losses_follow(optimiser):
+    ours, theirs = compiled(convolutions(), image())
+    losses = []
+    for module in (ours, theirs):
+        steps = optimiser(module.parameters())
+        losses.append([])
+        for number in range(8):
+            steps.zero_grad()
+            loss = F.cross_entropy(module(image(seed=number)), labels())
+            loss.backward()
+            steps.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_state_is_the_modules_own():
+    module = convolutions()
+    ours, theirs = compiled(module, image())
+    assert list(ours.state_dict()) == list(module.state_dict())
+    assert dict(ours.named_parameters()).keys() == dict(module.named_parameters()).keys()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())  # compiling changed nothing
+    other = convolutions()
+    ours.load_state_dict(other.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+    assert_same_step(ours, other, image())
+
+
+def test_frozen_parameters_get_no_gradient_and_may_be_thawed():
+    module = convolutions()
+    for parameter in module[0].parameters():
+        parameter.requires_grad_(False)
+    ours, theirs = compiled(module, image())
+    assert_same_step(ours, theirs, image())
+    assert module[0].weight.grad is None
+    for one in (ours, theirs):
+        one.get_submodule("0").requires_grad_(True)
+        one.zero_grad()
+    assert_same_step(ours, theirs, image())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.relu(self.inner(x))) @ self.inner.weight
+
+
+def test_a_parameter_that_is_used_twice():
+    ours, theirs = compiled(Tied(), torch.randn(3, 8))
+    assert_same_step(ours, theirs, torch.randn(3, 8))
+
+
+def test_hooks_see_gradients():
+    ours, theirs = compiled(mlp(), torch.randn(6, 12))
+    for module in (ours, theirs):
+        next(module.parameters()).register_hook(lambda gradient: 2 * gradient)
+    assert_same_step(ours, theirs, torch.randn(6, 12))
+
+
+def test_zero_grad_and_accumulation():
+    ours, theirs = compiled(mlp(), torch.randn(6, 12))
+    for to_none in (True, False):
+        for module in (ours, theirs):
+            module.zero_grad(set_to_none=to_none)
+        assert_same_step(ours, theirs, torch.randn(6, 12))
+        assert_same_step(ours, theirs, torch.randn(6, 12))
+
+
+def test_evaluation_between_steps():
+    ours, theirs = compiled(convolutions(), image())
+    assert_same_step(ours, theirs, image())
+    for module in (ours, theirs):
+        module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(image(seed=1)), theirs(image(seed=1)), rtol=1e-4, atol=1e-5)
+    assert ours.evaluations[0].net is not None
+    assert_same_step(ours, theirs, image())  # gradients in evaluation mode
+    with torch.no_grad():
+        for module in (ours, theirs):
+            next(module.parameters()).mul_(0.5)
+        torch.testing.assert_close(ours(image()), theirs(image()), rtol=1e-4, atol=1e-5)  # no stale weights
+    for module in (ours, theirs):
+        module.train()
+    assert_same_step(ours, theirs, image())
+
+
+def test_dropout_draws_from_torchs_generator():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    ours, theirs = compiled(nn.Sequential(nn.Linear(12, 64), nn.Dropout(0.4), nn.Linear(64, 5)), torch.randn(6, 12))
+    assert not torch.equal(torch.get_rng_state(), state)  # parameters were drawn, …
+    state = torch.get_rng_state()
+    ours(torch.ones(6, 12))
+    assert not torch.equal(torch.get_rng_state(), state)
+    for _ in range(2):
+        assert_same_step(ours, theirs, torch.randn(6, 12))
+    assert not torch.equal(ours(torch.ones(6, 12)), ours(torch.ones(6, 12)))
+
+
+def test_several_forward_passes_before_their_backward_passes():
+    ours, theirs = compiled(convolutions(), image())
+    for module in (ours, theirs):
+        losses = [F.cross_entropy(module(image(seed=seed)), labels()) for seed in range(3)]
+        losses[1].backward()
+        losses[0].backward()
+        losses[2].backward()
+    assert_gradients(ours, theirs)
+
+
+def test_memory_comes_back():
+    ours, _ = compiled(mlp(), torch.randn(6, 12))
+    _, halves = ours.steps[0]._made
+    ours(torch.randn(6, 12)).sum().backward()
+    result = ours(torch.randn(6, 12))
+    assert len(halves._leased) == 1
+    del result  # without a backward pass
+    assert not halves._leased
+
+
+def test_backward_twice():
+    ours, theirs = compiled(convolutions(), image())
+    for module in (ours, theirs):
+        loss = module(image()).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    assert_gradients(ours, theirs)
+
+
+def test_what_is_changed_in_place_is_noticed():
+    ours, _ = compiled(mlp(), torch.randn(6, 12))
+    loss = ours(torch.randn(6, 12)).sum()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    result = ours(torch.randn(6, 12).requires_grad_())
+    assert result.requires_grad
+    squared, _ = compiled(nn.Tanh(), torch.randn(4, requires_grad=True))
+    result = squared(torch.randn(4, requires_grad=True))
+    result.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_other_shapes_get_a_plan_each():
+    ours, theirs = compiled(convolutions(), image())
+    for batch in (4, 2, 4, 3):
+        assert_same_step(ours, theirs, image(batch))
+    assert len(ours.nets) == 3
+
+
+def test_nan_passes_through():
+    ours, theirs = compiled(convolutions(), image())
+    x = image()
+    x[0, 0, 0, 0] = torch.nan
+    for module in (ours, theirs):
+        F.cross_entropy(module(x), labels()).backward()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one.grad.isnan(), other.grad.isnan())
+
+
+def test_recomputation_gives_the_same():
+    ours, theirs = compiled(Transformer(), image(), memory="recompute")
+    assert_same_step(ours, theirs, image())
+
+
+def test_what_cannot_be_compiled_is_said():
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ImportModelError, match=r"torch.compile cannot capture Branch"):
+        fp.compile(Branch(), torch.ones(3, requires_grad=True), **OPTIONS)
+    with pytest.raises(ImportModelError, match=r"takes a torch.nn.Module, got str"):
+        fp.compile("resnet50", **OPTIONS)
+    with pytest.raises(UnsupportedOpError, match="target='onednn'"):
+        fp.compile(mlp(), torch.randn(6, 12), target="mkldnn", training=True)
+    with pytest.raises(UnsupportedOpError, match="'memory' parameter of compile must be one of 'save', 'recompute'"):
+        fp.compile(mlp(), torch.randn(6, 12), memory="swap", training=True)
+    ours, _ = compiled(mlp(), torch.randn(6, 12))
+    with pytest.raises(ImportModelError, match="cannot be copied"):
+        copy.deepcopy(ours)
+    with pytest.raises(ImportModelError, match="cannot be copied"):
+        pickle.dumps(ours)
+
+
+def test_saved_tensors_that_were_moved_are_missed():
+    ours, _ = compiled(convolutions(), image())
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        loss = ours(image()).sum()
+    with pytest.raises(InputError, match="hooks for saved tensors"):
+        loss.backward()
