@@ -14,10 +14,10 @@ from fmtprop.errors import GraphError
 from fmtprop.ir.facets import Cost, Linear
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr, PrimitiveDesc
     from fmtprop.ir.importing import Importer
 
 
@@ -116,6 +116,23 @@ class Sample:
     high: float = 1.0
 
 
+@dataclass(frozen=True)
+class PostOpForm:
+    """How an op is written as a post-op of another's primitive.
+
+    Parameters
+    ----------
+    kind : str
+        oneDNN's: ``"eltwise"``, ``"binary"``, ``"sum"``, ``"prelu"`` or ``"convolution"`` (depthwise).
+    append : callable
+        ``(attrs, dnnl.PostOps, native descs of the operands beside the first, data type of dst)``: appends it, as one.
+        UnsupportedOpError where oneDNN has none for these attributes.
+    """
+
+    kind: str
+    append: Callable[[Any, PostOps, Sequence[NativeDesc], DataType], object]
+
+
 Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
 Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
 Operator = Callable[[Any, Mapping[str, Any], "Sequence[Any]"], "Callable[[], object] | None"]
@@ -193,15 +210,14 @@ class OpDef:
         gives something else than PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
         infinities alone is a finite number (docs/numerics.md). What oneDNN calls a reference does not count.
     post_ops : frozenset of str
-        Kinds of post-op that the primitive can absorb: of ``eltwise``, ``binary``, ``sum``, ``prelu``,
-        ``convolution`` (depthwise).
+        Kinds of post-op (:class:`PostOpForm`) that the primitive can absorb.
     eltwise_algs : frozenset of str, optional
         Algorithms of the eltwise post-ops that the primitive can absorb; None for all.
     absorbs : bool
         Whether it does absorb them. It does not where the library has but reference loops then, or where kernels of our
         own, which take none, run faster.
-    as_post_op : bool
-        Whether this op can itself be absorbed as a post-op by its producer.
+    as_post_op : PostOpForm, optional
+        How this op is absorbed by the one before it; None if it cannot be.
     inplace : frozenset of str
         Operands whose buffer dst may take over when they have the same descriptor: element-wise ops, softmax, ….
     short : str
@@ -242,7 +258,7 @@ class OpDef:
     post_ops: frozenset[str] = frozenset()
     eltwise_algs: frozenset[str] | None = None
     absorbs: bool = True
-    as_post_op: bool = False
+    as_post_op: PostOpForm | None = None
     inplace: frozenset[str] = frozenset()
     short: str = ""
     torch: Mapping[str, Importer] = field(default_factory=dict)
@@ -302,6 +318,11 @@ def opdef(name: str) -> OpDef:
     except KeyError:
         hint = "" if OPSET else "; import fmtprop.ops first"
         raise GraphError(f"unknown op {name!r}{hint}; known: {', '.join(sorted(OPSET))}") from None
+
+
+def op_of(attrs: Attrs) -> str:
+    """Return the name of the op whose attributes are of this class."""
+    return next(name for name, declaration in OPSET.items() if declaration.attrs is type(attrs))
 
 
 def linear_of(node: Node) -> Linear | None:

@@ -234,12 +234,13 @@ def post_ops_absorbable(graph: Graph) -> Iterator[str]:
         before, _ = types_along(node, types)
         for post_op, inferred in zip(node.post_ops, before, strict=True):
             dst = inferred.with_dtype(node.results[0].dtype)
-            if post_op.op not in allowed:
+            form, declared = opdef(post_op.op).as_post_op, opdef(post_op.op).operands
+            if form is None or form.kind not in allowed:
                 yield f"{node.label} cannot absorb the post-op {post_op.op}; it can absorb {sorted(allowed)}"
-            elif (post_op.operand is None) != (post_op.op == "eltwise"):
+            elif (post_op.operand is None) == (len(declared) > 1 or declared[0].variadic):
                 has = "no" if post_op.operand is None else "an"
                 yield f"{node.label}: its {post_op.op} post-op has {has} operand"
-            elif post_op.bias is not None and post_op.op != "convolution":
+            elif post_op.bias is not None and all(operand.name != "bias" for operand in declared):
                 yield f"{node.label}: its {post_op.op} post-op has a bias, {post_op.bias}; only a convolution has one"
             elif post_op.operand is not None and not _tail_fits(post_op, types[post_op.operand], dst):
                 operand = types[post_op.operand]

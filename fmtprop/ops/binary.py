@@ -14,15 +14,16 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS, is_native, lowering, promoted
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -111,6 +112,10 @@ def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     problem = dnnl.Binary(src_0=descs["src_0"], src_1=descs["src_1"], dst=descs["dst"], alg=f"binary_{attrs.alg}")
     pd = dnnl.create(problem, attr)
     return lowering(pd, {"src_0": "src_0", "src_1": "src_1", "dst": "dst"})
+
+
+def _append(attrs: Binary, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
+    tail.append_binary(f"binary_{attrs.alg}", operands[0])
 
 
 # ---------------------------------------------------------------- importers
@@ -239,7 +244,7 @@ BINARY = OpDef(
     cost=Cost(pace=0.75, pytorch=0.7),
     loses=loses,
     post_ops=frozenset({"eltwise", "binary", "sum"}),
-    as_post_op=True,
+    as_post_op=PostOpForm("binary", _append),
     inplace=frozenset({"src_0"}),
     samples=samples,
     torch={

@@ -7,7 +7,7 @@ product and matmul.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import MemoryDesc
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import lowering
 from fmtprop.ops.linear import make_inner_product, make_matmul
@@ -30,7 +30,7 @@ from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, same_padding, torch_padding, window_count
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr, PrimitiveDesc
 
 # ---------------------------------------------------------------- attributes
 
@@ -311,6 +311,18 @@ def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ..
     return prod(dst) * max(src[1] / weights[0] if grouped else src[1], 1.0) * prod(weights[2 + grouped :])
 
 
+def _append(attrs: Conv, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
+    weights, *bias = operands
+    kernel, stride, padding = set(weights.dims[3:]), set(attrs.strides), {*attrs.pad_l, *attrs.pad_r}
+    if len(attrs.strides) != 2 or any(attrs.dilates) or max(map(len, (kernel, stride, padding))) > 1:
+        raise UnsupportedOpError(
+            "oneDNN fuses a depthwise convolution with one kernel size, stride and padding for both spatial axes and "
+            f"without dilation, not {attrs}; keep it as a node of its own"
+        )
+    types = weights.data_type, bias[0].data_type if bias else None, dtype.value
+    tail.append_dw(*types, kernel.pop(), stride.pop(), padding.pop())
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -361,6 +373,7 @@ CONVOLUTION = OpDef(
     spreads=True,
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu", "convolution"}),
+    as_post_op=PostOpForm("convolution", _append),
     short="conv",
     samples=samples,
     torch={

@@ -15,12 +15,13 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.building import is_native, lowering
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -158,6 +159,10 @@ def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     return lowering(pd, {"src": "src", "dst": "dst"})
 
 
+def _append(attrs: Eltwise, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
+    tail.append_eltwise(f"eltwise_{attrs.alg}", attrs.alpha, attrs.beta)
+
+
 # ---------------------------------------------------------------- importers
 
 
@@ -264,7 +269,7 @@ ELTWISE = OpDef(
     cost=Cost(operations, pytorch=0.7),
     loses=loses,
     # no post_ops: oneDNN takes some, but then only its slow reference code is left
-    as_post_op=True,
+    as_post_op=PostOpForm("eltwise", _append),
     inplace=frozenset({"src"}),
     samples=samples,
     torch={

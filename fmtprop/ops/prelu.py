@@ -13,14 +13,15 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.building import is_native, lowering
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -73,6 +74,10 @@ def primitive(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr
     return lowering(pd, {"src": "src", "weights": "weights", "dst": "dst"})
 
 
+def _append(attrs: Prelu, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
+    tail.append_prelu(sum(1 << axis for axis, size in enumerate(operands[0].dims) if size > 1))
+
+
 # ---------------------------------------------------------------- importers
 
 
@@ -114,7 +119,7 @@ PRELU = OpDef(
     operator=operator,
     primitive=primitive,
     cost=Cost(pytorch=0.35),
-    as_post_op=True,
+    as_post_op=PostOpForm("prelu", _append),
     samples=samples,
     torch={"aten.prelu.default": _prelu, "aten._prelu_kernel.default": _prelu},
 )

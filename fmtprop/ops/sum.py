@@ -13,12 +13,13 @@ import torch
 from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.building import lowering, operand_list, promoted
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -92,6 +93,10 @@ def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr |
     return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
 
 
+def _append(attrs: Sum, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
+    tail.append_sum(attrs.scales[0])
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -117,7 +122,7 @@ SUM = OpDef(
     elementwise=True,
     sliced=each_image,
     cost=Cost(pace=0.75, pytorch=0.6),
-    as_post_op=True,
+    as_post_op=PostOpForm("sum", _append),
     inplace=frozenset({"src_0"}),
     samples=samples,
 )

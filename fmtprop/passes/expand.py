@@ -11,7 +11,7 @@ import torch
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value, post_op_operand
-from fmtprop.ir.op import opdef
+from fmtprop.ir.op import op_of, opdef
 from fmtprop.ir.ports import Role, ports
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.layout import DataType
@@ -44,8 +44,7 @@ class Expansion:
 
     def view(self, part: str, source: Value, attrs: Reshape | Permute | Slice) -> Value:
         """Add a view."""
-        op = {Reshape: "reshape", Permute: "permute", Slice: "slice"}[type(attrs)]
-        return self.emit(op, part, {"src": source}, attrs)
+        return self.emit(op_of(attrs), part, {"src": source}, attrs)
 
     def constant(self, part: str, tensor: torch.Tensor) -> Value:
         """Add a constant."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
-from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.node import Node
 from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
@@ -234,34 +234,12 @@ def _kernel_of(node: Node) -> Kernel | None:
 def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:
     tail = dnnl.PostOps()
     for post_op in node.post_ops:
-        attrs = post_op.attrs.to_json()
-        if post_op.op == "eltwise":
-            tail.append_eltwise(f"eltwise_{attrs['alg']}", attrs["alpha"], attrs["beta"])
-        elif post_op.op == "sum":
-            tail.append_sum(attrs["scales"][0])
-        elif post_op.op == "binary" and post_op.operand is not None:
-            tail.append_binary(f"binary_{attrs['alg']}", natives[post_op.operand])
-        elif post_op.op == "prelu" and post_op.operand is not None:
-            axes = enumerate(natives[post_op.operand].dims)
-            tail.append_prelu(sum(1 << axis for axis, size in axes if size > 1))
-        elif post_op.op == "convolution" and post_op.operand is not None:
-            _append_depthwise(tail, node, post_op, natives)
-        else:
+        form = opdef(post_op.op).as_post_op
+        if form is None:
             raise GraphError(f"{node.label}: oneDNN has no post-op {post_op.op!r}")
+        operands = [natives[name] for name in post_op.operands]
+        form.append(post_op.attrs, tail, operands, node.results[0].dtype)
     return dnnl.PrimitiveAttr(tail)
-
-
-def _append_depthwise(tail: dnnl.PostOps, node: Node, post_op: PostOp, natives: Mapping[str, dnnl.NativeDesc]) -> None:
-    attrs = post_op.attrs.to_json()
-    weights, *bias = (natives[name] for name in post_op.operands)
-    kernel, stride, padding = set(weights.dims[3:]), set(attrs["strides"]), {*attrs["pad_l"], *attrs["pad_r"]}
-    if len(attrs["strides"]) != 2 or any(attrs["dilates"]) or max(map(len, (kernel, stride, padding))) > 1:
-        raise UnsupportedOpError(
-            f"{node.label}: oneDNN fuses a depthwise convolution with one kernel size, stride and padding for both "
-            f"spatial axes and without dilation, not {post_op.attrs}; keep it as a node of its own"
-        )
-    types = weights.data_type, bias[0].data_type if bias else None, node.results[0].dtype.value
-    tail.append_dw(*types, kernel.pop(), stride.pop(), padding.pop())
 
 
 def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, asked: MemoryDesc) -> MemoryDesc:

@@ -1,13 +1,15 @@
-"""Who runs steps and who times them know implementations, not targets: what they must not spell is looked for here."""
+"""Names that code must not spell: of targets where steps run and are timed, of ops in tables outside `fmtprop/ops/`."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import fmtprop
+from fmtprop.ops import OPS
 
 ROOMS = [Path(fmtprop.__file__).parent / room for room in ("runtime", "tuning")]
 FILES = [path for room in ROOMS for path in sorted(room.glob("*.py"))]
@@ -52,3 +54,81 @@ def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
     path = tmp_path / "it.py"
     path.write_text("if step.target == 'onednn' or isinstance(choice.handle, Kernel) or x is JIT: pass\n")
     assert len(found(path)) == 3
+
+
+# ---------------------------------------------------------------- tables of ops
+
+PACKAGE = Path(fmtprop.__file__).parent
+
+#: rooms that may list ops: where these are declared; importers; oneDNN's kinds of primitives, which are no ops
+LISTING = frozenset({"ops", "frontends", "dnnl"})
+
+OUTSIDE = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] not in LISTING]
+
+
+def tables(path: Path) -> list[str]:
+    """Return where a file tells ops apart by two names or more: in a literal, a match, a chain of comparisons.
+
+    A property of an op is a field of its declaration, so that a new op is one file. One name is a rewrite's pattern.
+    """
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = names_in(node)
+        if len(names) > 1:
+            lines.append(f"{path.relative_to(path.parents[1])}:{node.lineno}: {', '.join(sorted(names))}")
+    return lines
+
+
+def names_in(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Set | ast.Tuple | ast.List):
+        return of_ops(node.elts)
+    if isinstance(node, ast.Dict):
+        return of_ops(node.keys) | of_ops(node.values)
+    if isinstance(node, ast.Match):
+        return of_ops(inner for case in node.cases for inner in ast.walk(case.pattern))
+    if isinstance(node, ast.BoolOp):
+        return {name for value in node.values for name in compared(value)}
+    if isinstance(node, ast.If):
+        chain = [node]
+        while len(chain[-1].orelse) == 1 and isinstance(chain[-1].orelse[0], ast.If):
+            chain.append(chain[-1].orelse[0])
+        return {name for one in chain for name in compared(one.test)}
+    return set()
+
+
+def compared(node: ast.expr) -> set[str]:
+    comparisons = [one for one in ast.walk(node) if isinstance(one, ast.Compare)]
+    return {name for one in comparisons for name in of_ops([one.left, *one.comparators])}
+
+
+def of_ops(nodes: Iterable[ast.AST | None]) -> set[str]:
+    return {node.value for node in nodes if isinstance(node, ast.Constant)} & {declaration.name for declaration in OPS}
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_table_of_ops_stands_outside_their_declarations(path: Path) -> None:
+    assert tables(path) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = frozenset({'convolution', 'matmul'})",
+        "x = {'softmax': 1, 'lrn': 2}",
+        "x = {a: 'softmax', b: 'lrn'}",
+        "x = node.op in ('binary', 'sum')",
+        "x = node.op == 'binary' or node.op == 'sum'",
+        "if op == 'binary':\n    pass\nelif op == 'sum':\n    pass",
+        "match op:\n    case 'binary' | 'sum':\n        pass",
+    ],
+)
+def test_the_search_finds_tables(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "it.py"
+    path.write_text(text)
+    assert tables(path)
+
+
+def test_one_name_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "it.py"
+    path.write_text("x = node.op == 'binary' and {'sum'} and ('relu', 'concat')")
+    assert tables(path) == []

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from fmtprop.ir.op import OPSET, Category
 from fmtprop.targets.mkldnn.dispatcher import accepts_unary, has_kernel
+from fmtprop.targets.mkldnn.fused import FUSED
 from fmtprop.targets.mkldnn.opaque import RULES
 from fmtprop.targets.mkldnn.tail import UNARIES
 
-__all__ = ["FUSED", "capability_table"]
-
-#: op -> the fused operator on dense tensors that computes it
-FUSED = {
-    "convolution": "mkldnn::_convolution_pointwise",
-    "deconvolution": "mkldnn::_convolution_transpose_pointwise",
-    "inner_product": "mkldnn::_linear_pointwise",
-    "matmul": "mkldnn::_linear_pointwise",
-}
+__all__ = ["capability_table"]
 
 
 def capability_table() -> str:
@@ -45,7 +38,7 @@ def capability_table() -> str:
 
 
 def _fused(op: str) -> str:
-    operator = FUSED.get(op)
+    operator, _ = FUSED.get(OPSET[op].attrs, (None, None))
     if op == "reorder":
         return "`aten::copy_`, `aten::to_mkldnn`, `aten::to_dense`"
     if operator is None or not has_kernel(operator, "CPU"):

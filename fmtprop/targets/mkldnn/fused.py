@@ -8,20 +8,22 @@ so that is not offered.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
-from fmtprop.ir.node import Node, PostOp
+from fmtprop.ir.node import Attrs, Node, PostOp
 from fmtprop.ir.ports import Role, port
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.evaluate import apply_post_op
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
@@ -29,9 +31,10 @@ from fmtprop.targets.mkldnn.formats import packed, packing_of, row_major
 from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.tail import Tail, split
 
-__all__ = ["ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates", "stored"]
+__all__ = ["FUSED", "ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates", "stored"]
 
 _NAME = "mkldnn"
+_LINEAR = "mkldnn::_linear_pointwise"
 
 
 # ---------------------------------------------------------------- packing
@@ -135,29 +138,23 @@ def fused_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     types = {request[name].dtype for name in request if name != "bias"}
     if len(types) != 1 or not computes_in(*types) or any(0 in desc.dims for desc in request.values()):
         return
-    if node.op == "convolution":
-        yield from _convolution(node, request)
-    elif node.op == "deconvolution":
-        yield from _deconvolution(node, request)
-    elif node.op == "inner_product":
-        yield from _inner_product(node, request)
-    elif node.op == "matmul":
-        yield from _matmul(node, request)
+    if type(node.attrs) in FUSED:
+        operator, candidates = FUSED[type(node.attrs)]
+        yield from candidates(operator, node, request)
 
 
-def _convolution(node: Node, request: Request) -> Iterator[Candidate]:
+def _convolution(operator: str, node: Node, request: Request) -> Iterator[Candidate]:
     attrs = node.attrs
     if not isinstance(attrs, Conv) or len(attrs.strides) not in (2, 3) or attrs.pad_l != attrs.pad_r:
         return
     recipe = ConvPacking(attrs, request["src"].dims)
     window = (list(attrs.pad_l), list(attrs.strides), _dilation(attrs), attrs.groups)
     tail = _tail(node, request, then_unary=True)
-    plain = "mkldnn::_convolution_pointwise"
     operands = {name: channels_last(request[name]) for name in request if name not in ("dst", "weights", "bias")}
-    yield from _offer(request, plain, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
+    yield from _offer(request, operator, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
 
 
-def _deconvolution(node: Node, request: Request) -> Iterator[Candidate]:
+def _deconvolution(operator: str, node: Node, request: Request) -> Iterator[Candidate]:
     attrs = node.attrs
     if not isinstance(attrs, Deconv) or len(attrs.strides) != 2:
         return
@@ -167,12 +164,11 @@ def _deconvolution(node: Node, request: Request) -> Iterator[Candidate]:
         return
     window = (list(attrs.pad_l), recipe.output_padding, list(attrs.strides), _dilation(attrs), attrs.groups)
     tail = _tail(node, request, then_unary=False, binary=False)
-    name = "mkldnn::_convolution_transpose_pointwise"
     operands = {key: channels_last(request[key]) for key in request if key not in ("dst", "weights", "bias")}
-    yield from _offer(request, name, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
+    yield from _offer(request, operator, tail, {**operands, "weights": packed(request["weights"], recipe)}, window)
 
 
-def _inner_product(node: Node, request: Request) -> Iterator[Candidate]:
+def _inner_product(operator: str, node: Node, request: Request) -> Iterator[Candidate]:
     src = request["src"]
     rows, axes = src.dims[0], tuple(range(src.ndim))
     tail = _tail(node, request, then_unary=False)
@@ -182,12 +178,10 @@ def _inner_product(node: Node, request: Request) -> Iterator[Candidate]:
             continue
         weights = packed(request["weights"], LinearPacking(rows, order))
         view = None if src.ndim == 2 else (order, (rows, -1))
-        yield from _offer(
-            request, "mkldnn::_linear_pointwise", tail, {"src": desc, **others, "weights": weights}, (), view
-        )
+        yield from _offer(request, operator, tail, {"src": desc, **others, "weights": weights}, (), view)
 
 
-def _matmul(node: Node, request: Request) -> Iterator[Candidate]:
+def _matmul(operator: str, node: Node, request: Request) -> Iterator[Candidate]:
     src, weights = request["src"], request["weights"]
     if len(weights.dims) != 2:
         return
@@ -198,7 +192,16 @@ def _matmul(node: Node, request: Request) -> Iterator[Candidate]:
     tail = _tail(node, request, then_unary=False)
     operands = {name: row_major(request[name]) for name in request if name not in ("dst", "weights", "bias")}
     recipe = LinearPacking(rows, (1, 0))
-    yield from _offer(request, "mkldnn::_linear_pointwise", tail, {**operands, "weights": packed(weights, recipe)}, ())
+    yield from _offer(request, operator, tail, {**operands, "weights": packed(weights, recipe)}, ())
+
+
+#: the op, by its attributes -> PyTorch's fused operator for it, and the ways to call that one
+FUSED: Mapping[type[Attrs], tuple[str, Callable[[str, Node, Request], Iterator[Candidate]]]] = {
+    Conv: ("mkldnn::_convolution_pointwise", _convolution),
+    Deconv: ("mkldnn::_convolution_transpose_pointwise", _deconvolution),
+    InnerProduct: (_LINEAR, _inner_product),
+    MatMul: (_LINEAR, _matmul),
+}
 
 
 def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True) -> Tail:
@@ -233,7 +236,7 @@ def _offer(
         return
     operands = {key: formats[key] for key in request if key != "dst"}
     kernel = _Builder(tuple(operands), tail, window, view).kernel(operator)
-    if operator == "mkldnn::_linear_pointwise" and dst.dtype is not DataType.F32 and not _runs(kernel, operands):
+    if operator == _LINEAR and dst.dtype is not DataType.F32 and not _runs(kernel, operands):
         return
     impl = f"{name}+{tail.unary.attr}" if tail.unary.attr != "none" else name
     impl += "".join(f", {post_op.op}" for post_op in tail.rest)
