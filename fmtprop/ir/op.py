@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
-from fmtprop.ir.facets import Cost, Linear
+from fmtprop.ir.facets import Cost, Linear, Reads
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -205,6 +205,8 @@ class OpDef:
     any_strides : callable
         ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
         not always; operands come row-major then.
+    reads : Reads
+        Which plain formats PyTorch's operator works on without a copy.
     loses : callable
         ``attrs -> names``: for which special values some implementation of the primitive, or of it as a post-op,
         gives something else than PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
@@ -254,6 +256,7 @@ class OpDef:
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)
     any_strides: Callable[[Any], bool] = _always
+    reads: Reads = Reads.ANY
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()
     eltwise_algs: frozenset[str] | None = None

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
-from fmtprop.ir.facets import Cost, each_image
+from fmtprop.ir.facets import Cost, Reads, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -350,6 +350,7 @@ BATCH_NORMALIZATION = OpDef(
     positive=lambda attrs: frozenset({"variance"}),
     sliced=each_image,
     cost=Cost(pace=0.5, pytorch=0.25),
+    reads=Reads.ROWS_OR_CHANNELS_LAST,
     post_ops=frozenset({"eltwise"}),
     # leaky or not; oneDNN answers "unimplemented" to every other algorithm
     eltwise_algs=frozenset({"relu"}),
@@ -373,6 +374,7 @@ LAYER_NORMALIZATION = OpDef(
     primitive=primitive_layer,
     spreads=True,
     cost=Cost(lambda attrs, gathered: 8.0, pytorch=0.2),
+    reads=Reads.ROWS,
     inplace=frozenset({"src"}),
     short="ln",
     samples=samples_layer,
@@ -391,6 +393,7 @@ GROUP_NORMALIZATION = OpDef(
     reference=reference_group,
     spreads=True,
     cost=Cost(pytorch=0.2, across=0.25),
+    reads=Reads.ROWS_OR_CHANNELS_LAST,
     inplace=frozenset({"src"}),
     short="gn",
     samples=samples_group,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.facets import Cost, each_image_across_axis
+from fmtprop.ir.facets import Cost, Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -129,6 +129,7 @@ SOFTMAX = OpDef(
     operator=operator,
     primitive=primitive,
     sliced=each_image_across_axis,
+    reads=Reads.ROWS,
     cost=Cost(lambda attrs, gathered: 30.0, pytorch=0.15, across=0.25),
     loses=loses,
     # oneDNN takes binary ones too, but then only its slow reference code is left.

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import torch
 
+from fmtprop.ir.facets import Reads
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import result_names
@@ -26,12 +27,6 @@ REFERENCE = "reference"
 
 #: how: by PyTorch's operator that writes to the plan's memory, where the op declares one; by the op's reference alone
 OPERATOR, MEANING = "torch", "torch_reference"
-
-#: PyTorch's operators for these are written for rows, and copy what lies otherwise number by number: 23 ms where the
-#: operator takes 0.5 and a reorder 2 (group normalization of [1, 512, 3199] with channels innermost, torch 2.13)…
-_OF_ROWS = frozenset({"softmax", "layer_normalization", "batch_normalization", "group_normalization"})
-#: …but for what is channels-last in PyTorch's sense: of rank 4 and 5
-_OF_CHANNELS_LAST = frozenset({"batch_normalization", "group_normalization"})
 
 #: bytes per second that a PyTorch copy moves; only the order of costs matters
 _BANDWIDTH = 5e9
@@ -173,9 +168,10 @@ def _identity(node: Node) -> object:
 
 def _is_read_in_place(node: Node, desc: MemoryDesc) -> bool:
     """Say whether PyTorch's operator works on a format, and not on a copy."""
-    if node.op not in _OF_ROWS or not desc.is_plain or desc.at_start() == plain(desc):
+    reads = opdef(node.op).reads
+    if reads is Reads.ANY or not desc.is_plain or desc.at_start() == plain(desc):
         return True
-    return node.op in _OF_CHANNELS_LAST and desc.ndim > 3 and desc.at_start() == channels_last(desc)
+    return reads is Reads.ROWS_OR_CHANNELS_LAST and desc.ndim > 3 and desc.at_start() == channels_last(desc)
 
 
 def _strided(desc: MemoryDesc) -> MemoryDesc:

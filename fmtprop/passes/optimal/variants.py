@@ -1,7 +1,7 @@
 """Other ways to compute the same, as data: for one node, for two neighbours, or for the whole graph.
 
-Those for nodes are alternatives in the exact problem. One for the graph is a problem of its own: costs tell how good its
-solution is, or a race where costs do not tell. Owns which there are, and what each was seen to gain.
+Those for nodes are alternatives in the exact problem. One for the graph is a problem of its own: costs tell how good
+its solution is, or a race where costs do not tell. Owns which there are, and what each was seen to gain.
 """
 
 from __future__ import annotations
