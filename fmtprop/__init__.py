@@ -23,6 +23,7 @@ _EXPORTS = {
     "explain": "fmtprop.dynamo",
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiling.compiled",
+    "DynamicModel": "fmtprop.compiling.dynamic",
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
     "from_torch": "fmtprop.frontends",
@@ -49,6 +50,7 @@ __all__ = ["__version__", *_EXPORTS]
 if TYPE_CHECKING:
     from fmtprop.api import compile as compile
     from fmtprop.compiling.compiled import CompiledModel as CompiledModel
+    from fmtprop.compiling.dynamic import DynamicModel as DynamicModel
     from fmtprop.dynamo import explain as explain
     from fmtprop.errors import (
         DnnlError as DnnlError,

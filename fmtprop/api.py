@@ -17,12 +17,15 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.compiling.compiled import CompiledModel, random_inputs
+from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.options import DEFAULT_POLICY, Options
 from fmtprop.compiling.planner import make_plan
 from fmtprop.compiling.stages import check_memory, make_room, normalise
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
+from fmtprop.frontends.specialise import Sizes
+from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.layout import MemoryDesc
@@ -34,7 +37,7 @@ from fmtprop.system import collector
 if TYPE_CHECKING:
     from fmtprop.training.module import TrainingModule
 
-__all__ = ["CompiledModel", "Options", "compile", "compile_graph", "random_inputs"]
+__all__ = ["CompiledModel", "DynamicModel", "Options", "compile", "compile_graph", "random_inputs"]
 
 
 @overload
@@ -45,11 +48,20 @@ def compile(
 
 @overload
 def compile(
-    model: Any, example_inputs: Any = None, *options: Any, training: Literal[False] = False, **named: Any
+    model: Any,
+    example_inputs: Any = None,
+    *options: Any,
+    training: Literal[False] = False,
+    dynamic_shapes: None = None,
+    **named: Any,
 ) -> CompiledModel: ...
 
 
-def compile(  # type: ignore[misc]  # the overloads leave out what is the same in both
+@overload
+def compile(model: Any, example_inputs: Any, *options: Any, dynamic_shapes: Any, **named: Any) -> DynamicModel: ...
+
+
+def compile(  # type: ignore[misc]  # the overloads leave out what is the same in all
     model: Any,
     example_inputs: Any = None,
     dtype: str = "f32",
@@ -68,7 +80,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
     release_weights: bool = False,
     training: bool = False,
     memory: str = "save",
-) -> CompiledModel | TrainingModule:
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    max_shapes: int = 8,
+) -> CompiledModel | DynamicModel | TrainingModule:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
     The model is taken as it is now: later changes of its parameters do not reach it. Threads follow torch: formats and
@@ -128,11 +143,19 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
         again for other shapes, modes and frozen parameters, and has random numbers (dropout) of torch's generator.
     memory : {"save", "recompute"}
         With ``training=True``: whether what the backward pass reads is saved, or computed again where that is cheap.
+    kwargs : mapping of str to object, optional
+        Example keyword arguments of a module, as ``example_inputs`` are its positional ones.
+    dynamic_shapes : dict, tuple or list, optional
+        Which axes of a module's inputs may change, as ``torch.export.export`` takes it. Each shape is planned when it
+        is first met. An exported program with dynamic shapes needs no word.
+    max_shapes : int
+        Plans of a model with dynamic shapes that are kept; the one that was used longest ago goes first.
 
     Returns
     -------
     CompiledModel
-        With ``training=True``, a :class:`~fmtprop.training.module.TrainingModule`.
+        A :class:`~fmtprop.training.module.TrainingModule` with ``training=True``, a :class:`DynamicModel` where shapes
+        are dynamic.
 
     Raises
     ------
@@ -177,15 +200,26 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
         progress=progress,
         memory=memory,
     )
+    if dynamic_shapes is not None and (training or not isinstance(model, torch.nn.Module)):
+        raise UnsupportedOpError(
+            "dynamic_shapes is for modules, and not for training, which plans each shape when it is met: leave it out"
+        )
+    if training and kwargs:
+        raise UnsupportedOpError("kwargs with training=True: give the example inputs by position")
     if training:
         return _trained(model, example_inputs, options)
     with on_cpu():
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
             graph = load(path, deferred=True)
-            check_examples(graph, example_inputs)
+            check_examples(graph, example_inputs, kwargs)
             return compile_graph(graph, options, lambda: load(path, deferred=True))
-        net = compile_graph(_import(model, example_inputs), options)
+        net: CompiledModel | DynamicModel
+        if dynamic_shapes is not None or _has_symbols(model):
+            exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
+            net = DynamicModel(exported, compile_graph, options, max_shapes)
+        else:
+            net = compile_graph(_import(model, example_inputs, kwargs), options)
     if release_weights:
         release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
         dnnl.trim_heap()
@@ -265,17 +299,21 @@ def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | 
     return net
 
 
-def _import(model: Any, example_inputs: Any) -> Graph:
+def _has_symbols(model: Any) -> bool:
+    return isinstance(model, torch.export.ExportedProgram) and not Sizes(model).are_fixed
+
+
+def _import(model: Any, example_inputs: Any, kwargs: Mapping[str, Any] | None) -> Graph:
     if isinstance(model, Graph):
         if any(node.descs for node in model.nodes()):
             raise GraphError(
                 f"graph {model.name} has its formats already, and its weights are packed for them: compile the graph "
                 "that it was made of, from fmtprop.load or fmtprop.from_torch, or the module itself"
             )
-        check_examples(model, example_inputs)
+        check_examples(model, example_inputs, kwargs)
         return model
     if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
-        return from_torch(model, example_inputs)
+        return from_torch(model, example_inputs, kwargs=kwargs)
     raise ImportModelError(
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
         "name of a built-in graph or the path of a graph file"

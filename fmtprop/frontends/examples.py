@@ -5,6 +5,7 @@ This module owns that check for graphs; of exported programs it is the importer'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from fmtprop.ir.tensors import torch_dtype
 __all__ = ["check_examples"]
 
 
-def check_examples(graph: Graph, example_inputs: Any) -> None:
+def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     """Refuse example inputs that a graph cannot be called with.
 
     Parameters
@@ -26,6 +27,8 @@ def check_examples(graph: Graph, example_inputs: Any) -> None:
         Imported.
     example_inputs : torch.Tensor, tuple or None
         A tensor or the positional arguments; None is always fine.
+    kwargs : mapping of str to object, optional
+        The keyword arguments.
 
     Raises
     ------
@@ -39,11 +42,12 @@ def check_examples(graph: Graph, example_inputs: Any) -> None:
     >>> g.output(g.input("x", TensorType((1, 8))))
     >>> check_examples(g, torch.ones(1, 8))
     """
-    if example_inputs is None:
+    if example_inputs is None and not kwargs:
         return
-    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    args = () if example_inputs is None else example_inputs
+    args = tuple(args) if isinstance(args, tuple | list) else (args,)
     try:
-        given = flatten_arguments(graph.structure, args, {})
+        given = flatten_arguments(graph.structure, args, kwargs or {})
     except InputError as error:
         raise ImportModelError(f"example_inputs do not fit {graph.name}: {error}; or leave them out") from error
     if len(given) != len(graph.input_nodes):

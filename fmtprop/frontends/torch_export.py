@@ -14,6 +14,7 @@ import warnings
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils import _pytree as pytree
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.source_text import check_keywords, check_parameter
+from fmtprop.frontends.specialise import Sizes, specialised
 from fmtprop.frontends.torch_call import check_real, parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.graph import Graph
@@ -34,7 +36,7 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.host import Parts
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["from_torch"]
+__all__ = ["Exported", "from_torch", "from_torch_symbolic"]
 
 _EXPORTING = ProcessLock()
 
@@ -84,16 +86,116 @@ def from_torch(
     >>> [node.name for node in graph.input_nodes], sorted(graph.constants)
     (['input'], ['0.bias', '0.weight'])
     """
+    with _exporting():
+        model = _exported(module, example_inputs, kwargs, None, name)
+        if isinstance(module, ExportedProgram) and example_inputs is not None:
+            _check_examples(model.program, example_inputs, dict(kwargs or {}))
+        return model.imported(model.program)
+
+
+def from_torch_symbolic(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    name: str | None = None,
+) -> Exported:
+    """Export a PyTorch model once, for sizes that may change.
+
+    Parameters
+    ----------
+    module, example_inputs, kwargs, name
+        As :func:`from_torch`.
+    dynamic_shapes : dict, tuple or list, optional
+        Which axes may change, as ``torch.export.export`` takes it. An exported program has it already.
+
+    Returns
+    -------
+    Exported
+        Gives the graph for each set of sizes.
+
+    Raises
+    ------
+    ImportModelError
+        As :func:`from_torch`; or a size that is marked cannot change.
+    """
+    with _exporting():
+        return _exported(module, example_inputs, kwargs, dynamic_shapes, name)
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
     # The exporter patches torch while it works: two at once would break each other, and all that follow.
     with _EXPORTING.current, held_back():
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
-        return _from_torch(module, example_inputs, dict(kwargs or {}), name)
+        yield
 
 
-def _from_torch(
-    module: nn.Module | ExportedProgram, example_inputs: Any, kwargs: dict[str, Any], name: str | None
-) -> Graph:
+@dataclass(frozen=True)
+class Exported:
+    """A functional exported program, and the way from it to graphs.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Functional.
+    name : str
+        Of the graphs.
+    signature : inspect.Signature, optional
+        Of the module's ``forward``, where there is a module.
+    examples : sequence of torch.Tensor
+        The tensors that it was exported with, without data.
+    """
+
+    program: ExportedProgram
+    name: str
+    signature: inspect.Signature | None
+    examples: Sequence[torch.Tensor]
+
+    def graph(self, given: Sequence[torch.Tensor]) -> Graph:
+        """Import the program for the sizes of some inputs.
+
+        Parameters
+        ----------
+        given : sequence of torch.Tensor
+            One for each tensor that the model takes.
+
+        Returns
+        -------
+        Graph
+            Constants share memory with the program's, so with those of other sizes.
+
+        Raises
+        ------
+        InputError
+            The model was not exported for these sizes.
+        ImportModelError
+            As :func:`from_torch`.
+        """
+        with _exporting():
+            return self.imported(specialised(self.program, given))
+
+    def imported(self, program: ExportedProgram) -> Graph:
+        """Import the program, or what was made of it."""
+        graph = _Importer(program, self.name, self.signature).graph
+        if not graph.output_nodes:
+            raise ImportModelError(
+                f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; "
+                "return what it computes"
+            )
+        verify(graph, Stage.IMPORTED)
+        return graph
+
+
+def _exported(
+    module: nn.Module | ExportedProgram,
+    example_inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    name: str | None,
+) -> Exported:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
     if isinstance(module, ExportedProgram):
         program = module
         _check_tensors({**program.state_dict, **program.constants})
@@ -103,7 +205,7 @@ def _from_torch(
             "that it was made from"
         )
     elif isinstance(module, nn.Module):
-        program = _export(module, example_inputs, kwargs)
+        program = _export(module, example_inputs, dict(kwargs or {}), dynamic_shapes)
     else:
         raise ImportModelError(
             f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
@@ -111,23 +213,17 @@ def _from_torch(
         )
     _check_names(program)
     program = _functionalised(program)
-    if isinstance(module, ExportedProgram) and example_inputs is not None:
-        _check_examples(program, example_inputs, kwargs)
     signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
-    graph = _Importer(program, name or _name_of(program, module), signature).graph
-    if not graph.output_nodes:
-        raise ImportModelError(
-            f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; return "
-            "what it computes"
-        )
-    verify(graph, Stage.IMPORTED)
-    return graph
+    without = example_inputs is None and not kwargs
+    leaves = Sizes(program).hints if without else pytree.tree_leaves((example_inputs, kwargs))
+    examples = [leaf.to("meta") for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return Exported(program, name or _name_of(program, module), signature, examples)
 
 
 # ---------------------------------------------------------------- export
 
 
-def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     args = _positional(module, example_inputs, kwargs)
     _check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
     _check_tensors(_named_leaves(args, kwargs))
@@ -137,11 +233,11 @@ def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any]) -> E
     args, kwargs = _separated(args), _separated(kwargs)
     with _eval_mode(module), torch.no_grad(), held_back():
         try:
-            return torch.export.export(module, args, kwargs, strict=False)
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as first:  # the exporter runs the user's code: it raises anything
             try:
                 # what tracing by execution cannot follow, the bytecode analysis sometimes can
-                return torch.export.export(module, args, kwargs, strict=True)
+                return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
             except Exception:  # likewise
                 raise ImportModelError(_export_failure(module, first)) from first
 

@@ -195,13 +195,15 @@ def _decode(spec: Any, outputs: Sequence[Any]) -> Any:
 
 
 def _registered_class(name: str) -> type | None:
-    """Find a class that someone registered with torch's pytree under its own name."""
+    """Find a class that someone registered with torch's pytree, by its module and name."""
     pytree = sys.modules.get("torch.utils._pytree")
     if pytree is None:
         return None
-    found: type | None = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-    # containers whose fields are keyword arguments; the registry also holds deques and the like
-    return found if found is not None and (issubclass(found, Mapping) or is_dataclass(found)) else None
+    for found in list(pytree.SUPPORTED_NODES):
+        # containers whose fields are keyword arguments; the registry also holds deques and the like
+        if f"{found.__module__}.{found.__qualname__}" == name and (issubclass(found, Mapping) or is_dataclass(found)):
+            return found if isinstance(found, type) else None
+    return None
 
 
 # ---------------------------------------------------------------- arguments

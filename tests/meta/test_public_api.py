@@ -24,6 +24,7 @@ PUBLIC = {
     "xla",
     # models
     "CompiledModel",
+    "DynamicModel",
     "Graph",
     "compile",
     "explain",

@@ -1,0 +1,181 @@
+"""From an exported program with symbolic sizes to the same program for sizes that are numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.fx.node import map_arg
+
+from fmtprop.errors import ImportModelError, InputError
+
+__all__ = ["Sizes", "specialised"]
+
+
+class Sizes:
+    """The sizes that the inputs of an exported program may have.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Its placeholders record their sizes, as numbers or as expressions of symbols.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        recorded = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+        specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        self._inputs: list[tuple[str, torch.Tensor]] = []
+        for spec in specs:
+            value = recorded.get(spec.arg.name)
+            if isinstance(spec.arg, TensorArgument) and isinstance(value, torch.Tensor):
+                self._inputs.append((spec.arg.name, value))
+        self._ranges = program.range_constraints
+
+    @property
+    def are_fixed(self) -> bool:
+        """Whether there is no symbol among them."""
+        return all(isinstance(size, int) for _, value in self._inputs for size in value.shape)
+
+    @property
+    def hints(self) -> list[torch.Tensor]:
+        """Tensors without data, of the sizes that the program was exported with."""
+        # int() of a symbol would fix it
+        sizes = [[s if isinstance(s, int) else s.node.hint for s in value.shape] for _, value in self._inputs]
+        types = [value.dtype for _, value in self._inputs]
+        return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
+
+    def check(self, given: Sequence[torch.Tensor]) -> None:
+        """Refuse tensors of sizes that the program was not exported for.
+
+        Parameters
+        ----------
+        given : sequence of torch.Tensor
+            One for each tensor that the program takes.
+
+        Raises
+        ------
+        InputError
+            Their number or the number of axes is another, a fixed size differs, a size is out of its range, or sizes
+            that must be equal, or related, are not.
+        """
+        if len(given) != len(self._inputs):
+            raise InputError(f"the model takes {len(self._inputs)} tensors, got {len(given)}")
+        bound: dict[Any, tuple[int, str]] = {}
+        related: list[tuple[str, Any, int]] = []
+        for (name, recorded), tensor in zip(self._inputs, given, strict=True):
+            if not isinstance(tensor, torch.Tensor) or tensor.ndim != recorded.ndim:
+                shown = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+                raise InputError(f"input {name}: expected a tensor of {recorded.ndim} axes, got {shown}")
+            sizes: list[tuple[Any, int]] = list(zip(recorded.shape, tensor.shape, strict=True))
+            for axis, (expected, size) in enumerate(sizes):
+                where = f"input {name} axis {axis}"
+                if isinstance(expected, int):
+                    self._check_fixed(expected, size, where)
+                    continue
+                expression = expected.node.expr
+                if expression.is_Symbol and expression not in bound:
+                    bound[expression] = (size, where)
+                    self._check_range(expression, size, where)
+                else:
+                    related.append((where, expression, size))
+        numbers = {symbol: size for symbol, (size, _) in bound.items()}
+        for where, expression, size in related:
+            if (wanted := expression.subs(numbers)) != size and not wanted.free_symbols:
+                others = ", ".join(place for symbol, (_, place) in bound.items() if symbol in expression.free_symbols)
+                raise InputError(f"{where}: got {size}, but it must be {wanted} because of {others}")
+
+    @staticmethod
+    def _check_fixed(expected: int, size: int, where: str) -> None:
+        if size != expected:
+            raise InputError(
+                f"{where}: got {size}, but it must be {expected}, which is fixed: mark it in dynamic_shapes"
+            )
+
+    def _check_range(self, symbol: Any, size: int, where: str) -> None:
+        allowed = self._ranges.get(symbol)
+        if allowed is not None and not allowed.lower <= size <= allowed.upper:
+            raise InputError(
+                f"{where}: got {size}, but the model was exported for {allowed.lower} to {allowed.upper}; "
+                "give another range in dynamic_shapes"
+            )
+
+
+def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> ExportedProgram:
+    """Return a program for the sizes of some inputs.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        Functional.
+    given : sequence of torch.Tensor
+        One for each tensor that the program takes; only shapes and data types are read.
+
+    Returns
+    -------
+    torch.export.ExportedProgram
+        Of the same calls and weights. All sizes are numbers, and the calls that computed sizes are gone.
+
+    Raises
+    ------
+    InputError
+        The program was not exported for these sizes.
+    """
+    Sizes(program).check(given)
+    names = [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+    ]
+    graph = _Specialiser(program, dict(zip(names, given, strict=True))).graph
+    made = copy.copy(program)
+    made._graph_module = fx.GraphModule(program.graph_module, graph)
+    return made
+
+
+class _Specialiser:
+    """One walk over a program: each node is copied with numbers for symbols, or is a number itself."""
+
+    def __init__(self, program: ExportedProgram, given: dict[str, torch.Tensor]) -> None:
+        self.graph = fx.Graph()
+        self._given = given
+        self._made: dict[fx.Node, Any] = {}
+        mode = torch._guards.detect_fake_mode(
+            [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+        )
+        self._mode = mode or torch._subclasses.FakeTensorMode()
+        with self._mode, torch.no_grad():
+            for node in program.graph.nodes:
+                self._made[node] = self._specialise(node)
+
+    def _specialise(self, node: fx.Node) -> Any:
+        if node.op == "call_function" and not isinstance(node.target, HigherOrderOperator):
+            return self._call(node)
+        made = self.graph.node_copy(node, self._made.__getitem__) if node.op != "output" else self._output(node)
+        made.name = node.name  # a new graph has names of its own for what is called as a builtin is
+        if node.name in self._given:
+            tensor = self._given[node.name]
+            made.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return made
+
+    def _output(self, node: fx.Node) -> fx.Node:
+        made: fx.Node = self.graph.output(map_arg(node.args[0], self._made.__getitem__))
+        return made
+
+    def _call(self, node: fx.Node) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), self._made.__getitem__)
+        known = map_arg((args, kwargs), lambda made: made.meta["val"])
+        try:
+            value = node.target(*known[0], **known[1])  # type: ignore[operator]
+        except Exception as error:  # a size that depends on data, or that the model's own checks refuse
+            raise ImportModelError(f"{node.name}: {node.target} fails for these sizes: {error}") from error
+        if value is None or isinstance(value, int | float):
+            return value  # of sizes alone, or a check of them that holds
+        made = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
+        made.meta = {**node.meta, "val": value}
+        return made

@@ -1,0 +1,184 @@
+"""Models whose sizes change: one export, a plan per shape, the model's own arguments and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Thread
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import fmtprop as fp
+from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 20, 3, padding=1)
+        self.norm = nn.LayerNorm(20)
+        self.fc = nn.Linear(20, 7)
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None, flip: bool = False):
+        y = self.conv(x).relu()
+        y = nn.functional.interpolate(y, size=(x.shape[2] // 2 + 1, x.shape[3]))
+        y = self.norm(y.flatten(2).transpose(1, 2))
+        y = y if scale is None else y * scale
+        logits = self.fc(y.flip(1) if flip else y)
+        return {"logits": logits, "tokens": y.shape[1]}
+
+
+def _compiled(**options) -> tuple[nn.Module, fp.DynamicModel]:
+    model = Net().eval()
+    batch, height = Dim("batch", max=6), Dim("height", min=2, max=40)
+    net = fp.compile(
+        model,
+        torch.randn(2, 3, 8, 9),
+        kwargs={"scale": torch.randn(2, 1, 1)},
+        dynamic_shapes={"x": {0: batch, 2: height}, "scale": {0: batch}},
+        tune="model",
+        **options,
+    )
+    return model, net
+
+
+def _call(batch: int, height: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, 3, height, 9), torch.randn(batch, 1, 1)
+
+
+def test_each_shape_equals_the_module() -> None:
+    model, net = _compiled()
+    for batch, height in ((2, 8), (1, 8), (3, 17), (6, 2), (2, 8)):
+        x, scale = _call(batch, height)
+        got, want = net(x, scale=scale), model(x, scale=scale)
+        torch.testing.assert_close(got["logits"], want["logits"], rtol=1e-4, atol=1e-5)
+        assert got["tokens"] == want["tokens"]
+    assert net.shapes[-1] == ((2, 3, 8, 9), (2, 1, 1))
+    assert len(net.shapes) == 4
+
+
+def test_plans_are_bounded_and_the_one_used_longest_ago_goes() -> None:
+    _, net = _compiled(max_shapes=2)
+    for batch in (1, 2, 3):
+        x, scale = _call(batch, 8)
+        net(x, scale=scale)
+    assert [shapes[0][0] for shapes in net.shapes] == [2, 3]
+
+
+def test_shapes_share_packed_weights() -> None:
+    model = nn.Linear(512, 384).eval()
+    net = fp.compile(model, torch.randn(4, 512), dynamic_shapes=({0: Dim("n", max=64)},), tune="model")
+    plans = [net.plan_for(torch.empty(n, 512)).plan for n in (16, 17)]
+    weights = [{packed.data_ptr() for packed in plan.constants if packed.nbytes > 2**18} for plan in plans]
+    assert weights[0] == weights[1] != set()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ((torch.randn(7, 3, 8, 9),), {"scale": torch.randn(7, 1, 1)}), "x axis 0: got 7, .* to 6"),
+        (
+            lambda: ((torch.randn(2, 3, 8, 9),), {"scale": torch.randn(3, 1, 1)}),
+            "scale axis 0: got 3, .* be 2",
+        ),
+        (
+            lambda: ((torch.randn(2, 3, 8, 10),), {"scale": torch.randn(2, 1, 1)}),
+            "axis 3: got 10, .* 9, which is fixed",
+        ),
+        (lambda: ((torch.randn(2, 3, 8),), {"scale": torch.randn(2, 1, 1)}), "expected a tensor of 4 axes"),
+        (lambda: ((torch.randn(2, 3, 8, 9),), {}), "'scale' is missing"),
+        (lambda: ((torch.randn(2, 3, 8, 9),), {"scale": torch.randn(2, 1, 1), "flip": True}), "fixed in the graph"),
+        (lambda: ((torch.randn(2, 3, 8, 9).double(),), {"scale": torch.randn(2, 1, 1)}), "float64"),
+        (lambda: ((torch.randn(2, 3, 0, 9),), {"scale": torch.randn(2, 1, 1)}), "axis 2: got 0"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(call, message: str) -> None:
+    _, net = _shared()
+    args, kwargs = call()
+    with pytest.raises(InputError, match=message):
+        net(*args, **kwargs)
+
+
+_SHARED: list[tuple[nn.Module, fp.DynamicModel]] = []
+
+
+def _shared() -> tuple[nn.Module, fp.DynamicModel]:
+    if not _SHARED:
+        _SHARED.append(_compiled())
+    return _SHARED[0]
+
+
+def test_warm_up_plans_before_calls() -> None:
+    _, net = _compiled(max_shapes=3)
+    net.warm_up([{"x": torch.empty(batch, 3, 8, 9), "scale": torch.empty(batch, 1, 1)} for batch in (1, 4)])
+    assert {shapes[0][0] for shapes in net.shapes} == {1, 2, 4}
+    with pytest.raises(InputError, match="max_shapes is 3"):
+        net.warm_up([torch.empty(1)] * 4)
+
+
+def test_a_program_exported_with_dynamic_shapes_needs_no_word() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU()).eval()
+    program = torch.export.export(model, (torch.randn(3, 6),), dynamic_shapes=({0: Dim("n", max=99)},))
+    net = fp.compile(program)
+    for n in (3, 5, 99):
+        x = torch.randn(n, 6)
+        torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@dataclass
+class Boxes:
+    near: torch.Tensor
+    far: list
+
+
+torch.export.register_dataclass(Boxes)
+
+
+class Nested(nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor], *, extra: dict | None = None) -> Boxes:
+        total = pair[0] + pair[1]
+        return Boxes(total, [total * 2, None] if extra is None else [extra["more"] - total, None])
+
+
+def test_keyword_arguments_and_dataclasses_without_dynamic_shapes() -> None:
+    x, y, more = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 3)
+    net = fp.compile(Nested(), ((x, y),), kwargs={"extra": {"more": more}})
+    got = net((x, y), extra={"more": more})
+    assert type(got) is Boxes
+    torch.testing.assert_close(got.far[0], more - (x + y))
+    assert got.far[1] is None
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="max_shapes"):
+        fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes=({0: Dim("n")},), max_shapes=0)
+    with pytest.raises(UnsupportedOpError, match="is for modules"):
+        fp.compile("resnet50", dynamic_shapes=({0: Dim("n")},))
+    with pytest.raises(UnsupportedOpError, match="not for training"):
+        fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes=({0: Dim("n")},), training=True)
+    with pytest.raises(ImportModelError):
+        fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes={"no_such": {0: Dim("n")}})
+    with pytest.raises(ImportModelError, match="kwargs"):
+        fp.compile(nn.ReLU(), torch.ones(2), kwargs=[1])
+
+
+def test_many_threads_meet_new_shapes_at_once() -> None:
+    model, net = _compiled(max_shapes=2)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for batch in (1, 2, 3, 1):
+            x, scale = torch.randn(batch, 3, 8, 9, generator=generator), torch.randn(batch, 1, 1, generator=generator)
+            if not torch.allclose(net(x, scale=scale)["logits"], model(x, scale=scale)["logits"], 1e-4, 1e-5):
+                failures.append(f"{seed}, {batch}")
+
+    threads = [Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
