@@ -9,25 +9,22 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from fmtprop import dnnl
-from fmtprop.compiling.compiled import CompiledModel, random_inputs
+from fmtprop.compiling.compilation import Compilation
+from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.options import DEFAULT_POLICY, Options
-from fmtprop.compiling.planner import make_plan
-from fmtprop.compiling.stages import check_memory, make_room, normalise
+from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
 from fmtprop.frontends.specialise import Sizes
 from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.tensors import defer
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.constants import release
@@ -213,7 +210,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
             path = os.fspath(model)
             graph = load(path, deferred=True)
             check_examples(graph, example_inputs, kwargs)
-            return compile_graph(graph, options, lambda: load(path, deferred=True))
+            return compile_graph(graph, options, owned=path.lower().endswith(".pt2"))
         net: CompiledModel | DynamicModel
         if dynamic_shapes is not None or _has_symbols(model):
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
@@ -232,7 +229,7 @@ def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModul
     return TrainingModule(model, example_inputs, options, compile_graph)
 
 
-def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None = None) -> CompiledModel:
+def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> CompiledModel:
     """Plan an imported graph; :func:`compile` behind the import.
 
     Parameters
@@ -241,8 +238,8 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
         Imported.
     options : Options
         How.
-    again : callable, optional
-        Makes the imported graph anew. With it, the graph belongs to the compilation, which drops its constants.
+    owned : bool
+        Whether nobody else has the graph's constants: the compilation drops them as it packs them.
 
     Returns
     -------
@@ -257,43 +254,18 @@ def compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | N
     # the caller's autocast is no part of what is computed here, and what is made in inference mode is for that alone
     with torch.autocast("cpu", enabled=False), torch.inference_mode(mode=False), collector.paused():
         if dnnl.fork_guard():
-            net = dnnl.after_fork(lambda: _compile_graph(graph, options, again))
+            net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned))
         else:
-            net = _compile_graph(graph, options, again)
+            net = _compile_graph(graph, options, owned)
     dnnl.trim_heap()  # of the weights that are packed now
     return net
 
 
-def _compile_graph(graph: Graph, options: Options, again: Callable[[], Graph] | None) -> CompiledModel:
+def _compile_graph(graph: Graph, options: Options, owned: bool) -> CompiledModel:
     _check_boundary(graph, options.boundary)
-    check_memory(graph)
-    clock = _Clock(options.stage or (lambda stage: None))
-    normalised = partial(normalise, dtype=options.dtype, target=options.target, special_values=options.special_values)
-    normal, precision = normalised(defer(graph))
-    renewed: Callable[[], Graph] | None = None
-    if again is not None and options.verify != "full":
-        # of weights that were folded, only what became of them is left
-        graph.constants.clear()
-        make_room(normal)
-        reload = again  # the name that is known to be callable
-
-        def renewed() -> Graph:
-            return normalised(reload())[0]
-
-    clock.lap("normalise")
-    planned = make_plan(normal, options, clock.lap, renewed)
-    planned.graph.constants.clear()
-    net = CompiledModel(
-        planned.graph,
-        planned.plan,
-        options,
-        clock.seconds,
-        precision,
-        certificate=planned.certificate,
-        contest=planned.contest,
-        tuning=planned.tuning,
-        dropped=planned.dropped,
-    )
+    compilation = Compilation(graph, options, owned=owned and options.verify != "full")
+    compilation.run()
+    net = CompiledModel(compilation)
     if options.verify == "full":
         _check_whole(net, graph)
     return net
@@ -378,30 +350,3 @@ def _check_whole(net: CompiledModel, graph: Graph) -> None:
                 f"model {graph.name}: output {name} is off by {error:.1e} relative to PyTorch (tolerance "
                 f"{tolerance:.0e}); report it with the model, and compile with policy='plain' meanwhile"
             )
-
-
-#: the stage that begins when another has ended, as a user is told
-_NEXT = {
-    "": "normalising",
-    "normalise": "choosing formats",
-    "assign": "comparing plans",
-    "confirm": "checking primitives",
-    "check": "packing weights",
-    "plan": "checking the plan",
-}
-
-
-class _Clock:
-    """Time by stage; tells somebody of each that begins."""
-
-    def __init__(self, begins: Callable[[str], None]) -> None:
-        self.seconds: dict[str, float] = {}
-        self._begins = begins
-        self._last = perf_counter()
-        begins(_NEXT[""])
-
-    def lap(self, stage: str) -> None:
-        now = perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
-        self._begins(_NEXT[stage])

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
-from fmtprop.runtime import Executor, Plan
+from fmtprop.runtime import Executor
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS
 
 if TYPE_CHECKING:
-    from fmtprop.compiling.contest import Contest
-    from fmtprop.compiling.options import Options
-    from fmtprop.passes.optimal import Certificate
+    from fmtprop.compiling.compilation import Compilation
     from fmtprop.report import Report
-    from fmtprop.tuning import Tuning
 
 #: runs before those that count, and those that do, where nothing else is asked for
 _WARMUP, _REPEATS = 3, 10
@@ -34,47 +31,40 @@ class CompiledModel:
 
     Parameters
     ----------
+    compilation : Compilation
+        It has run.
+
+    Attributes
+    ----------
+    compilation : Compilation
+        What each stage made.
     graph : Graph
         The formatted graph.
     plan : Plan
         The frozen plan.
     options : Options
         How it was compiled.
-    seconds : mapping of str to float
+    compile_seconds : dict of str to float
         Time that each stage of the compilation took.
     precision : str
         The data type that compute-intensive ops really run in.
-    certificate : Certificate, optional
+    certificate : Certificate or None
         How good the `optimal` assignment is by its costs.
-    contest : Contest, optional
+    contest : Contest or None
         How long the plans took that were run against each other, if they were.
-    tuning : Tuning, optional
+    tuning : Tuning or None
         Where the costs of the `optimal` assignment came from.
     dropped : mapping of str to str
         Ways to run the model that failed while it was compiled and were left out, and why.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        options: Options,
-        seconds: Mapping[str, float],
-        precision: str,
-        certificate: Certificate | None = None,
-        contest: Contest | None = None,
-        tuning: Tuning | None = None,
-        dropped: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.graph = graph
-        self.plan = plan
-        self.options = options
-        self.compile_seconds = dict(seconds)
-        self.precision = precision
-        self.certificate = certificate
-        self.contest = contest
-        self.tuning = tuning
-        self.dropped: Mapping[str, str] = dict(dropped)
+    def __init__(self, compilation: Compilation) -> None:
+        self.compilation = compilation
+        self.graph, self.plan, self.options = compilation.formatted, compilation.plan, compilation.options
+        self.compile_seconds, self.precision = compilation.seconds, compilation.precision
+        self.certificate, self.contest = compilation.certificate, compilation.contest
+        self.tuning, self.dropped = compilation.tuning, compilation.dropped
+        plan, options, graph = self.plan, self.options, self.graph
         self._executor = Executor(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
@@ -297,17 +287,7 @@ class CompiledModel:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         """Return a model with contexts of its own; the plan and the constants, which never change, are shared."""
-        return CompiledModel(
-            self.graph,
-            self.plan,
-            self.options,
-            self.compile_seconds,
-            self.precision,
-            self.certificate,
-            self.contest,
-            self.tuning,
-            self.dropped,
-        )
+        return CompiledModel(self.compilation)
 
     def __copy__(self) -> CompiledModel:
         """Return a model with contexts of its own, as a deep copy is."""
@@ -329,22 +309,6 @@ class CompiledModel:
     def __repr__(self) -> str:
         size = f"{len(self.plan.steps)} steps, {len(self.plan.reorders)} reorders"
         return f"<CompiledModel {self.graph.name}: policy {self.options.policy}, {self.precision}, {size}>"
-
-
-def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
-    """Return seeded random inputs of a graph: normal for floats, 0 or 1 for integers and booleans."""
-    from fmtprop.ir.tensors import torch_dtype
-
-    generator = torch.Generator("cpu").manual_seed(seed)
-    inputs = []
-    for node in graph.input_nodes:
-        dtype = torch_dtype(node.results[0].dtype)
-        if node.results[0].dtype.is_floating:
-            drawn = torch.randn(node.results[0].dims, generator=generator, dtype=torch.float32, device="cpu")
-            inputs.append(drawn.to(dtype))
-        else:
-            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
-    return inputs
 
 
 def _check_repeats(repeats: int) -> None:

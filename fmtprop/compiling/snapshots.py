@@ -1,27 +1,20 @@
 """A model on its way from imported to formatted graph, kept to be shown.
 
-Owns the names of the stages. What each of them does is the affair of :mod:`~fmtprop.compiling.stages` and
-:mod:`~fmtprop.compiling.contestants`.
+Owns the names of the stages. What each of them does is the affair of :mod:`~fmtprop.compiling.compilation`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.contestants import Contestants
+from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.options import Options
-from fmtprop.compiling.stages import normalise
 from fmtprop.compiling.tensor_planner import tensor_assigner
 from fmtprop.errors import FmtpropError
-from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats
-from fmtprop.passes.target import Setting
-from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.tuning import costs_for
 
 __all__ = ["STAGES", "Snapshot", "snapshots"]
 
@@ -100,26 +93,19 @@ def snapshots(
     if stage not in STAGES:
         raise FmtpropError(f"unknown stage {stage!r}; known: {', '.join(STAGES)}")
     shots = [Snapshot("imported", "", graph)]
+    compilation = Compilation(graph, Options(dtype=dtype, policy=policy, target=target, tune="model"))
     if stage != "imported":
-        normal, _ = normalise(
-            graph, dtype, lambda name, result: shots.append(Snapshot("normal", name, result)), target=target
-        )
+        compilation.normalise(lambda name, result: shots.append(Snapshot("normal", name, result)))
     if stage == "formatted":
-        shots.append(_formatted(normal, Options(dtype=dtype, policy=policy, target=target, tune="model")))
+        shots.append(_formatted(compilation))
     return shots if passes else shots[-1:]
 
 
-def _formatted(normal: Graph, options: Options) -> Snapshot:
-    if options.target == "mkldnn":
-        assign = tensor_assigner(options.policy)
-        formatted = assign.run(normal)
+def _formatted(compilation: Compilation) -> Snapshot:
+    if compilation.options.target == "mkldnn":
+        assign = tensor_assigner(compilation.options.policy)
+        formatted = assign.run(compilation.normal)
         verify(formatted, Stage.FORMATTED)
         return Snapshot("formatted", assign.name, formatted)
-    setting = Setting(OneDnnTarget(), ReferenceTarget())
-    costs = costs_for(
-        options.tune, weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal)
-    )
-    attempts = Attempts()
-    best = Contestants(normal, setting, costs, options, attempts).best
-    attempts.settle(normal.name, best.name, 5)
+    best = compilation.choose()
     return Snapshot("formatted", AssignFormats.name if best.certificate is None else OptimalFormats.name, best.graph)

@@ -17,6 +17,7 @@ from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
@@ -30,7 +31,7 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.mkldnn import computes_in
 
-__all__ = ["check_memory", "make_room", "normalise"]
+__all__ = ["check_memory", "make_room", "normalise", "random_inputs"]
 
 #: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
 _LARGE = 12 << 20
@@ -141,3 +142,17 @@ def make_room(graph: Graph) -> None:
     if weights_nbytes(graph) > _LARGE:
         collect_young()
         dnnl.trim_heap()
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> list[torch.Tensor]:
+    """Return seeded random inputs of a graph: normal for floats, 0 or 1 for integers and booleans."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    inputs = []
+    for node in graph.input_nodes:
+        dtype = torch_dtype(node.results[0].dtype)
+        if node.results[0].dtype.is_floating:
+            drawn = torch.randn(node.results[0].dims, generator=generator, dtype=torch.float32, device="cpu")
+            inputs.append(drawn.to(dtype))
+        else:
+            inputs.append(torch.randint(0, 2, node.results[0].dims, generator=generator, device="cpu").to(dtype))
+    return inputs

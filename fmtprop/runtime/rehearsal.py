@@ -68,17 +68,37 @@ def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callabl
 
 
 def outline(graph: Graph, target: Target) -> Plan:
-    """Freeze a formatted graph into a plan without weights: only its primitives can be checked.
+    """Freeze a formatted graph into a plan without weights: its primitives can be checked, it cannot run.
 
     Parameters
     ----------
     graph : Graph
-        A graph that `can_rehearse`.
+        Its constants are not asked for.
     target : Target
         See :func:`fmtprop.runtime.build_plan`.
     """
-    block = torch.empty(max(_stand_in_sizes(graph), default=0), dtype=torch.uint8)  # never written: no memory
-    return build_plan(graph, target, constants=_StandIns(block))
+    largest = max((desc.nbytes for node in graph.nodes() for desc in node.descs), default=0)
+    return build_plan(graph, target, constants=_Nothing(torch.empty(largest, dtype=torch.uint8)))
+
+
+class _Nothing(ConstantStore):
+    """Has the sizes of constants, and one block that is never written: that takes no memory."""
+
+    def __init__(self, block: torch.Tensor) -> None:
+        super().__init__()
+        self._block = block
+
+    def add(self, data: Constant, type_: TensorType, desc: MemoryDesc, *, packed: bool, native: bool) -> int:
+        """Store nothing of a parameter."""
+        return self._append(self._block[: desc.nbytes])
+
+    def compute(self, node: Node, operands: Operands, threads: int, unread: Collection[int] = ()) -> list[torch.Tensor]:
+        """Compute nothing."""
+        return [self._block[: desc.nbytes] for desc in node.descs]
+
+    def keep(self, flat: torch.Tensor) -> int:
+        """Store flat bytes that others have, too."""
+        return self._append(flat)
 
 
 class _StandIns(ConstantStore):

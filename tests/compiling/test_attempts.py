@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.compiling import compilation, contestants
 from fmtprop.compiling import contest as contest_module
-from fmtprop.compiling import contestants, planner
 from fmtprop.errors import DnnlError, PassError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.optimal import assign
@@ -124,8 +124,8 @@ def test_primitives_that_keep_giving_wrong_numbers(monkeypatch: pytest.MonkeyPat
 def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
     if where == "made":
-        usual = planner.rehearsals
-        monkeypatch.setattr(planner, "rehearsals", lambda g, t: {**usual(g, t), "optimal": fails})
+        usual = compilation.rehearsals
+        monkeypatch.setattr(compilation, "rehearsals", lambda g, t: {**usual(g, t), "optimal": fails})
     else:
         usual = contest_module._seconds_of
         error = DnnlError("dnnl_primitive_execute", "runtime error")
@@ -143,7 +143,7 @@ def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.Monke
 
 
 def test_a_plan_that_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, made = planner.build_plan, []
+    usual, made = compilation.build_plan, []
 
     def build(*args, **kwargs):
         made.append(args)
@@ -151,7 +151,7 @@ def test_a_plan_that_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
             raise PlanError("planted")
         return usual(*args, **kwargs)
 
-    monkeypatch.setattr(planner, "build_plan", build)
+    monkeypatch.setattr(compilation, "build_plan", build)
     only_filtered(monkeypatch)
     net = right_with_one_warning(r"without what failed: optimal \(PlanError: planted\)", confirm=False)
     assert list(net.dropped) == ["optimal"]
@@ -183,6 +183,6 @@ def test_what_nobody_can_do_is_the_first_choices_error(monkeypatch: pytest.Monke
 
 def test_a_contestant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
-    monkeypatch.setattr(planner, "_FAR", 1.0)
+    monkeypatch.setattr(compilation, "_FAR", 1.0)
     net = fp.compile(model(), X, tune="model")
     assert net.contest is None

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph
-from fmtprop.compiling import planner
+from fmtprop.compiling import compilation
 from fmtprop.compiling.contest import Contest
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
@@ -68,12 +68,12 @@ def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
         return Contest((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)), tuple(plans))
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(planner, "costs_for", lambda *_, **__: RandomCosts(seed)))
+        stack.enter_context(mock.patch.object(compilation, "costs_for", lambda *_, **__: RandomCosts(seed)))
         if sliced:
             stack.enter_context(mock.patch.object(slice_batch, "last_level_cache_nbytes", lambda: 2))
-            stack.enter_context(mock.patch.object(planner, "contest", decide))
-            stack.enter_context(mock.patch.object(planner.Store, "verdict", lambda self, key: None))
-            stack.enter_context(mock.patch.object(planner.Store, "remember", lambda self, key, name: None))
+            stack.enter_context(mock.patch.object(compilation, "contest", decide))
+            stack.enter_context(mock.patch.object(compilation.Store, "verdict", lambda self, key: None))
+            stack.enter_context(mock.patch.object(compilation.Store, "remember", lambda self, key, name: None))
         yield
 
 

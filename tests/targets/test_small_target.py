@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.ir.graph import Graph
@@ -190,7 +191,9 @@ def test_an_error_of_its_own_names_the_node(graph: Graph, monkeypatch: pytest.Mo
 
 
 def test_it_is_reported(graph: Graph) -> None:
-    net = CompiledModel(*planned(graph), Options(), {}, "f32")
+    compilation = Compilation(graph, Options())
+    compilation.formatted, compilation.plan = planned(graph)
+    net = CompiledModel(compilation)
     report = net.report(repeats=1)
     assert {row.target for row in report.steps} == {"small", "reference"}
     assert "maximum" in report.to_text()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.compiling import compilation, contestants
 from fmtprop.compiling import contest as contest_module
-from fmtprop.compiling import contestants, planner
 from fmtprop.compiling.contest import Contest, _winner
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
@@ -39,7 +39,7 @@ def test_the_faster_plan_is_kept_and_remembered(
         seen.append(len(plans))
         return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner, tuple(plans))
 
-    monkeypatch.setattr(planner, "contest", decide)
+    monkeypatch.setattr(compilation, "contest", decide)
     unlike_any_other(monkeypatch)
     x = torch.randn(1, 3, 20, 20)
     first, again = fp.compile(model, x), fp.compile(model, x)
@@ -59,20 +59,20 @@ def test_primitives_are_checked_before_weights_are_packed_and_once_only(
     order: list[str] = []
 
     def noted(name: str) -> None:
-        function = getattr(planner, name)
+        function = getattr(compilation, name)
 
         def note(*args, **kwargs):
             order.append(name)
             return function(*args, **kwargs)
 
-        monkeypatch.setattr(planner, name, note)
+        monkeypatch.setattr(compilation, name, note)
 
     for name in ("outline", "check_steps", "build_plan"):
         noted(name)
     x = torch.randn(1, 3, 20, 20)
     for _ in range(2):
         fp.compile(model, x, confirm=False)
-    assert order == ["outline", "check_steps", "build_plan", "check_steps", "build_plan", "check_steps"]
+    assert order == ["outline", "check_steps", "build_plan", "build_plan"]
     order.clear()
     fp.compile(model, x, confirm=False, verify="off")
     assert order == ["build_plan"]
@@ -92,7 +92,7 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
             return Contest((1.0, 1.0 if ran == "short" else 100.0), 3, 0, tuple(plans))
         return Contest((2.0, 3.0, 1.0 if faster == "spare" else 4.0), 3, 2 * (faster == "spare"), tuple(plans))
 
-    monkeypatch.setattr(planner, "contest", decide)
+    monkeypatch.setattr(compilation, "contest", decide)
     unlike_any_other(monkeypatch)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
@@ -132,7 +132,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
 ) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(costs, "Bench", EqualFigures)
-    monkeypatch.setattr(planner, "_FAR", inf)  # by such figures, anything may cost any number of times as much
+    monkeypatch.setattr(compilation, "_FAR", inf)  # by such figures, anything may cost any number of times as much
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
@@ -140,7 +140,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
         races.append(len(plans))
         return Contest((1.0,) * len(plans), 3, 1, tuple(plans))
 
-    monkeypatch.setattr(planner, "contest", decide)
+    monkeypatch.setattr(compilation, "contest", decide)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
@@ -152,7 +152,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
     impls = [[step.node.choice.impl for step in net.plan.steps] for net in (first, again)]
     assert impls[0] == impls[1]
     # the plan that won then is not what has its name now
-    monkeypatch.setattr(planner, "_pair_key", lambda best, kept: "another")
+    monkeypatch.setattr(compilation, "_pair_key", lambda best, kept: "another")
     assert fp.compile(model, x).contest is not None and len(races) > 1
 
 
@@ -162,10 +162,10 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
 ) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     normal, _ = normalise(fp.load("resnet50"))
-    options = planner.Options(tune="model")
-    modelled = planner.costs_for("model", weights_nbytes=10**8)
+    options = compilation.Options(tune="model")
+    modelled = compilation.costs_for("model", weights_nbytes=10**8)
     field = contestants.Contestants(
-        normal, Setting(planner.OneDnnTarget(), planner.ReferenceTarget()), modelled, options
+        normal, Setting(compilation.OneDnnTarget(), compilation.ReferenceTarget()), modelled, options
     )
     best, direct = field.best.certificate, field.get(contestants.DIRECT)
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
@@ -180,7 +180,7 @@ def test_a_plan_must_be_faster_in_most_rounds_to_win() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tune", "limit", "rounds"), [("measure", None, planner._ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
+    ("tune", "limit", "rounds"), [("measure", None, compilation._ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
 )
 def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit(
     model: torch.nn.Module, tune: str, limit: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -192,7 +192,7 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
         asked.append(fewest)
         return Contest(tuple(1.0 + i for i in range(len(plans))), 3, 0, tuple(plans))
 
-    monkeypatch.setattr(planner, "contest", decide)
+    monkeypatch.setattr(compilation, "contest", decide)
     unlike_any_other(monkeypatch)
     fp.compile(model, torch.randn(1, 3, 20, 20), tune=tune, tune_budget=limit)
     assert asked and set(asked) == {rounds}

@@ -1,0 +1,370 @@
+"""A compilation: from an imported graph to the plan that is kept, with what each stage made of it.
+
+Owns the order of the stages, the loop around primitives that fail their check, and the last word between the `optimal`
+plans and the greedy ones. Decides no format itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+
+from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.contest import Contest, contest
+from fmtprop.compiling.contestants import DIRECT, GREEDY, Contestant, Contestants
+from fmtprop.compiling.options import OPTIMAL, Options
+from fmtprop.compiling.stages import check_memory, make_room, normalise, random_inputs
+from fmtprop.compiling.tensor_planner import plan_tensors
+from fmtprop.errors import PlanError, UnsupportedOpError
+from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import defer
+from fmtprop.passes.base import Observer
+from fmtprop.passes.optimal import Certificate
+from fmtprop.passes.target import Setting
+from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
+from fmtprop.runtime.selfcheck import Mismatch, check_steps
+from fmtprop.store import Store, key_of
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.tuning import MEASURING, TunedCosts, Tuning, costs_for
+
+__all__ = ["Compilation"]
+
+#: how often a plan whose own check failed is planned again around the failure
+_ATTEMPTS = 5
+
+#: seconds for running plans against each other, where compiling is to be quick and where the plan is to be good
+_QUICK, _PATIENT = 0.2, 1.0
+
+#: rounds of that at least where the plan is to be good and time has no limit: neighbours on a shared machine decide one
+_ROUNDS = 5
+
+#: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
+_DOUBT = 0.15
+
+#: how many times as much a plan may cost as the cheapest and still be run: costs are not that wrong
+_FAR = 10.0
+
+#: the stage that begins when another has ended, as a user is told
+_NEXT = {
+    "": "normalising",
+    "normalise": "choosing formats",
+    "assign": "comparing plans",
+    "confirm": "checking primitives",
+    "check": "packing weights",
+    "plan": "",
+}
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The plan that is kept, how good the choice by cost is, and what running it against others showed."""
+
+    kept: Contestant
+    certificate: Certificate | None = None
+    contest: Contest | None = None
+    #: what is remembered of the contest
+    verdict: Mapping[str, str] = field(default_factory=dict)
+    #: what ran there, but for its weights
+    outline: Plan | None = None
+
+
+class Compilation:
+    """A model on its way to a plan. What a stage makes is here once it has ended; graphs keep no constants at the end.
+
+    Parameters
+    ----------
+    imported : Graph
+        Imported.
+    options : Options
+        How.
+    owned : bool
+        Whether nobody else has the graph's constants: then they go one by one as they are packed, so that memory never
+        holds all weights twice.
+
+    Attributes
+    ----------
+    imported, normal, formatted : Graph
+        After the import, the rewrites and the choice of formats.
+    precision : str
+        The data type that compute-intensive ops really run in.
+    tuning : Tuning or None
+        Where the costs of the `optimal` assignment came from.
+    certificate : Certificate or None
+        How good the `optimal` assignment is by its costs.
+    contest : Contest or None
+        How long the plans took that were run against each other.
+    wrong : list of Mismatch
+        Primitives that failed their check, and around which was planned.
+    plan : Plan
+        The frozen plan.
+    dropped : mapping of str to str
+        Ways to run the model that failed and were left out, and why.
+    seconds : dict of str to float
+        Time that each stage took.
+    """
+
+    normal: Graph
+    formatted: Graph
+    plan: Plan
+
+    def __init__(self, imported: Graph, options: Options, *, owned: bool = False) -> None:
+        self.imported, self.options, self.owned = imported, options, owned
+        self.precision = options.dtype
+        self.certificate: Certificate | None = None
+        self.contest: Contest | None = None
+        self.tuning: Tuning | None = None
+        self.wrong: list[Mismatch] = []
+        self.dropped: Mapping[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self._last = perf_counter()
+        self._target, self._fallback = OneDnnTarget(), ReferenceTarget()
+        self._store = Store()
+        self._checked = options.verify != "off"
+        #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
+        self._costs: TunedCosts | None = None
+        #: whether compiling may take long
+        self._patient = options.tune in MEASURING
+        self._attempts = Attempts()
+        #: how often plans were made anew around primitives that give a wrong answer
+        self._rerouted = 0
+        #: nodes for which such a primitive packed an operand
+        self._readers: list[Node] = []
+
+    # ------------------------------------------------------------------ stages
+
+    def run(self) -> Plan:
+        """Go through all stages.
+
+        Raises
+        ------
+        PlanError
+            No plan passes its own check, or this machine has too little memory for any.
+        UnsupportedOpError
+            Nobody can run an op, or a pin can't be obeyed.
+        """
+        check_memory(self.imported)
+        self.normalise()
+        if self.options.target == "mkldnn":
+            self.formatted, self.plan, self.certificate = plan_tensors(self.normal, self.options, self._lap)
+        else:
+            self._freeze()
+        self._costs = None  # much, and of no more use
+        self.imported = self.imported.copy()  # the caller's own keeps its constants
+        for graph in (self.imported, self.normal, self.formatted):
+            graph.constants.clear()
+        return self.plan
+
+    def normalise(self, observer: Observer | None = None) -> Graph:
+        """Bring the imported graph to normal form."""
+        options = self.options
+        self._begin("")
+        self.normal, self.precision = normalise(
+            defer(self.imported), options.dtype, observer, target=options.target, special_values=options.special_values
+        )
+        if self.owned:  # of weights that were folded, only what became of them is left
+            self.imported.constants.clear()
+            make_room(self.normal)
+        self._lap("normalise")
+        return self.normal
+
+    def choose(self) -> Contestant:
+        """Assign formats to the normal graph by the policy, and by costs alone; run nothing."""
+        best = self._rivals().best
+        self.formatted, self.certificate = best.graph, best.certificate
+        self.dropped = self._attempts.settle(self.normal.name, best.name, 5)
+        return best
+
+    def _freeze(self) -> None:
+        """Choose, check and freeze: again where a primitive gives a wrong answer, or a plan can't be made."""
+        while True:
+            chosen = self._chosen()
+            name, graph = chosen.kept.name, chosen.kept.graph
+            self._target.forget()
+            wrong = self._attempts.of(name, partial(self._mismatches, chosen))
+            self._lap("check")
+            if wrong:
+                self._reroute(wrong)
+            if wrong is None or wrong:
+                continue
+            if self.owned:
+                self.normal.constants.clear()  # the formatted graph has them still
+            make_room(graph)
+            plan = self._attempts.of(name, partial(build_plan, graph, self._target, consume=self.owned))
+            self._lap("plan")
+            if plan is not None:
+                break
+            if self.owned:  # nothing is left of the constants that were packed
+                raise self._attempts.failed[name]
+        for key, winner in chosen.verdict.items():
+            self._store.remember(key, winner)
+        self.plan, self.formatted, self.certificate, self.contest = plan, graph, chosen.certificate, chosen.contest
+        self.dropped = self._attempts.settle(self.normal.name, name, 8)
+
+    def _begin(self, ended: str) -> None:
+        if self.options.stage is not None:
+            self.options.stage(_NEXT[ended])
+
+    def _lap(self, stage: str) -> None:
+        """Note the time of a stage that ended; tell somebody of the one that begins."""
+        now = perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+        if _NEXT[stage]:
+            self._begin(stage)
+
+    def _mismatches(self, chosen: _Chosen) -> list[Mismatch]:
+        """Return what gives a wrong answer, while memory does not hold packed weights yet: a check takes its own."""
+        kept = chosen.kept
+        if not self._checked:
+            return []
+        key = key_of({"plan": kept.key})
+        if self._store.has_passed(key):
+            return []
+        plan = chosen.outline or outline(kept.graph, self._target)
+        wrong = check_steps(plan.steps, self._store, plan.packed)
+        if not wrong:
+            self._store.add_passed([key])
+        elif self._rerouted == _ATTEMPTS:
+            raise PlanError(f"model {self.normal.name}: primitives keep failing their check; the last: {wrong[0]}")
+        return wrong
+
+    def _reroute(self, wrong: list[Mismatch]) -> None:
+        self._rerouted += 1
+        self.wrong += wrong
+        for mismatch in wrong:
+            warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=7)
+            for target in (self._target, self._fallback):
+                target.reject(mismatch.node)
+        self._readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
+
+    # ------------------------------------------------------------------ which plan
+
+    def _chosen(self) -> _Chosen:
+        """Assign formats, in several ways where it is not known yet which of them is the fastest."""
+        options, rivals = self.options, self._rivals()
+        best = rivals.best
+        entrants = [best]
+        if options.policy == OPTIMAL and options.confirm and not options.pin:
+            known = self._winner(rivals)
+            entrants = self._entrants(rivals) if known is None else [known]
+        self.tuning = self._costs.tuning if self._costs is not None else None
+        self._lap("assign")
+        raced = self._contest(entrants, rivals) if len(entrants) > 1 else None
+        if raced is None:
+            kept = rivals.best if len(entrants) > 1 else entrants[0]
+            return _Chosen(kept, kept.certificate or best.certificate)
+        kept, result, plan = raced
+        self._lap("confirm")
+        verdict = {
+            _winner_key(best, self._patient): kept.name,
+            _pair_key(best, kept): kept.name,
+        }
+        return _Chosen(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
+
+    def _rivals(self) -> Contestants:
+        """Return who may become the plan; where nobody packs for some readers any more, others run these."""
+        if self.options.policy == OPTIMAL:
+            self._costs = self._costs or self._new_costs()
+        setting = Setting(self._target, self._fallback, self.options.boundary)
+        model = self.normal, setting, self._costs, self.options, self._attempts
+        rivals, failed = Contestants(*model), self._attempts.failed
+        rivals.get(rivals.ladder[0])
+        unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]
+        if not self._readers or not unsupported:
+            return rivals
+        for reader in self._readers:
+            self._target.reject(reader)
+        self._readers = []
+        for name in unsupported:
+            del failed[name]
+        return Contestants(*model)
+
+    def _new_costs(self) -> TunedCosts:
+        options = self.options
+        return costs_for(
+            options.tune,
+            weights_nbytes=weights_nbytes(self.normal),
+            activations_nbytes=activations_nbytes(self.normal),
+            budget=options.tune_budget,
+            progress=options.progress,
+            store=self._store,
+        )
+
+    # ------------------------------------------------------------------ which is the fastest
+
+    def _entrants(self, rivals: Contestants) -> list[Contestant]:
+        """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
+        best, *others = rivals.field(whole=self._patient)
+        return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
+
+    def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
+        """Return the fastest, how long each took, and what ran; None where the numbers at hand suit none of them.
+
+        All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
+        """
+        raced = self._race(entrants, rivals)
+        if raced is None or self._patient:
+            return raced
+        if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
+            return raced
+        direct = rivals.get(DIRECT)
+        if direct is None or direct.key in {entrant.key for entrant in entrants}:
+            return raced
+        del raced  # it holds the numbers that stand in for weights
+        return self._race([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
+
+    def _race(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
+        """Run plans against each other: on any numbers where that tells as much as their own weights."""
+        graphs = {entrant.name: entrant.graph for entrant in entrants}
+        if all(map(can_rehearse, graphs.values())):
+            makers = rehearsals(graphs, self._target)
+        else:
+            makers = {name: partial(build_plan, graph, self._target) for name, graph in graphs.items()}
+        made = {name: self._attempts.of(name, maker) for name, maker in makers.items()}
+        plans = {name: plan for name, plan in made.items() if plan is not None}
+        fewest = _ROUNDS if self._patient and self.options.tune_budget is None else 1
+        budget, expected = _PATIENT if self._patient else _QUICK, rivals.expected(entrants[0])
+        result = contest(plans, random_inputs(self.normal), budget, fewest, expected, self._attempts) if plans else None
+        if result is None:
+            for name in plans:  # that none can be run on these inputs tells nothing about one of them
+                self._attempts.failed.pop(name)
+            return None
+        name = result.names[result.winner]
+        return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
+
+    # ------------------------------------------------------------------ what is remembered
+
+    def _winner(self, rivals: Contestants) -> Contestant | None:
+        """Return who won when the plans were last run, None where that is not known: what ran longer comes first."""
+        if self.options.tune == "remeasure":
+            return None
+        for patient in (True,) if self._patient else (True, False):
+            name = self._store.verdict(_winner_key(rivals.best, patient))
+            kept = rivals.get(name) if name in rivals.names else None
+            # by other costs, another plan may have the same name
+            if kept is not None and self._store.verdict(_pair_key(rivals.best, kept)) is not None:
+                return kept
+        return None
+
+
+def _is_kept(promise: Certificate | None, result: Contest) -> bool:
+    """Say whether the choice by cost, which is the first, saved what costs promised beside `propagate`."""
+    if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
+        return True
+    return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
+
+
+def _winner_key(best: Contestant, patient: bool) -> str:
+    """Return the key of who beat the choice by cost, or whether it won, on this machine with these threads."""
+    return key_of({"contest": best.key, "patient": patient})
+
+
+def _pair_key(best: Contestant, kept: Contestant) -> str:
+    """Return the key of one plan having been run against the choice by cost."""
+    return key_of({"contest": best.key, "kept": kept.key})
