@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -22,6 +22,7 @@ from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
 from fmtprop.frontends.examples import check_examples
+from fmtprop.frontends.onnx import from_onnx, is_onnx
 from fmtprop.frontends.specialise import Sizes
 from fmtprop.frontends.torch_export import from_torch_symbolic
 from fmtprop.ir.graph import Graph
@@ -80,6 +81,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     max_shapes: int = 8,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> CompiledModel | DynamicModel | TrainingModule:
     """Plan the memory format of every tensor of a model and make it ready to run.
 
@@ -90,8 +92,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
 
     Parameters
     ----------
-    model : torch.nn.Module, torch.export.ExportedProgram, Graph, str or path
-        A module, an op graph, the name of a built-in graph, or a file (graph ``.json``, ``.pt2``).
+    model : torch.nn.Module, torch.export.ExportedProgram, Graph, str, path, bytes or onnx.ModelProto
+        A module, an op graph, the name of a built-in graph, a file (graph ``.json``, ``.pt2``, ``.onnx``), or an ONNX
+        model in memory.
     example_inputs : torch.Tensor or tuple, optional
         Needed for a module: the shapes to compile for. Anything else has its shapes already; they must be these.
     dtype : {"f32", "bf16"}
@@ -147,6 +150,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
         is first met. An exported program with dynamic shapes needs no word.
     max_shapes : int
         Plans of a model with dynamic shapes that are kept; the one that was used longest ago goes first.
+    shapes : mapping of str to sequence of int, optional
+        For an ONNX model: dimensions of inputs with dynamic axes, by input.
 
     Returns
     -------
@@ -206,6 +211,12 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
     if training:
         return _trained(model, example_inputs, options)
     with on_cpu():
+        if is_onnx(model):
+            graph = from_onnx(model, shapes)
+            check_examples(graph, example_inputs, kwargs)
+            return compile_graph(graph, options)
+        if shapes:
+            raise ImportModelError("shapes are for ONNX models with dynamic axes; others have example inputs")
         if isinstance(model, str | os.PathLike):
             path = os.fspath(model)
             graph = load(path, deferred=True)
@@ -288,7 +299,7 @@ def _import(model: Any, example_inputs: Any, kwargs: Mapping[str, Any] | None) -
         return from_torch(model, example_inputs, kwargs=kwargs)
     raise ImportModelError(
         f"cannot compile a {type(model).__name__}: pass a torch.nn.Module, an ExportedProgram, a fmtprop Graph, the "
-        "name of a built-in graph or the path of a graph file"
+        "name of a built-in graph, the path of a file, or an ONNX model"
     )
 
 

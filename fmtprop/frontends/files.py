@@ -1,4 +1,4 @@
-"""Models from files and by name: built-in graphs, graph files, exported programs.
+"""Models from files and by name: built-in graphs, graph files, exported programs, ONNX models.
 
 This module owns how a name or a path is told apart and what is said when it cannot be read. How each kind of file
 is read is its own module's affair.
@@ -7,6 +7,7 @@ is read is its own module's affair.
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping, Sequence
 from logging import LogRecord
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fmtprop.errors import GraphError, ImportModelError
+from fmtprop.frontends.onnx import from_onnx
 from fmtprop.frontends.torch_log import held_back, reason
 from fmtprop.ir import file as graph_file
 from fmtprop.ir.builtin import builtin_names, builtin_path
@@ -25,17 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "save"]
 
-_KINDS = ".json (graph file), .pt2 (torch.export.save), or the name of a built-in graph"
+_KINDS = ".json (graph file), .pt2 (torch.export.save), .onnx, or the name of a built-in graph"
 
 
-def load(path: str | Path, *, deferred: bool = False) -> Graph:
+def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None, deferred: bool = False) -> Graph:
     """Load a graph by name or from a file.
 
     Parameters
     ----------
     path : str or Path
-        Name of a built-in graph (``"resnet50"``), a graph file (``.json``) or an exported program (``.pt2``). A
-        path with a separator or an extension is never taken for a name.
+        Name of a built-in graph (``"resnet50"``), a graph file (``.json``), an exported program (``.pt2``) or an ONNX
+        model (``.onnx``). A path with a separator or an extension is never taken for a name.
+    shapes : mapping of str to sequence of int, optional
+        For an ONNX model: dimensions of inputs with dynamic axes, by input.
     deferred : bool
         Whether a graph file's large weights are read when they are asked for, each time anew: for a compilation, which
         packs one after the other. The graph is then of use only while the file stays as it is.
@@ -64,18 +68,17 @@ def load(path: str | Path, *, deferred: bool = False) -> Graph:
         raise ImportModelError(f"{file} cannot be read: {error.strerror}; give a file that can: {_KINDS}") from error
     bare = file.name == str(path) and not file.suffix
     if bare and (file.name in builtin_names() or not exists):
+        _refuse_shapes(shapes, f"the built-in graph {file.name}")
         return graph_file.load(_builtin(file.name))
     _check_file(file)
     kind = file.suffix.lower()
+    if kind == ".onnx":
+        return from_onnx(file, shapes)
+    _refuse_shapes(shapes, str(file))
     if kind == ".json":
         return graph_file.load(file, deferred=deferred)
     if kind == ".pt2":
         return _load_exported(file)
-    if kind == ".onnx":
-        raise ImportModelError(
-            f"{file}: ONNX files cannot be imported yet. Export the PyTorch model itself: "
-            "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
-        )
     if kind in (".pt", ".pth", ".bin", ".safetensors", ".ckpt"):
         raise ImportModelError(
             f"{file}: holds weights (or a pickle), not a program. Build the module, load the weights into it and call "
@@ -114,6 +117,11 @@ def save(graph: Graph, path: str | Path) -> None:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ImportModelError(f"{file} cannot be written: {reason}; save it to another place") from error
+
+
+def _refuse_shapes(shapes: object, what: str) -> None:
+    if shapes:
+        raise ImportModelError(f"shapes are for ONNX models with dynamic axes; {what} has its own: leave them out")
 
 
 def _path(path: object) -> Path:

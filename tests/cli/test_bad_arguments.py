@@ -58,7 +58,7 @@ def test_empty_file(refused, tmp_path, name):
     ("name", "message"),
     [
         ("model.txt", "unknown kind of file '.txt'; known: .json"),
-        ("model.onnx", "ONNX files cannot be imported yet"),
+        ("model.onnx", "model.onnx is no ONNX model, or is damaged"),
         ("model.pth", "holds weights (or a pickle), not a program"),
     ],
 )

@@ -68,7 +68,7 @@ def test_builtin_graph_by_name(net, tmp_path, monkeypatch):
         ("dir/missing", None, "does not exist"),
         ("empty.pt2", b"", "empty.pt2 is empty"),
         ("empty.json", b"", "empty.json is empty"),
-        ("model.onnx", b"x", r"ONNX files cannot be imported yet.*torch.export.save\(torch.export.export"),
+        ("model.onnx", b"x", "model.onnx is no ONNX model, or is damaged"),
         ("model.pth", b"x", r"holds weights \(or a pickle\), not a program"),
         ("model.safetensors", b"x", "holds weights"),
         ("model.txt", b"x", "unknown kind of file '.txt'; known: .json"),

@@ -1,0 +1,82 @@
+"""ONNX models: read, checked, traced through PyTorch functions, and imported like any PyTorch program.
+
+Needs the packages ``onnx`` and ``onnx-ir`` (the extra ``fmtprop[onnx]``); nothing else in fmtprop imports them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fmtprop.errors import ImportModelError
+
+if TYPE_CHECKING:
+    from fmtprop.frontends.onnx.program import Program
+    from fmtprop.ir.graph import Graph
+
+__all__ = ["from_onnx", "is_onnx", "open_program"]
+
+
+def is_onnx(model: object) -> bool:
+    """Tell whether a caller's model is ONNX: bytes, a ``ModelProto``, or a path that ends so.
+
+    Examples
+    --------
+    >>> is_onnx("model.onnx"), is_onnx("resnet50")
+    (True, False)
+    """
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)[-5:].lower() in (".onnx", b".onnx")
+    return isinstance(model, bytes) or type(model).__module__.partition(".")[0] == "onnx"
+
+
+def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+    """Import an ONNX model as a graph.
+
+    Parameters
+    ----------
+    source : str, path, bytes or onnx.ModelProto
+        The model.
+    shapes : mapping of str to sequence of int, optional
+        Dimensions of inputs that have dynamic axes, by input.
+
+    Returns
+    -------
+    Graph
+        Inputs and outputs have the model's names; a node's ``origin`` is the ONNX node that it comes from.
+
+    Raises
+    ------
+    ImportModelError
+        The package ``onnx`` is missing, the model is invalid, or it cannot be a graph; the message names the node.
+    """
+    from fmtprop.frontends.onnx.graph import graph_of
+
+    program = open_program(source)
+    return graph_of(program, shapes)
+
+
+def open_program(source: object) -> Program:
+    """Read a model and make it ready to run node by node.
+
+    Parameters
+    ----------
+    source : str, path, bytes or onnx.ModelProto
+        The model.
+
+    Raises
+    ------
+    ImportModelError
+        The package ``onnx`` is missing, the model is invalid, or an operator is not supported.
+    """
+    try:
+        import onnx  # noqa: F401 (asked for here, so that one message says how to get it)
+    except ImportError as error:
+        raise ImportModelError(
+            "ONNX models are read with the package onnx, which is not installed: pip install 'fmtprop[onnx]'"
+        ) from error
+    from fmtprop.frontends.onnx.program import Program
+    from fmtprop.frontends.onnx.reading import read_model
+
+    return Program(read_model(source))

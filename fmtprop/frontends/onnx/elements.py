@@ -1,0 +1,120 @@
+"""Tensors of ONNX and of PyTorch: element types of both, and data carried from one to the other.
+
+Values are torch tensors wherever PyTorch has the element type, else numpy arrays (strings, 4-bit and 8-bit floats, …),
+lists (sequences) or None (absent optionals). This module must not know about nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+from fmtprop.errors import ImportModelError
+
+__all__ = ["TORCH_DTYPES", "array_of", "element_type", "from_array", "type_name"]
+
+#: ONNX's element types that PyTorch computes with
+TORCH_DTYPES: Final[dict[int, torch.dtype]] = {
+    TensorProto.FLOAT: torch.float32,
+    TensorProto.UINT8: torch.uint8,
+    TensorProto.INT8: torch.int8,
+    TensorProto.UINT16: torch.uint16,
+    TensorProto.INT16: torch.int16,
+    TensorProto.INT32: torch.int32,
+    TensorProto.INT64: torch.int64,
+    TensorProto.BOOL: torch.bool,
+    TensorProto.FLOAT16: torch.float16,
+    TensorProto.DOUBLE: torch.float64,
+    TensorProto.UINT32: torch.uint32,
+    TensorProto.UINT64: torch.uint64,
+    TensorProto.COMPLEX64: torch.complex64,
+    TensorProto.COMPLEX128: torch.complex128,
+    TensorProto.BFLOAT16: torch.bfloat16,
+}
+_ELEMENT_TYPES: Final = {dtype: number for number, dtype in TORCH_DTYPES.items()}
+_BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+_NUMPY: Final = {
+    helper.tensor_dtype_to_np_dtype(number): dtype
+    for number, dtype in TORCH_DTYPES.items()
+    if number != TensorProto.BFLOAT16
+}
+
+
+def type_name(number: int) -> str:
+    """Return the name of an element type, such as ``"FLOAT"``.
+
+    Examples
+    --------
+    >>> type_name(1), type_name(99)
+    ('FLOAT', '99')
+    """
+    known = TensorProto.DataType.values()
+    return str(TensorProto.DataType.Name(number)) if number in known else str(number)
+
+
+def element_type(value: torch.Tensor | np.ndarray[Any, Any]) -> int:
+    """Return ONNX's number for the element type of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return _ELEMENT_TYPES[value.dtype]
+    return int(helper.np_dtype_to_tensor_dtype(value.dtype))
+
+
+def from_array(array: Any) -> Any:
+    """Return a numpy array as a torch tensor of the same memory; itself where PyTorch lacks its type.
+
+    Examples
+    --------
+    >>> from_array(np.float32([1, 2]))
+    tensor([1., 2.])
+    >>> from_array(np.array(["a"], dtype=object))
+    array(['a'], dtype=object)
+    """
+    array = np.asarray(array)
+    if array.dtype == _BFLOAT16:
+        return _shared(array.view(np.int16)).view(torch.bfloat16)
+    return _shared(array) if array.dtype in _NUMPY else array
+
+
+def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if not array.flags.writeable:  # of a file's bytes: nobody writes to constants, but torch warns
+        array = array.view()
+        try:
+            array.flags.writeable = True
+        except ValueError:
+            array = array.copy()
+    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
+    return torch.from_numpy(array)
+
+
+def array_of(value: Any) -> Any:
+    """Return a value as numpy arrays: the way back of :func:`from_array`; of a sequence, a list of them."""
+    if isinstance(value, list):
+        return [array_of(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensor = value.detach().resolve_conj().resolve_neg()
+    return tensor.view(torch.int16).numpy().view(_BFLOAT16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def torch_dtype(number: int, what: str) -> torch.dtype:
+    """Return PyTorch's data type for an element type.
+
+    Raises
+    ------
+    ImportModelError
+        PyTorch has none.
+    """
+    if number not in TORCH_DTYPES:
+        raise ImportModelError(f"{what} has element type {type_name(number)}, which PyTorch does not compute with")
+    return TORCH_DTYPES[number]
+
+
+def from_proto(proto: onnx.TensorProto) -> Any:
+    """Return what a tensor in a file holds, checked before by :mod:`fmtprop.frontends.onnx.structure_check`."""
+    return from_array(onnx.numpy_helper.to_array(proto))

@@ -1,0 +1,219 @@
+"""From an ONNX program to a graph: traced once on fake tensors, then imported call by call like any PyTorch program.
+
+This module owns the shapes of inputs, and the names of inputs, weights and outputs; what nodes mean is in
+:mod:`fmtprop.frontends.onnx.operators`, how PyTorch's calls become our ops in :mod:`fmtprop.frontends.fx_import`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import fx
+
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.onnx.elements import torch_dtype, type_name
+from fmtprop.frontends.onnx.operators.values import is_known
+from fmtprop.frontends.onnx.program import Program, Step
+from fmtprop.frontends.torch_call import parts_of, tensor_type
+from fmtprop.frontends.torch_log import held_back
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Value
+from fmtprop.ir.verify import Stage, verify
+
+__all__ = ["dims_of", "graph_of"]
+
+
+def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    """Return the declared dimensions of an input: numbers, names of dynamic axes, None for unnamed ones.
+
+    Returns
+    -------
+    tuple or None
+        None where the rank is unknown too.
+
+    Raises
+    ------
+    ImportModelError
+        The input is no tensor.
+    """
+    if info.type.WhichOneof("value") != "tensor_type":
+        kind = str(info.type.WhichOneof("value") or "nothing").removesuffix("_type")
+        raise ImportModelError(
+            f"input {info.name} is a {kind}, and a graph's inputs are tensors; fmtprop.onnx.InferenceSession runs such "
+            "a model node by node"
+        )
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    dims = info.type.tensor_type.shape.dim
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+
+
+def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """Return the dimensions of an input as numbers.
+
+    Parameters
+    ----------
+    info : onnx.ValueInfoProto
+        As the model declares it.
+    shapes : mapping of str to sequence of int
+        What the caller wants, by input.
+
+    Raises
+    ------
+    ImportModelError
+        An axis is dynamic and not given, or what is given contradicts the model.
+    """
+    declared = dims_of(info)
+    given = shapes.get(info.name)
+    if given is None:
+        return _declared(info.name, declared)
+    dims = tuple(given)
+    if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in dims):
+        raise ImportModelError(f"shapes[{info.name!r}] is {given!r}; it must be a tuple of sizes")
+    if declared is not None:
+        fits = len(declared) == len(dims) and all(
+            not isinstance(want, int) or want == have for want, have in zip(declared, dims, strict=True)
+        )
+        if not fits:
+            words = ", ".join(str(d or "?") for d in declared)
+            raise ImportModelError(f"shapes[{info.name!r}] is {dims}, but the model declares ({words})")
+    return dims
+
+
+def _declared(name: str, dims: tuple[int | str | None, ...] | None) -> tuple[int, ...]:
+    """Return dimensions that must all be numbers."""
+    if dims is not None and all(isinstance(dim, int) for dim in dims):
+        return tuple(dim for dim in dims if isinstance(dim, int))
+    words = ", ".join(str(dim or "?") for dim in dims or ())
+    shown = "no shape" if dims is None else f"the dynamic shape ({words})"
+    raise ImportModelError(
+        f"input {name} has {shown}; a plan has fixed shapes: pass them, such as shapes={{{name!r}: (1, 3, 224, 224)}}, "
+        "or use fmtprop.onnx.InferenceSession, which plans for each shape that it meets"
+    )
+
+
+def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+    """Import a program as a graph.
+
+    Parameters
+    ----------
+    program : Program
+        The model, ready to run.
+    shapes : mapping of str to sequence of int, optional
+        Dimensions of inputs with dynamic axes.
+
+    Returns
+    -------
+    Graph
+        Inputs and outputs have the model's names, nodes the name of the ONNX node that they come from as ``origin``.
+
+    Raises
+    ------
+    ImportModelError
+        A shape is open, or depends on data; the message names the node.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    wanted = dict(shapes or {})
+    infos = program.inputs
+    unknown = sorted(set(wanted) - {info.name for info in infos})
+    if unknown:
+        raise ImportModelError(
+            f"shapes names {unknown[0]!r}; the model's inputs are {', '.join(i.name for i in infos)}"
+        )
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    examples = []
+    for info in infos:
+        dims = fixed_dims(info, wanted)
+        number = info.type.tensor_type.elem_type
+        dtype = torch_dtype(number, f"input {info.name}")
+        if dtype.is_complex:
+            raise ImportModelError(f"input {info.name} is {type_name(number)}; a graph's inputs are real")
+        with mode:
+            examples.append(torch.empty(dims, dtype=dtype))
+    tracing = _Tracing(program, [info.name for info in infos])
+    with held_back(), torch.no_grad(), fx_traceback.preserve_node_meta():
+        module = make_fx(tracing, pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
+    return _imported(program, module, tracing)
+
+
+class _Tracing:
+    """The function that is traced: from the inputs to those outputs that depend on them."""
+
+    def __init__(self, program: Program, inputs: Sequence[str]) -> None:
+        self.program = program
+        self.inputs = inputs
+        #: outputs in order: data where it is known, else None
+        self.known: list[torch.Tensor | None] = []
+
+    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        results = self.program.trace(dict(zip(self.inputs, values, strict=True)), _noted)
+        for name, result in zip(self.program.body.outputs, results, strict=True):
+            if not isinstance(result, torch.Tensor):
+                raise ImportModelError(
+                    f"output {name} is no tensor of a type that PyTorch has; fmtprop.onnx.InferenceSession runs such a "
+                    "model node by node"
+                )
+            if result.is_complex():
+                raise ImportModelError(f"output {name} is complex; a graph's outputs are real")
+        self.known = [result if is_known(result) else None for result in results]
+        return [result for result, known in zip(results, self.known, strict=True) if known is None]
+
+
+@contextmanager
+def _noted(step: Step) -> Iterator[None]:
+    """Let the tracer note the node that calls come from."""
+    before = fx_traceback.current_meta.get("nn_module_stack")
+    fx_traceback.current_meta["nn_module_stack"] = {"onnx": (step.node.name or step.node.output[0], step.node.op_type)}
+    try:
+        yield
+    finally:
+        fx_traceback.current_meta["nn_module_stack"] = before
+
+
+def _imported(program: Program, module: fx.GraphModule, tracing: _Tracing) -> Graph:
+    graph = Graph(program.name)
+    values: dict[str, Any] = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for info, node in zip(program.inputs, placeholders, strict=True):
+        values[node.name] = graph.input(info.name, tensor_type(node.meta["val"], f"input {info.name}"))
+    outputs = [info.name for info in program.outputs]
+    taken = {info.name for info in program.inputs} | set(outputs)
+    constants = _Constants(graph, {id(tensor): key for key, tensor in program.body.constants.items()}, taken)
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            values[node.name] = constants.of(getattr(module, str(node.target)))
+    computed = iter(import_calls(graph, module, values))
+    for output, data in zip(outputs, tracing.known, strict=True):
+        source = next(computed) if data is None else constants.of(data)
+        graph.output(source, output if output not in graph else graph.fresh_name(output))
+    graph.remove_dead()
+    verify(graph, Stage.IMPORTED)
+    return graph
+
+
+class _Constants:
+    """The graph's weights: each tensor once, under the name that it has in the model."""
+
+    def __init__(self, graph: Graph, names: Mapping[int, str], taken: set[str]) -> None:
+        self.graph = graph
+        self.names = names
+        self.taken = taken
+        self.made: dict[int, tuple[Value, torch.Tensor]] = {}
+
+    def of(self, tensor: torch.Tensor) -> Value:
+        if id(tensor) not in self.made:
+            name = self.names.get(id(tensor), "")
+            if not name or name in self.taken or name in self.graph:
+                name = self.graph.fresh_name("constant")
+            type_ = tensor_type(tensor, f"constant {name}")
+            value = self.graph.constant(name, type_, parts_of(tensor.detach()).contiguous())
+            self.made[id(tensor)] = value, tensor
+        return self.made[id(tensor)][0]

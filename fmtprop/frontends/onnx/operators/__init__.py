@@ -1,0 +1,92 @@
+"""What each ONNX operator computes, as one small PyTorch function for each meaning that it has had.
+
+A function takes the operator's inputs in order and its attributes by name; ``wanted`` is the number of outputs that a
+node names, ``run`` runs a subgraph. The name in a table is the operator's, with the first opset version for which the
+function is right where there was another one before (``"Softmax-13"``). The calls that a function makes go through the
+importers of :mod:`fmtprop.ops`: there is one set of rules for how a model becomes our ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fmtprop.frontends.onnx.operators import (
+    control_flow,
+    convolution,
+    elementwise,
+    indexing,
+    matrix,
+    microsoft,
+    normalization,
+    quantised,
+    recurrent,
+    reduction,
+    resampling,
+    sequence,
+    shape,
+)
+from fmtprop.frontends.onnx.operators.sequence import CARRYING
+from fmtprop.frontends.onnx.operators.shape import GROWING, SHAPE_ONLY
+
+__all__ = ["CARRYING", "GROWING", "RANDOM", "SHAPE_ONLY", "find", "table"]
+
+#: they draw numbers: a graph is a function of its inputs
+RANDOM: Final = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+_FAMILIES: Final = (
+    control_flow, convolution, elementwise, indexing, matrix, normalization, quantised, recurrent, reduction,
+    resampling, sequence, shape,
+)  # fmt: skip
+
+_Versions = dict[str, list[tuple[int, Callable[..., Any]]]]
+
+
+def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
+    found: _Versions = {}
+    for functions in tables:
+        for key, function in functions.items():
+            name, _, since = key.partition("-")
+            found.setdefault(name, []).append((int(since or 1), function))
+    return {name: sorted(versions, key=lambda pair: -pair[0]) for name, versions in found.items()}
+
+
+_TABLES: Final[dict[str, _Versions]] = {
+    "": _by_version([family.OPERATORS for family in _FAMILIES]),
+    "com.microsoft": _by_version([microsoft.OPERATORS]),
+}
+
+
+def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
+    """Return the function of an operator, or None where there is none.
+
+    Parameters
+    ----------
+    domain : str
+        Empty for ONNX's own operators.
+    name : str
+        Of the operator.
+    version : int
+        The opset version that the model imports for the domain.
+
+    Examples
+    --------
+    >>> find("", "Softmax", 12) is find("", "Softmax", 13)
+    False
+    >>> find("", "Sofa", 13)
+    """
+    for since, function in _TABLES.get(domain, {}).get(name, []):
+        if version >= since:
+            return function
+    return None
+
+
+def table() -> dict[tuple[str, str], list[int]]:
+    """Return the first opset versions of all meanings by domain and operator."""
+    return {
+        (domain, name): sorted(since for since, _ in versions)
+        for domain, names in _TABLES.items()
+        for name, versions in names.items()
+    }

@@ -1,0 +1,92 @@
+"""Sequences, as lists of values, and optionals, as values or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fmtprop.frontends.onnx.operators.values import axis_of, ints, known
+
+
+def _place(position: Tensor | None, size: int, default: int) -> int:
+    place = default if position is None else ints(position, "position")[0]
+    if not -size <= place <= size:
+        raise ValueError(f"position {place} is outside a sequence of {size}")
+    return place + size if place < 0 else place
+
+
+def _empty(*, dtype: int = 1) -> list[Any]:
+    return []
+
+
+def _construct(*items: Any) -> list[Any]:
+    return list(items)
+
+
+def _insert(sequence: list[Any], item: Any, position: Tensor | None = None) -> list[Any]:
+    place = _place(position, len(sequence), len(sequence))
+    return [*sequence[:place], item, *sequence[place:]]
+
+
+def _erase(sequence: list[Any], position: Tensor | None = None) -> list[Any]:
+    place = _place(position, len(sequence), len(sequence) - 1)
+    return [*sequence[:place], *sequence[place + 1 :]]
+
+
+def _at(sequence: list[Any], position: Tensor) -> Any:
+    return sequence[_place(position, len(sequence), 0)]
+
+
+def _length(sequence: list[Any]) -> Tensor:
+    return known(len(sequence))
+
+
+def _split_to_sequence(x: Tensor, split: Tensor | None = None, *, axis: int = 0, keepdims: int = 1) -> list[Tensor]:
+    axis = axis_of(axis, x.ndim)
+    if split is None:
+        parts = list(torch.split(x, 1, axis))
+        return parts if keepdims else [part.squeeze(axis) for part in parts]
+    sizes = ints(split, "split")
+    return list(torch.split(x, sizes if split.ndim else sizes[0], axis))
+
+
+def _concat_from_sequence(sequence: list[Tensor], *, axis: int, new_axis: int = 0) -> Tensor:
+    return torch.stack(sequence, axis) if new_axis else torch.cat(sequence, axis)
+
+
+def _optional(value: Any = None, *, type: Any = None) -> Any:
+    return value
+
+
+def _has_element(value: Any = None) -> Tensor:
+    return known(value is not None)
+
+
+def _get_element(value: Any) -> Any:
+    if value is None:
+        raise ValueError("the optional is empty")
+    return value
+
+
+#: what they do does not depend on what kind of tensors they carry
+CARRYING: Final = frozenset(
+    """Identity SequenceEmpty SequenceConstruct SequenceInsert SequenceErase SequenceAt SequenceLength Optional
+    OptionalHasElement OptionalGetElement If Loop Scan""".split()
+)
+
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "SequenceEmpty": _empty,
+    "SequenceConstruct": _construct,
+    "SequenceInsert": _insert,
+    "SequenceErase": _erase,
+    "SequenceAt": _at,
+    "SequenceLength": _length,
+    "SplitToSequence": _split_to_sequence,
+    "ConcatFromSequence": _concat_from_sequence,
+    "Optional": _optional,
+    "OptionalHasElement": _has_element,
+    "OptionalGetElement": _get_element,
+}

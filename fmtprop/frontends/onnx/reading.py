@@ -1,0 +1,238 @@
+"""ONNX models from a path, from bytes or from a ``ModelProto``, checked before anything is planned.
+
+The steps: count what the file asks for, parse it, check its structure, take the weights out, check the rest with
+``onnx.checker``, and write its functions out. This module owns that order, and external data.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, inliner
+
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx import limits
+from fmtprop.frontends.onnx.elements import from_array, from_proto
+from fmtprop.frontends.onnx.structure_check import check_structure, nbytes_of
+from fmtprop.frontends.onnx.wire import check_counts
+from fmtprop.system.files import check_readable, path_of, read
+from fmtprop.system.machine import memory_nbytes
+
+__all__ = ["Source", "read_model"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was read.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Without weights and without functions.
+    weights : mapping of str to object
+        The graph's initialisers.
+    name : str
+        How messages name it.
+    """
+
+    model: onnx.ModelProto
+    weights: Mapping[str, Any]
+    name: str
+
+
+def read_model(source: object) -> Source:
+    """Read a model.
+
+    Parameters
+    ----------
+    source : str, path, bytes or onnx.ModelProto
+        A file, what is in one, or a model in memory, which is left as it is.
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    ImportModelError
+        It cannot be read, is no ONNX model, breaks a rule of ONNX's, or is larger than
+        :mod:`fmtprop.frontends.onnx.limits` allows.
+    """
+    folder: Path | None = None
+    if isinstance(source, onnx.ModelProto):
+        name, model = "the model", onnx.ModelProto()
+        model.CopyFrom(source)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        name = "the model"
+        model = _parsed(bytes(source), name)
+    else:
+        file = _path(source)
+        name, folder = str(file), file.parent
+        model = _parsed(_contents(file), name)
+    check_structure(model, name)
+    weights = _take_weights(model, folder, name)
+    _check(model, name)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    return Source(model, weights, name)
+
+
+def _path(source: object) -> Path:
+    try:
+        return path_of(source)
+    except OSError as error:
+        raise ImportModelError(f"{error.strerror}; pass a path, bytes or an onnx.ModelProto") from error
+
+
+def _contents(file: Path) -> bytes:
+    try:
+        check_readable(file)
+        data = read(file, limits.FILE_NBYTES)
+    except FileNotFoundError as error:
+        raise ImportModelError(f"{file} does not exist") from error
+    except OSError as error:
+        raise ImportModelError(f"{file} cannot be read: {error.strerror}") from error
+    return data
+
+
+def _parsed(data: bytes, name: str) -> onnx.ModelProto:
+    if not data:
+        raise ImportModelError(f"{name} is empty; it was probably not written to the end")
+    check_counts(data, name)
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ImportModelError(
+            f"{name} is no ONNX model, or is damaged: protobuf cannot read it ({error}); export it again"
+        ) from error
+
+
+def _check(model: onnx.ModelProto, name: str) -> None:
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()][:4]
+        raise ImportModelError(f"{name} is no valid ONNX model: {' '.join(lines)}") from error
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _take_weights(model: onnx.ModelProto, folder: Path | None, name: str) -> dict[str, Any]:
+    """Return the graph's initialisers, and leave inputs of their types in the model."""
+    files = _External(folder, name)
+    weights = {}
+    inputs = {info.name for info in model.graph.input}
+    infos = []
+    for tensor in model.graph.initializer:
+        where = f"{name}: initialiser {tensor.name}"
+        external = tensor.data_location == TensorProto.EXTERNAL
+        weights[tensor.name] = files.read(tensor, where) if external else from_proto(tensor)
+        if tensor.name not in inputs:
+            infos.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    _refuse_external(model.graph, name)
+    del model.graph.initializer[:]
+    model.graph.input.extend(infos)
+    return weights
+
+
+def _refuse_external(graph: onnx.GraphProto, name: str) -> None:
+    """Refuse external data of all but the graph's own initialisers, which is where exporters put it."""
+    graphs = [graph]
+    while graphs:
+        current = graphs.pop()
+        tensors = [] if current is graph else list(current.initializer)
+        for node in current.node:
+            for attribute in node.attribute:
+                tensors += [attribute.t, *attribute.tensors]
+                graphs += [g for g in (attribute.g, *attribute.graphs) if len(g.node) or len(g.initializer)]
+        for tensor in tensors:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                raise ImportModelError(
+                    f"{name}: tensor {tensor.name!r} within a node lies in another file; only the main graph's "
+                    "initialisers may"
+                )
+
+
+class _External:
+    """The files beside a model that hold its weights; each range is read once."""
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self.left = memory_nbytes()
+        self.ranges: dict[tuple[str, int, int], bytes] = {}
+
+    def read(self, tensor: onnx.TensorProto, where: str) -> Any:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        nbytes = nbytes_of(tensor, where)
+        offset = _size(entries.get("offset", "0"), f"{where}: offset")
+        length = _size(entries.get("length", str(nbytes)), f"{where}: length")
+        if length != nbytes:
+            raise ImportModelError(f"{where} needs {nbytes} bytes, but its external data has {length}")
+        key = (location, offset, length)
+        if key not in self.ranges:
+            self.ranges[key] = self._bytes(*key, where)
+        inside = onnx.TensorProto()
+        inside.CopyFrom(tensor)
+        del inside.external_data[:]
+        inside.ClearField("data_location")
+        if helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * int(np.prod(tensor.dims)) != nbytes:
+            inside.raw_data = self.ranges[key]  # several numbers in a byte
+            return from_proto(inside)
+        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return from_array(np.frombuffer(bytearray(self.ranges[key]), dtype=kind).reshape(tuple(tensor.dims)))
+
+    def _bytes(self, location: str, offset: int, length: int, where: str) -> bytes:
+        file = self._file(location, where)
+        self.left -= length
+        if self.left < 0:
+            raise ImportModelError(f"{where}: the external data of {self.name} is larger than this machine's memory")
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as opened:
+                status = os.fstat(opened.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise ImportModelError(f"{where}: {location!r} is not a regular file")
+                if offset + length > status.st_size:
+                    raise ImportModelError(
+                        f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}"
+                    )
+                opened.seek(offset)
+                data = opened.read(length)
+        except OSError as error:
+            raise ImportModelError(f"{where}: {location!r} cannot be read: {error.strerror}") from error
+        if len(data) != length:
+            raise ImportModelError(f"{where}: {location!r} was cut off while it was read")
+        return data
+
+    def _file(self, location: str, where: str) -> Path:
+        if self.folder is None:
+            raise ImportModelError(f"{where} lies in the file {location!r} beside the model; give the model's path")
+        path = PurePosixPath(location)
+        plain = location and "\0" not in location and "\\" not in location and not path.is_absolute()
+        if not plain or ".." in path.parts or len(location) > limits.NAME_CHARACTERS:
+            raise ImportModelError(
+                f"{where} lies in {location!r}; external data must be in the model's folder, under a relative path"
+            )
+        file = self.folder
+        for part in path.parts:
+            file = file / part
+            if file.is_symlink():
+                raise ImportModelError(f"{where}: {location!r} leads over a link, which could lead anywhere")
+        return file
+
+
+def _size(text: str, where: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ImportModelError(f"{where} is {text[:40]!r}; it must be a number of bytes")
+    return int(text)

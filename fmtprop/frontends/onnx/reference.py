@@ -1,0 +1,52 @@
+"""Nodes that PyTorch has no function for, run on ONNX's own reference in numpy: strings, 4-bit types, images, trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from fmtprop.frontends.onnx.elements import array_of, from_array
+
+__all__ = ["run_node"]
+
+
+def run_node(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> Any:
+    """Run one node on :class:`onnx.reference.ReferenceEvaluator`.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+        The node, with all its attributes.
+    version : int
+        The opset version of its domain.
+    arguments : sequence
+        Its operands; None for one that is left out.
+
+    Returns
+    -------
+    object
+        Its result, or a tuple of them.
+    """
+    named = {name: array_of(value) for name, value in zip(node.input, arguments, strict=True) if name}
+    inputs = [onnx.ValueInfoProto(name=name) for name in named]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    opsets = [helper.make_opsetid(node.domain, version)]
+    results = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, named)
+    made = iter(results)
+    found = tuple(_value(next(made)) if name else None for name in node.output)
+    return found if len(found) > 1 else found[0]
+
+
+def _value(result: Any) -> Any:
+    if isinstance(result, list):
+        return [_value(item) for item in result]
+    if result is None:
+        return None
+    array = np.asarray(result)
+    return from_array(array.astype(object) if array.dtype.kind == "U" else array)

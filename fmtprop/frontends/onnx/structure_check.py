@@ -1,0 +1,257 @@
+"""Check an ONNX model's structure before anything else looks at it: sizes, names, nesting, recursion, contradictions.
+
+What the file declares is compared with what it has, and everything that grows while it is read is bounded. ONNX's own
+checker, which knows the operators' signatures, runs after this and can rely on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, TensorProto, helper
+
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx import limits
+from fmtprop.frontends.onnx.elements import type_name
+
+__all__ = ["check_structure", "nbytes_of"]
+
+#: bits of types that share bytes
+_PACKED = {2: {"INT2", "UINT2"}, 4: {"INT4", "UINT4", "FLOAT4E2M1"}}
+
+#: where a tensor's numbers lie when they are not raw, with how many fields make an element
+_TYPED = {
+    "float_data": {TensorProto.FLOAT: 1, TensorProto.COMPLEX64: 2},
+    "double_data": {TensorProto.DOUBLE: 1, TensorProto.COMPLEX128: 2},
+    "int64_data": {TensorProto.INT64: 1},
+    "uint64_data": {TensorProto.UINT32: 1, TensorProto.UINT64: 1},
+    "string_data": {TensorProto.STRING: 1},
+}
+
+
+def check_structure(model: onnx.ModelProto, where: str) -> None:
+    """Check a model's structure.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        As parsed.
+    where : str
+        How messages name it.
+
+    Raises
+    ------
+    ImportModelError
+        It breaks a rule; the message names the place.
+    """
+    if not model.HasField("graph"):
+        raise ImportModelError(f"{where} has no graph; it is no ONNX model, or was not written to the end")
+    _check_opsets(model, where)
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    if len(functions) != len(model.functions):
+        raise ImportModelError(f"{where}: two functions have one name")
+    bodies: dict[Any, tuple[int, list[Any]]] = {}
+    for key, function in functions.items():
+        for names in (function.input, function.output, function.attribute):
+            _check_names(names, f"{where}: function {function.name}")
+        bodies[key] = _check_nodes(function.node, f"{where}: function {function.name}", functions, 1)
+    bodies[None] = _check_graph(model.graph, f"{where}: graph {model.graph.name}", functions, 1)
+    _check_calls(bodies, where)
+
+
+def _check_opsets(model: onnx.ModelProto, where: str) -> None:
+    versions: dict[str, int] = {}
+    for opset in model.opset_import:
+        _check_names([opset.domain], where)
+        domain = "" if opset.domain == "ai.onnx" else opset.domain
+        if versions.setdefault(domain, opset.version) != opset.version:
+            raise ImportModelError(f"{where} imports two versions of the domain {domain or 'ai.onnx'!r}")
+        if not 1 <= opset.version < 1 << 31:
+            raise ImportModelError(f"{where} imports version {opset.version} of the domain {domain or 'ai.onnx'!r}")
+    version = versions.get("")
+    if version is not None and not limits.OLDEST_OPSET <= version <= limits.NEWEST_OPSET:
+        raise ImportModelError(
+            f"{where} is of opset {version}; {limits.OLDEST_OPSET} to {limits.NEWEST_OPSET} are understood: export it "
+            "again, or use onnx.version_converter.convert_version"
+        )
+
+
+def _check_names(names: Iterable[str], where: str) -> None:
+    for name in names:
+        if len(name) > limits.NAME_CHARACTERS:
+            raise ImportModelError(f"{where}: a name has {len(name)} characters; {limits.NAME_CHARACTERS} are allowed")
+
+
+def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int) -> tuple[int, list[Any]]:
+    if depth > limits.GRAPH_DEPTH:
+        raise ImportModelError(f"{where}: graphs lie more than {limits.GRAPH_DEPTH} deep in each other")
+    _check_names([graph.name], where)
+    if graph.sparse_initializer:
+        raise ImportModelError(f"{where} has sparse initialisers, which are not supported; store them dense")
+    if len(graph.initializer) > limits.INITIALISERS:
+        raise ImportModelError(f"{where} has {len(graph.initializer)} initialisers; {limits.INITIALISERS} are allowed")
+    for infos in (graph.input, graph.output):
+        if len(infos) > limits.OPERANDS:
+            raise ImportModelError(f"{where} has {len(infos)} inputs or outputs; {limits.OPERANDS} are allowed")
+        names = [info.name for info in infos]
+        _check_names(names, where)
+        if len(set(names)) != len(names):
+            raise ImportModelError(f"{where}: two of its inputs, or two of its outputs, have one name")
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        _check_type(info.type, f"{where}: {info.name}", 1)
+    seen = set()
+    for tensor in graph.initializer:
+        if not tensor.name or tensor.name in seen:
+            raise ImportModelError(f"{where}: initialiser {tensor.name!r} has no name of its own")
+        seen.add(tensor.name)
+        check_tensor(tensor, f"{where}: initialiser {tensor.name}")
+    return _check_nodes(graph.node, where, functions, depth)
+
+
+def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[int, list[Any]]:
+    """Check nodes and their subgraphs; return how many there are, and which functions they call."""
+    count, calls = len(nodes), []
+    for index, node in enumerate(nodes):
+        name = node.name or (node.output[0] if node.output else f"number {index}")
+        label = f"{where}: node {name[:200]} ({node.op_type[:200]})"
+        if len(node.input) + len(node.output) > limits.OPERANDS:
+            raise ImportModelError(f"{label} has more than {limits.OPERANDS} operands")
+        _check_names((node.name, node.op_type, node.domain, *node.input, *node.output), label)
+        if (key := (node.domain, node.op_type, node.overload)) in functions:
+            calls.append(key)
+        if len({attribute.name for attribute in node.attribute}) != len(node.attribute):
+            raise ImportModelError(f"{label}: two of its attributes have one name")
+        for attribute in node.attribute:
+            for part in _parts(attribute, label):
+                if isinstance(part, TensorProto):
+                    check_tensor(part, f"{label}: attribute {attribute.name}")
+                    continue
+                inner, further = _check_graph(part, f"{label}: subgraph {attribute.name}", functions, depth + 1)
+                count += inner
+                calls += further
+    if count > limits.NODES:
+        raise ImportModelError(f"{where} has more than {limits.NODES} nodes")
+    return count, calls
+
+
+def _parts(attribute: onnx.AttributeProto, label: str) -> Iterator[Any]:
+    """Yield the tensors and graphs of an attribute."""
+    _check_names((attribute.name, attribute.ref_attr_name), label)
+    if attribute.type == AttributeProto.TENSOR:
+        yield attribute.t
+    elif attribute.type == AttributeProto.TENSORS:
+        yield from attribute.tensors
+    elif attribute.type == AttributeProto.GRAPH:
+        yield attribute.g
+    elif attribute.type == AttributeProto.GRAPHS:
+        yield from attribute.graphs
+    elif attribute.type in (AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
+        raise ImportModelError(f"{label}: attribute {attribute.name} is a sparse tensor, which is not supported")
+
+
+def _check_calls(bodies: dict[Any, tuple[int, list[Any]]], where: str) -> None:
+    """Refuse functions that call themselves, and those that call each other so often that writing them out explodes."""
+    sizes: dict[Any, int] = {}
+    open_calls: list[tuple[Any, bool]] = [(None, False)]
+    path: list[Any] = []
+    while open_calls:
+        key, done = open_calls.pop()
+        if done:
+            path.pop()
+            sizes[key] = min(bodies[key][0] + sum(sizes[call] for call in bodies[key][1]), limits.NODES + 1)
+            continue
+        if key in path:
+            raise ImportModelError(f"{where}: function {key[1]} calls itself")
+        if key in sizes:
+            continue
+        if len(path) > limits.FUNCTION_DEPTH:
+            raise ImportModelError(f"{where}: functions call each other more than {limits.FUNCTION_DEPTH} deep")
+        path.append(key)
+        open_calls.append((key, True))
+        open_calls += [(call, False) for call in set(bodies[key][1])]
+    if sizes[None] > limits.NODES:
+        raise ImportModelError(f"{where} has more than {limits.NODES} nodes once its functions are written out")
+
+
+def _check_type(type_: onnx.TypeProto, where: str, depth: int) -> None:
+    if depth > 4:
+        raise ImportModelError(f"{where}: sequences lie too deep in each other")
+    kind = type_.WhichOneof("value")
+    if kind == "sequence_type":
+        _check_type(type_.sequence_type.elem_type, where, depth + 1)
+    elif kind == "optional_type":
+        _check_type(type_.optional_type.elem_type, where, depth + 1)
+    elif kind == "tensor_type":
+        dims = type_.tensor_type.shape.dim
+        if len(dims) > limits.AXES:
+            raise ImportModelError(f"{where} has {len(dims)} axes; {limits.AXES} are allowed")
+        _check_names((dim.dim_param for dim in dims), where)
+        for axis, dim in enumerate(dims):
+            if not 0 <= dim.dim_value <= limits.AXIS_ELEMENTS:
+                raise ImportModelError(f"{where}: axis {axis} has size {dim.dim_value}")
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
+    """Return the bytes that a tensor's dimensions and element type ask for.
+
+    Raises
+    ------
+    ImportModelError
+        The type is unknown, or has no fixed size.
+    """
+    if tensor.data_type not in TensorProto.DataType.values() or tensor.data_type == TensorProto.UNDEFINED:
+        raise ImportModelError(f"{where} has the unknown element type {tensor.data_type}")
+    if tensor.data_type == TensorProto.STRING:
+        raise ImportModelError(f"{where} holds strings, which are not stored as bytes")
+    name = type_name(tensor.data_type)
+    whole = 8 * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    bits = next((n for n, names in _PACKED.items() if name in names), whole)
+    elements: int = math.prod(tensor.dims)
+    return -(-elements * bits // 8)
+
+
+def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
+    """Compare what a tensor declares with what it has.
+
+    Raises
+    ------
+    ImportModelError
+        They differ, or the tensor has no data or too many axes.
+    """
+    _check_names([tensor.name], where)
+    if len(tensor.dims) > limits.AXES or any(not 0 <= dim <= limits.AXIS_ELEMENTS for dim in tensor.dims):
+        raise ImportModelError(f"{where} has impossible dimensions {list(tensor.dims)[:8]}")
+    if tensor.HasField("segment"):
+        raise ImportModelError(f"{where} is a segment of a tensor, which is not supported")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        nbytes_of(tensor, where)
+        return
+    count = math.prod(tensor.dims)
+    fields = {name: len(getattr(tensor, name)) for name in (*_TYPED, "int32_data") if len(getattr(tensor, name))}
+    if tensor.HasField("raw_data"):
+        wanted, have = nbytes_of(tensor, where), len(tensor.raw_data)
+        if fields:
+            raise ImportModelError(f"{where} has its numbers twice, as raw_data and as {next(iter(fields))}")
+        if wanted != have:
+            raise ImportModelError(
+                f"{where} declares {list(tensor.dims)} of {type_name(tensor.data_type)}, {wanted} bytes, but has {have}"
+            )
+        return
+    if tensor.data_type == TensorProto.STRING:
+        place, wanted = "string_data", count
+    else:
+        nbytes = nbytes_of(tensor, where)
+        each = next(
+            ((name, kinds[tensor.data_type]) for name, kinds in _TYPED.items() if tensor.data_type in kinds), None
+        )
+        packed = any(type_name(tensor.data_type) in names for names in _PACKED.values())
+        place, wanted = (each[0], count * each[1]) if each else ("int32_data", nbytes if packed else count)
+    if sum(fields.values()) != wanted or any(name != place for name in fields):
+        shown = ", ".join(f"{n} in {name}" for name, n in fields.items()) or "none"
+        raise ImportModelError(f"{where} declares {list(tensor.dims)}, {wanted} numbers in {place}, but has {shown}")

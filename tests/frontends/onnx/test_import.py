@@ -1,0 +1,195 @@
+"""ONNX models become graphs: the right ops, the right numbers, and one clear error where they cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import fmtprop as fp
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx import from_onnx, open_program
+
+CONVOLUTION = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1, 3, 8, 8] image) => (float[1, 5] scores) {
+    hidden = Conv<pads = [1, 1, 1, 1]>(image, w, b)
+    active = Relu(hidden)
+    pooled = GlobalAveragePool(active)
+    flat = Flatten(pooled)
+    scores = Gemm<transB = 1>(flat, v, c)
+}
+"""
+
+
+def with_weights(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    model.CopyFrom(parser.parse_model(text))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+@pytest.fixture
+def network() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    shapes = {"w": (4, 3, 3, 3), "b": (4,), "v": (5, 4), "c": (5,)}
+    return with_weights(CONVOLUTION, **{name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()})
+
+
+def test_layers_are_native_ops(network):
+    graph = from_onnx(network)
+    assert [node.op for node in graph.nodes() if node.op not in ("input", "constant", "output")] == [
+        "convolution",
+        "eltwise",
+        "pooling",
+        "reshape",
+        "inner_product",
+    ]
+    assert [node.name for node in graph.input_nodes] == ["image"]
+    assert [node.name for node in graph.output_nodes] == ["scores"]
+    assert set(graph.constants) == {"w", "b", "v", "c"}
+    assert {node.origin for node in graph.nodes() if node.op == "convolution"} == {"hidden"}
+
+
+def test_results_are_those_of_pytorch(network, tmp_path):
+    image = torch.rand(1, 3, 8, 8)
+    weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in network.graph.initializer}
+    hidden = torch.conv2d(image, weights["w"], weights["b"], padding=1).relu().mean((2, 3))
+    expected = torch.nn.functional.linear(hidden, weights["v"], weights["c"])
+    onnx.save(network, tmp_path / "net.onnx")
+    for model in (network, network.SerializeToString(), tmp_path / "net.onnx"):
+        torch.testing.assert_close(fp.compile(model, policy="propagate")(image), expected)
+
+
+def test_external_weights(network, tmp_path):
+    expected = fp.compile(network, policy="propagate")(image := torch.rand(1, 3, 8, 8))
+    onnx.save(network, tmp_path / "net.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    torch.testing.assert_close(fp.compile(tmp_path / "net.onnx", policy="propagate")(image), expected)
+
+
+def test_shapes_fix_dynamic_axes():
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y) { y = Softmax(x) }'
+    model = parser.parse_model(text)
+    assert from_onnx(model, {"x": (3, 4)}).input_nodes[0].results[0].dims == (3, 4)
+    with pytest.raises(ImportModelError, match=r"input x has the dynamic shape \(n, 4\).*shapes="):
+        from_onnx(model)
+    with pytest.raises(ImportModelError, match=r"shapes\['x'\] is \(3, 5\), but the model declares \(n, 4\)"):
+        from_onnx(model, {"x": (3, 5)})
+    with pytest.raises(ImportModelError, match="shapes names 'z'; the model's inputs are x"):
+        from_onnx(model, {"z": (3, 4)})
+    with pytest.raises(ImportModelError, match="shapes are for ONNX models"):
+        fp.load("chain", shapes={"x": (1,)})
+
+
+def test_shape_arithmetic_is_folded():
+    """What exporters write for a view with a dynamic batch leaves one reshape."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[n, 4, 6] x) => (float[n, 24] y) {
+        shape = Shape(x)
+        zero = Constant<value_ints = [0]>()
+        n = Gather(shape, zero)
+        rest = Constant<value_ints = [-1]>()
+        target = Concat<axis = 0>(n, rest)
+        y = Reshape(x, target)
+    }
+    """
+    graph = from_onnx(parser.parse_model(text), {"x": (2, 4, 6)})
+    assert [node.op for node in graph.nodes()] == ["input", "reshape", "output"]
+
+
+def test_branches_are_chosen_or_both_computed():
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] x, bool c) => (float[2] y) {
+        y = If(c) <
+            then_branch = a () => (float[2] p) { p = Relu(x) },
+            else_branch = b () => (float[2] q) { q = Neg(x) }
+        >
+    }
+    """
+    net = fp.compile(parser.parse_model(text), policy="plain")
+    x = torch.tensor([-1.0, 2.0])
+    assert net(x, torch.tensor(True)).tolist() == [0.0, 2.0]
+    assert net(x, torch.tensor(False)).tolist() == [1.0, -2.0]
+
+
+def test_loops_are_unrolled():
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] x) => (float[2] y, float[3, 2] rows) {
+        three = Constant<value_int = 3>()
+        true = Constant<value_int = 1>()
+        go = Cast<to = 9>(true)
+        y, rows = Loop(three, go, x) <
+            body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] row) {
+                d = Identity(c)
+                t = Add(s, x)
+                row = Identity(t)
+            }
+        >
+    }
+    """
+    net = fp.compile(parser.parse_model(text), policy="plain")
+    y, rows = net(torch.tensor([1.0, 2.0]))
+    assert y.tolist() == [4.0, 8.0] and rows.tolist() == [[2, 4], [3, 6], [4, 8]]
+
+
+def test_functions_are_written_out():
+    text = """
+    <ir_version: 8, opset_import: ["" : 17, "mine" : 1]>
+    g (float[2] x) => (float[2] y) { y = mine.twice<by = 3.0>(x) }
+    <domain: "mine", opset_import: ["" : 17]>
+    twice<by>(a) => (b) { c = Constant<value_float: float = @by>() b = Mul(a, c) }
+    """
+    net = fp.compile(parser.parse_model(text), policy="plain")
+    assert net(torch.tensor([1.0, 2.0])).tolist() == [3.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("y = NonZero(x)", r"node y \(NonZero\): the result's shape depends on what the inputs hold.*InferenceSession"),
+        ("y = RandomNormalLike(x)", r"node y \(RandomNormalLike\) draws random numbers"),
+        ("y = MatMul(x, x)", r"node y \(MatMul\) cannot run on float32\[2, 3\]"),
+        ("y = Nonsense(x)", "is no valid ONNX model.*Nonsense"),
+        ("y = Relu(nothing)", "is no valid ONNX model.*nothing"),
+    ],
+)
+def test_errors_name_the_node(body, message):
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[n] y) {{ {body} }}'
+    with pytest.raises(ImportModelError, match=message):
+        from_onnx(parser.parse_model(text))
+
+
+def test_what_no_plan_can_hold_runs_node_by_node():
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (int64[1, n] y) { y = NonZero(x) }'
+    assert open_program(parser.parse_model(text)).run({"x": torch.tensor([0.0, 2.0, 3.0])})[0].tolist() == [[1, 2]]
+
+
+def test_other_kinds_are_refused():
+    with pytest.raises(ImportModelError, match=r"pass a path, bytes or an onnx.ModelProto"):
+        from_onnx(17)
+    with pytest.raises(ImportModelError, match=r"pass a path, bytes or an onnx.ModelProto"):
+        fp.compile(helper.make_node("Relu", ["x"], ["y"]))
+
+
+def test_weights_that_are_outputs_and_inputs_that_are_passed_on():
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] x, float[3] w, float[2] y) { y = Neg(x) }'
+    )
+    model = with_weights(text, w=np.float32([1, 2, 3]))
+    same, weights, negative = fp.compile(model, policy="plain")(torch.tensor([1.0, 2.0]))
+    assert same.tolist() == [1, 2] and weights.tolist() == [1, 2, 3] and negative.tolist() == [-1, -2]
+
+
+def test_int4_weights_are_read_by_the_reference():
+    weights = helper.make_tensor("w", TensorProto.INT4, (4,), [1, -2, 3, -8])
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[4] x) => (float[4] y) { f = Cast<to = 1>(w) y = Add(x, f) }'
+    )
+    model = with_weights(text)
+    model.graph.initializer.append(weights)
+    assert fp.compile(model, policy="plain")(torch.zeros(4)).tolist() == [1, -2, 3, -8]
