@@ -30,8 +30,8 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         callback=_named,
-        help="A built-in graph (`fmtprop models` lists them), a graph file (.json), an exported program (.pt2) or an ONNX "
-        "model (.onnx) of fixed shapes.",
+        help="A built-in graph (`fmtprop models` lists them), a graph file (.json), an exported program (.pt2) or an "
+        "ONNX model (.onnx) of fixed shapes.",
         show_default=False,
     ),
 ]
