@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS
+from fmtprop.system.locks import ProcessLock
 
 if TYPE_CHECKING:
     from fmtprop.compiling.compilation import Compilation
@@ -68,6 +70,8 @@ class CompiledModel:
         self._executor = Executor(plan, checked=options.verify != "off")
         self._flat = _is_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
+        self._pool: StreamPool | None = None
+        self._opening = ProcessLock()
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Run the model on torch tensors.
@@ -164,6 +168,38 @@ class CompiledModel:
         """
         self._executor.prepare(1)
         return StreamPool(lambda *args, **kwargs: self._run(args, kwargs, None, 1), streams, self.graph.name)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the model in the background, one thread a run, on the streams of :meth:`throughput`.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As the model takes them. A tensor must not change before the result is there.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            ``result()`` gives the model's result or raises its error; ``asyncio.wrap_future`` makes it awaitable.
+
+        Notes
+        -----
+        There are as many streams as this process has CPUs, each with one running and one waiting call. With more calls
+        than that, ``submit`` waits. :meth:`close` waits for all calls.
+
+        Examples
+        --------
+        >>> import torch, fmtprop as fp
+        >>> net = fp.compile(torch.nn.ReLU(), torch.ones(2))
+        >>> net.submit(torch.tensor([-1.0, 1.0])).result()
+        tensor([0., 1.])
+        >>> net.close()
+        """
+        with self._opening.current:
+            if self._pool is None or not self._pool.is_open:
+                self._pool = self.throughput()
+            pool = self._pool
+        return pool.submit(*args, **kwargs)
 
     def benchmark(
         self,
@@ -282,7 +318,9 @@ class CompiledModel:
                 )
 
     def close(self) -> None:
-        """Release the native objects of idle contexts; the model can still be run."""
+        """Wait for submitted runs and release the native objects of idle contexts; the model can still be run."""
+        if self._pool is not None:
+            self._pool.close()
         self._executor.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:

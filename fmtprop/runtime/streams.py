@@ -162,6 +162,11 @@ class StreamPool:
         return f"<StreamPool of {self._name}: {self.streams} streams>"
 
     @property
+    def is_open(self) -> bool:
+        """Whether this process can submit calls."""
+        return self._process == os.getpid() and not self._closed
+
+    @property
     def _is_stream(self) -> bool:
         """Whether the calling thread is one of the pool's."""
         return getattr(self._here, "is_stream", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -88,6 +89,43 @@ def test_submit_gives_a_future(model):
         assert all(isinstance(future, Future) for future in futures)
         assert not wait(futures, SOON).not_done
     assert max(relative_error(f.result(), y) for f, y in zip(futures, expected(module, xs), strict=True)) < 1e-5
+
+
+def test_a_model_takes_calls_without_a_pool(model):
+    module, net = model
+    xs = images(7)
+    futures = [net.submit(x) for x in xs]
+    assert max(relative_error(f.result(SOON), y) for f, y in zip(futures, expected(module, xs), strict=True)) < 1e-5
+    with pytest.raises(fp.InputError, match=r"axis|shape|dims"):
+        net.submit(torch.ones(3)).result(SOON)
+    net.close()
+    assert relative_error(net.submit(xs[0]).result(SOON), expected(module, xs)[0]) < 1e-5
+    net.close()
+
+
+def test_a_model_awaits_calls(model):
+    module, net = model
+    xs = images(3)
+
+    async def serve() -> list[torch.Tensor]:
+        return await asyncio.gather(*(asyncio.wrap_future(net.submit(x)) for x in xs))
+
+    assert max(map(relative_error, asyncio.run(serve()), expected(module, xs))) < 1e-5
+    net.close()
+
+
+def test_many_threads_on_one_model_give_the_same_bits_as_one(model):
+    _, net = model
+    xs = images(8)
+    one_by_one = [net(x) for x in xs]
+    found: dict[int, list[torch.Tensor]] = {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: [net(x) for x in xs]})) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert all(torch.equal(a, b) for ys in found.values() for a, b in zip(ys, one_by_one, strict=True))
+    assert len(found) == 4
 
 
 def test_one_stream_for_each_cpu_is_the_default(model):
@@ -248,17 +286,22 @@ def test_a_forked_child_is_told_that_the_pool_is_not_its_own():
     assert "call throughput() in this process" in message
 
 
+def _submit_in_child(net: fp.CompiledModel, x: torch.Tensor, queue) -> None:
+    queue.put([net.submit(x).result(SOON).tolist()] * 2)
+
+
 def _pool_in_child(net: fp.CompiledModel, x: torch.Tensor, queue) -> None:
     with net.throughput(2) as pool:
         queue.put([y.tolist() for y in pool.map([x, x])])
 
 
-def test_a_forked_child_can_have_a_pool_of_its_own(model):
+@pytest.mark.parametrize("work", [_pool_in_child, _submit_in_child])
+def test_a_forked_child_can_have_a_pool_of_its_own(model, work):
     module, x = model[0], images(1)[0]
     fresh = fp.compile(module, x)  # no plan for one thread exists before the fork
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_pool_in_child, args=(fresh, x, queue))
+    child = context.Process(target=work, args=(fresh, x, queue))
     child.start()
     try:
         got = queue.get(timeout=SOON)
