@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import inf, log
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -214,7 +214,16 @@ def _elu(call: Call) -> Value | None:
 
 
 def _celu(call: Call) -> Value | None:
-    return _eltwise(call, Eltwise("elu", 1.0)) if call["alpha"] == 1 else None
+    alpha = float(call["alpha"])
+    if alpha == 1:
+        return _eltwise(call, Eltwise("elu", 1.0))
+    if not 1 < alpha < inf:
+        return None  # a larger factor makes infinities of numbers
+    return _eltwise(call, Eltwise("linear", 1 / alpha), Eltwise("elu", 1.0), Eltwise("linear", alpha))
+
+
+def _logarithm(base: float) -> Importer:
+    return lambda call: _eltwise(call, Eltwise("log"), Eltwise("linear", 1 / log(base)))
 
 
 def _softplus(call: Call) -> Value | None:
@@ -285,6 +294,8 @@ ELTWISE = OpDef(
         "aten.gelu.default": _gelu,
         "aten.exp.default": _unary("exp"),
         "aten.log.default": _unary("log"),
+        "aten.log2.default": _logarithm(2.0),
+        "aten.log10.default": _logarithm(10.0),
         "aten.sqrt.default": _unary("sqrt"),
         "aten.rsqrt.default": _unary("pow", 1.0, -0.5),
         "aten.reciprocal.default": _unary("pow", 1.0, -1.0),

@@ -73,6 +73,18 @@ def test_gelu_by_tanh():
     assert call.graph.nodes()[-1].attrs == Eltwise("gelu_tanh")
 
 
+@pytest.mark.parametrize("target", ["aten.log2.default", "aten.log10.default"])
+@pytest.mark.parametrize("type_", [X, X.with_dtype("bf16")])
+def test_logarithms_of_other_bases_take_two_functions(target, type_):
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if type_.dtype.value == "bf16" else {}
+    assert check_import(target, type_, low=1e-6, high=40.0, **tolerance).ops() == ["eltwise", "eltwise"]
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+def test_celu_scales_before_and_after(alpha):
+    assert check_import("aten.celu.default", X, alpha, low=-6.0, high=2.0).ops() == ["eltwise"] * 3
+
+
 def test_a_scaled_elu_takes_two_functions():
     assert check_import("aten.elu.default", X, 1.67, 1.05, low=-3.0).ops() == ["eltwise", "eltwise"]
 
@@ -95,7 +107,9 @@ INTS = TensorType((2, 3), "s64")
         ("aten.exp.default", (X.with_dtype("f64"),)),
         ("aten.relu.default", (TensorType(()),)),
         ("aten.threshold.default", (X, 0.5, 0.0)),
-        ("aten.celu.default", (X, 2.0)),
+        ("aten.celu.default", (X, 0.5)),
+        ("aten.celu.default", (X, -2.0)),
+        ("aten.celu.default", (X, math.inf)),
         ("aten.elu.default", (X, 1.0, 1.0, 2.0)),
         ("aten.softplus.default", (X, 1.0, 10.0)),
         ("aten.clamp.default", (X, 2.0, 1.0)),
