@@ -26,7 +26,8 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.host import COMPLEX, NO_RESULT, STORAGE_OPS, Parts, draws_random_numbers, make_host_call
+from fmtprop.ops.host import NO_RESULT, make_host_call
+from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers
 from fmtprop.ops.view_attrs import permuted
 
 __all__ = ["import_calls", "importers"]

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fmtprop.errors import ImportModelError
-from fmtprop.ops.host import draws_random_numbers
+from fmtprop.ops.host_call import draws_random_numbers
 
 __all__ = ["Draw", "drawer", "drawn_first"]
 

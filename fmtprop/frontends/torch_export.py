@@ -33,7 +33,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.structure import Slot, describe, is_container
 from fmtprop.ir.verify import Stage, verify
-from fmtprop.ops.host import Parts
+from fmtprop.ops.host_call import Parts
 from fmtprop.system.locks import ProcessLock
 
 __all__ = ["Exported", "from_torch", "from_torch_symbolic"]

@@ -29,7 +29,7 @@ _TO_32NDS = 1.5 * 2**18
 _LN2 = 0.693147182464599609375
 
 #: for larger |x|, e^x is infinite or 0 in f32; up to here the arithmetic on exponents does not overflow
-_FAR = 174.0
+_OVERFLOW = 174.0
 
 #: erf(z) = z P(z^2) / Q(z^2) for |z| <= 4, constant terms last, with the coefficients of Eigen's and XLA's
 _ERF_P = (
@@ -76,7 +76,7 @@ def _by_roots(a: Assembler, x: int) -> int:
 
     The 32 fractional powers fit in two registers, and r is so small that a quadratic polynomial is enough.
     """
-    r, shifted, n = _clamp(a, x, _FAR), a.vector(), a.vector()
+    r, shifted, n = _clamp(a, x, _OVERFLOW), a.vector(), a.vector()
     a.v("VMOVUPS", shifted, a.number(_TO_32NDS))
     a.v("VFMADD231PS", shifted, r, a.number(-log2(e)))
     a.v("VSUBPS", n, shifted, a.number(_TO_32NDS))
@@ -92,7 +92,7 @@ def _by_roots(a: Assembler, x: int) -> int:
 
 def _by_exponents(a: Assembler, x: int) -> int:
     """Return 1 + e^-x as 1 + 2^n e^-r, where x = r - n ln 2 and n is an integer."""
-    r, n = _clamp(a, x, _FAR), a.vector()
+    r, n = _clamp(a, x, _OVERFLOW), a.vector()
     a.v("VMULPS", n, r, a.number(-log2(e)))
     a.v("VROUNDPS", n, n, immediate=8)
     a.v("VFMADD231PS", r, n, a.number(_LN2))

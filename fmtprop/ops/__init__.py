@@ -8,7 +8,8 @@ from fmtprop.ops.concat import CONCAT, Concat
 from fmtprop.ops.convolution import CONVOLUTION, Conv
 from fmtprop.ops.deconvolution import DECONVOLUTION, Deconv
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
-from fmtprop.ops.host import ATEN, HostCall
+from fmtprop.ops.host import ATEN
+from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.matmul import MATMUL, MatMul

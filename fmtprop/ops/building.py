@@ -115,7 +115,10 @@ def operand_list(name: str, operands: Mapping[str, T]) -> list[T]:
 
 
 #: most numbers that a primitive may add one after the other in f32: of equal ones, the sum is off by 1e-4 then
-_SUMMANDS = 1 << 14
+MOST_SUMMANDS = 1 << 14
+
+#: the same of who can be replaced: of 1 024 equal ones, the sum is off by 1e-5, in a tree by 1e-7
+FEW_SUMMANDS = 512
 
 
 def check_summands(op: str, count: int) -> None:
@@ -126,10 +129,10 @@ def check_summands(op: str, count: int) -> None:
     UnsupportedOpError
         There are too many.
     """
-    if count > _SUMMANDS:
+    if count > MOST_SUMMANDS:
         raise UnsupportedOpError(
-            f"{op}: oneDNN adds {count} numbers one after the other in f32, of which at most {_SUMMANDS} leave enough "
-            "digits: the reference target adds them in a tree"
+            f"{op}: oneDNN adds {count} numbers one after the other in f32, of which at most {MOST_SUMMANDS} leave "
+            "enough digits: the reference target adds them in a tree"
         )
 
 

@@ -23,7 +23,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import axes_of, batched, computable, first_of, ints, unbatched
-from fmtprop.ops.building import check_summands, lowering
+from fmtprop.ops.building import FEW_SUMMANDS, check_summands, lowering
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, extent, torch_padding, window_count
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
-
-#: numbers that PyTorch's averages may add one after the other: of 40 000 equal ones, the sum is off by 7e-4
-_SUMMANDS = 512
 
 ALGORITHMS = ("max", "avg_include_padding", "avg_exclude_padding")
 
@@ -168,7 +165,7 @@ def operator(
     if attrs.kernel == src.shape[2:] and not any(attrs.pad_l):
         return partial(torch.mean, src, tuple(range(2, src.ndim)), keepdim=True, out=results[0])
     # PyTorch's averages add one number after the other, unlike its means
-    if spatial == 1 or prod(attrs.kernel) > _SUMMANDS:
+    if spatial == 1 or prod(attrs.kernel) > FEW_SUMMANDS:
         return None
     # PyTorch 2.13's average over three axes writes row-major, whatever the strides are that it is to write to
     if spatial == 3 and not results[0].is_contiguous():

@@ -15,7 +15,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType
 from fmtprop.ops.building import emit
 from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
-from fmtprop.ops.host import HostCall
+from fmtprop.ops.host_call import HostCall
 from fmtprop.passes.editing import bypass
 
 #: what a spelling consists of, at most: GELU by hyperbolic tangent takes eight steps

@@ -24,7 +24,7 @@ _OVERLAP_WORK = 100_000
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-class Port:
+class Endpoint:
     """An input or output of a plan, with the properties of a fitting tensor.
 
     Parameters
@@ -133,8 +133,8 @@ class Boundary(NamedTuple):
     """All inputs and outputs of a plan, in order."""
 
     model: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[Endpoint, ...]
+    outputs: tuple[Endpoint, ...]
 
     def read(self, inputs: Sequence[object]) -> list[torch.Tensor]:
         """Return the inputs as the plan reads them.
@@ -151,9 +151,9 @@ class Boundary(NamedTuple):
                 "take its results for uninitialised tensors; record the module that it was compiled from"
             )
         if len(inputs) != len(self.inputs):
-            names = ", ".join(port.name for port in self.inputs)
+            names = ", ".join(one.name for one in self.inputs)
             raise InputError(f"model {self.model} takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
-        return [port.read(tensor) for port, tensor in zip(self.inputs, inputs, strict=True)]
+        return [one.read(tensor) for one, tensor in zip(self.inputs, inputs, strict=True)]
 
     def check_out(self, out: object, inputs: Sequence[object]) -> list[torch.Tensor]:
         """Return the tensors to which results are written.
@@ -174,10 +174,10 @@ class Boundary(NamedTuple):
         if given is None:
             raise InputError(f"out must be a tensor or a tuple of tensors, got {type(out).__name__}")
         if len(given) != len(self.outputs):
-            names = ", ".join(port.name for port in self.outputs)
+            names = ", ".join(one.name for one in self.outputs)
             raise InputError(f"model {self.model} returns {len(self.outputs)} tensors ({names}), out has {len(given)}")
-        tensors = [port.check_out(tensor) for port, tensor in zip(self.outputs, given, strict=True)]
-        named = [(f"out {port.name}", tensor) for port, tensor in zip(self.outputs, tensors, strict=True)]
+        tensors = [one.check_out(tensor) for one, tensor in zip(self.outputs, given, strict=True)]
+        named = [(f"out {one.name}", tensor) for one, tensor in zip(self.outputs, tensors, strict=True)]
         read = [(f"input {p.name}", x) for p, x in zip(self.inputs, inputs, strict=True) if isinstance(x, torch.Tensor)]
         for (a, one), (b, other) in [*combinations(named, 2), *((x, y) for x in named for y in read)]:
             if _overlap(one, other):

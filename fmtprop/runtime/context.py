@@ -18,7 +18,7 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.boundary import Port, write_out
+from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
 from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import huge_bytes
@@ -245,7 +245,7 @@ class Context:
         place, home = self._place(access), self.plan.buffers[access.buffer].home
         alone = sum(other.buffer == access.buffer for _, other in self.plan.outputs) == 1
         is_made = home is Home.TENSOR and place.is_whole and alone
-        return _Output(Port(name, access.desc), place, home is Home.OUTPUT, is_made)
+        return _Output(Endpoint(name, access.desc), place, home is Home.OUTPUT, is_made)
 
     def _bound(self, step: Step, index: int) -> Bound:
         places = {name: self._place(access) for name, access in step.operands.items()}
@@ -303,7 +303,7 @@ class _Output:
 
     Parameters
     ----------
-    port : Port
+    endpoint : Endpoint
         Format and properties of the tensor.
     place : Place
         Position of the result in the plan's memory.
@@ -313,20 +313,20 @@ class _Output:
         Whether a step makes the tensor, and nothing else uses it.
     """
 
-    __slots__ = ("_like", "is_made", "is_written", "place", "port")
+    __slots__ = ("_like", "endpoint", "is_made", "is_written", "place")
 
-    def __init__(self, port: Port, place: Place, is_written: bool, is_made: bool) -> None:
-        self.port, self.place, self.is_written, self.is_made = port, place, is_written, is_made
+    def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
+        self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
         # gives type and device to new tensors, whatever the caller's default device is
-        self._like = torch.empty(0, dtype=port.dtype, device="cpu")
+        self._like = torch.empty(0, dtype=endpoint.dtype, device="cpu")
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""
-        return self._like.new_empty_strided(self.port.dims, self.port.strides)
+        return self._like.new_empty_strided(self.endpoint.dims, self.endpoint.strides)
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a run can write the result straight to a tensor of the caller's."""
-        return self.port.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
+        return self.endpoint.holds(tensor) and (torch.is_inference_mode_enabled() or not tensor.is_inference())
 
     def copied(self, result: torch.Tensor) -> torch.Tensor:
         """Return a new tensor with a copy of the result."""

@@ -10,7 +10,7 @@ from math import inf
 import torch
 
 from fmtprop import dnnl
-from fmtprop.runtime.boundary import Boundary, Port
+from fmtprop.runtime.boundary import Boundary, Endpoint
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads, for_threads, running_with
@@ -43,8 +43,8 @@ class Executor:
         self.plan = plan
         self._boundary = Boundary(
             plan.name,
-            tuple(Port(name, desc) for name, desc, _ in plan.inputs),
-            tuple(Port(name, access.desc) for name, access in plan.outputs),
+            tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs),
+            tuple(Endpoint(name, access.desc) for name, access in plan.outputs),
         )
         self._checked = checked
         self._runners = {plan.threads: _Runner(plan)}

@@ -17,7 +17,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
-from fmtprop.runtime.boundary import Boundary, Port
+from fmtprop.runtime.boundary import Boundary, Endpoint
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
@@ -54,7 +54,7 @@ class Halves:
             raise PlanError(f"model {plan.name} has no backward half: compile it with training=True")
         self.plan, turn = plan, plan.turn
         self._executor = Executor(plan, checked=checked)
-        inputs = tuple(Port(name, desc) for name, desc, _ in plan.inputs)
+        inputs = tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs)
         self._forward = Boundary(plan.name, inputs[: turn.input], ())
         self._backward = Boundary(plan.name, inputs[turn.input :], ())
         self._leased: dict[int, tuple[Context, Callable[[], None]]] = {}

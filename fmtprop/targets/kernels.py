@@ -15,7 +15,7 @@ from fmtprop.ir.node import Node
 from fmtprop.jit import FoldKernel, StandaloneKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
-from fmtprop.ops.building import check_summands
+from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import channels_last, like, plain
@@ -29,9 +29,6 @@ JIT = "jit"
 
 #: how many numbers of a row a kernel adds up side by side, at least
 _SIDE_BY_SIDE = 32
-
-#: most numbers that it adds one after the other: of equal ones, the sum of 1 024 is off by 1e-5, PyTorch's by 1e-7
-_SUMMANDS = 512
 
 #: oneDNN's algorithm -> the kernel's
 _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum": "norm"}
@@ -124,7 +121,7 @@ def _fold(alg: str, axes: tuple[tuple[int, int], ...], src: MemoryDesc) -> FoldK
     if len(before) > 1 or len(after) > 1:
         return None
     images, columns = (run[0][0] if run else 1 for run in (before, after))
-    if alg not in ("max", "min") and (count if columns > 1 else count // _SIDE_BY_SIDE) > _SUMMANDS:
+    if alg not in ("max", "min") and (count if columns > 1 else count // _SIDE_BY_SIDE) > FEW_SUMMANDS:
         return None
     return fold_kernel_for(alg, images, count, columns, src.dtype)
 

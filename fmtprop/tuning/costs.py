@@ -33,7 +33,7 @@ TUNES = ("auto", "model", "measure", "remeasure")
 MEASURING = ("measure", "remeasure")
 
 #: a way that the model takes to be so many times slower than the node's best is not worth a measurement
-_FAR = 20.0
+_HOPELESS = 20.0
 
 #: share of a network's time that a reorder must save to be worth having. Costs are true to some percent, so a plan
 #: with more reorders that is better by less is not better: DenseNet-121 had five for 0.5 % (measured), ran no faster;
@@ -291,7 +291,7 @@ class TunedCosts:
             group.modelled = {identity: self.model.node(*way) for identity, way in group.ways.items()}
             candidates = [candidate for _, candidate in group.ways.values() if is_timed(candidate)]
             real = any(not candidate.is_ref for candidate in candidates)
-            far = _FAR * min(group.modelled.values())
+            far = _HOPELESS * min(group.modelled.values())
             for identity, (node, candidate) in group.ways.items():
                 hopeless = (candidate.is_ref and real) or group.modelled[identity] > far
                 if is_timed(candidate) and not hopeless:

@@ -9,7 +9,8 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir import TensorType
-from fmtprop.ops.host import HostCall, infer
+from fmtprop.ops.host import infer
+from fmtprop.ops.host_call import HostCall
 
 
 class Call(nn.Module):

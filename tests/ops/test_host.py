@@ -16,7 +16,8 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import HostCall, emit, host
-from fmtprop.ops.host import _ANY_STRIDES, ATEN, host_call, make_host_call
+from fmtprop.ops.host import _ANY_STRIDES, ATEN, make_host_call
+from fmtprop.ops.host_call import host_call
 from tests.ops.fake_call import FakeCall, random_tensor
 
 X = TensorType((2, 6, 4, 5))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fmtprop.ir import Graph, Value
 from fmtprop.ops import Concat, Expand, MatMul, Permute, Pooling, Reorder, Reshape, Slice
-from fmtprop.ops.host import host_call
+from fmtprop.ops.host_call import host_call
 from tests.passes.rewriting import Builder
 
 #: activations between layers

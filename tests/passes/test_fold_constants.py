@@ -7,7 +7,7 @@ from fmtprop.errors import GraphError
 from fmtprop.ir import TensorType, Value
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops import Expand, Permute, Reshape
-from fmtprop.ops.host import HostCall
+from fmtprop.ops.host_call import HostCall
 from fmtprop.passes.fold_constants import FoldConstants
 from tests.passes.rewriting import Builder, rewrite, summary
 

@@ -11,7 +11,7 @@ import torch
 from fmtprop.frontends import from_torch
 from fmtprop.ops import Permute, Reshape
 from fmtprop.ops.convolution import Conv
-from fmtprop.ops.host import HostCall
+from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling

@@ -15,7 +15,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET, OpDef
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import ATEN
-from fmtprop.ops.host import host_call
+from fmtprop.ops.host_call import host_call
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.reference import MEANING, reads_strides
