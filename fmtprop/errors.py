@@ -25,7 +25,7 @@ from __future__ import annotations
 from fmtprop.system.printable import printable_lines
 
 #: longest message, in characters: a name from a file may be a million times as long
-_MOST = 4000
+_MOST_CHARACTERS = 4000
 
 
 class FmtpropError(Exception):
@@ -38,7 +38,7 @@ class FmtpropError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(printable_lines(message, _MOST))
+        super().__init__(printable_lines(message, _MOST_CHARACTERS))
 
 
 class ShapeError(FmtpropError, ValueError):

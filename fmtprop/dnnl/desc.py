@@ -30,7 +30,7 @@ _OPAQUE_NUMBERS = count()
 
 # Size in bytes -> descriptors that primitives returned: comparing is twenty times cheaper than describing.
 _KNOWN: dict[int, list[NativeDesc]] = {}
-_BUCKET_MAX = 64
+_BUCKET_MOST_DESCS = 64
 
 
 class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
@@ -297,7 +297,7 @@ def adopt_const(pointer: _abi.dnnl_memory_desc_t | None) -> NativeDesc | None:
             return known
     if query_ndims(pointer) == 0:
         return None
-    if len(bucket) >= _BUCKET_MAX:
+    if len(bucket) >= _BUCKET_MOST_DESCS:
         bucket.clear()
     native = _clone(pointer)
     bucket.append(native)

@@ -28,7 +28,7 @@ from fmtprop.system.locks import ProcessLock
 _lock = ProcessLock()
 
 # several times the implementations of any primitive: oneDNN may restart at one that is in its primitive cache
-_LONGEST_WALK = 200
+_MOST_IMPLEMENTATIONS = 200
 
 _LAST_IMPL = _abi.ENUMS["dnnl_status_t"]["last_impl_reached"]
 _EXEC_ARG_MD = QUERY["query_exec_arg_md"]
@@ -259,7 +259,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         PrimitiveDesc
             This object each time. It must be newly created: a clone has lost its position in the list.
         """
-        while self.index < _LONGEST_WALK:
+        while self.index < _MOST_IMPLEMENTATIONS:
             yield self
             status = lib().primitive_desc_next_impl(self.handle)
             if status == _LAST_IMPL:

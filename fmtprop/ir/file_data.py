@@ -33,7 +33,7 @@ from fmtprop.system.files import check_readable, replacing
 #: constants of up to this many elements stand in the document itself
 INLINE_ELEMENTS = 64
 #: no constant may be larger: a few bytes of a file must not make the machine allocate at will
-CONSTANT_BYTES = 2**36
+MOST_CONSTANT_NBYTES = 2**36
 #: what tells a side file from another program's weights, in its metadata; and how the file begins then
 _MARK = {"fmtprop": "graph"}
 _OURS = re.compile(rb'.{8}\{"__metadata__":\{"fmtprop":"graph"\}', re.DOTALL)
@@ -222,8 +222,8 @@ def _declared(where: str, row: Mapping[str, Any]) -> TensorType:
         type_ = TensorType(result["dims"], result["dtype"])
     except (ShapeError, ValueError, TypeError, KeyError) as error:
         raise GraphError(f"{where}: a constant needs one result with dims and dtype, got {results!r}") from error
-    if type_.nbytes > CONSTANT_BYTES:
-        raise GraphError(f"{where}: {type_} needs {type_.nbytes} bytes, a constant may have {CONSTANT_BYTES}")
+    if type_.nbytes > MOST_CONSTANT_NBYTES:
+        raise GraphError(f"{where}: {type_} needs {type_.nbytes} bytes, a constant may have {MOST_CONSTANT_NBYTES}")
     return type_
 
 

@@ -30,7 +30,7 @@ _SEED_LIMIT = 2**64
 # Far beyond any weight and far enough inside float32 that scaling a draw cannot overflow.
 _RANDOM_LIMIT = 1e30
 # Standard deviations beyond any draw: the tail of numpy's ziggurat in float32 ends at 3.7 + 24 ln 2 / 3.7, below 9.
-_FARTHEST = 16.0
+_FARTHEST_DEVIATIONS = 16.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Initialiser:
         """
         if self.kind == "normal":
             mean, std = self.parameters
-            return abs(mean) + _FARTHEST * std
+            return abs(mean) + _FARTHEST_DEVIATIONS * std
         return max(map(abs, self.parameters))
 
     def materialise(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:

@@ -16,10 +16,10 @@ from fmtprop.errors import GraphError
 __all__ = ["parse_json"]
 
 #: far more than any model nests, far less than Python's stack holds
-_DEPTH = 100
+_MOST_LEVELS = 100
 
 #: what an integer of 64 bits holds, with a sign or without: seeds have none
-_LEAST, _MOST = -(2**63), 2**64 - 1
+_LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 
 
 def parse_json(text: str) -> Any:
@@ -49,7 +49,7 @@ def parse_json(text: str) -> Any:
     except RecursionError:
         raise _too_deep() from None
     level = [data]
-    for _ in range(_DEPTH):
+    for _ in range(_MOST_LEVELS):
         if not level:
             return data
         level = [part for item in level for part in _parts(item)]
@@ -63,7 +63,7 @@ def _parts(item: Any) -> Iterable[Any]:
 
 
 def _too_deep() -> GraphError:
-    return GraphError(f"is nested too deeply to be a graph file: more than {_DEPTH} levels")
+    return GraphError(f"is nested too deeply to be a graph file: more than {_MOST_LEVELS} levels")
 
 
 def _no_token(token: str) -> Any:
@@ -79,8 +79,8 @@ def _finite(token: str) -> float:
 
 def _integer(token: str) -> int:
     # Python itself refuses to read thousands of digits
-    value = int(token) if len(token) <= len(str(_LEAST)) else _MOST + 1
-    if not _LEAST <= value <= _MOST:
+    value = int(token) if len(token) <= len(str(_LEAST_INTEGER)) else _MOST_INTEGER + 1
+    if not _LEAST_INTEGER <= value <= _MOST_INTEGER:
         raise GraphError(f"has the integer {token[:40]}, which 64 bits do not hold")
     return value
 

@@ -15,7 +15,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.system.printable import printable, shortened
 
 #: characters of a name in a message
-_SHOWN = 200
+_SHOWN_CHARACTERS = 200
 
 A = TypeVar("A", bound="Attrs")
 
@@ -214,4 +214,4 @@ class Node:
 
 def label_of(name: str, op: str) -> str:
     """Return the label of a node of this name and op, which a file may have made up."""
-    return printable(f"node {shortened(name, _SHOWN)} ({shortened(op, _SHOWN)})")
+    return printable(f"node {shortened(name, _SHOWN_CHARACTERS)} ({shortened(op, _SHOWN_CHARACTERS)})")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: a variadic operand has inputs with numbers of fewer digits
-_DIGITS = 10
+_DIGITS_LIMIT = 10
 
 
 class Category(Enum):
@@ -69,7 +69,7 @@ class Operand:
         if not self.variadic:
             return 0 if name == self.name else None
         stem, _, index = name.rpartition("_")
-        return int(index) if stem == self.name and index.isdecimal() and len(index) < _DIGITS else None
+        return int(index) if stem == self.name and index.isdecimal() and len(index) < _DIGITS_LIMIT else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType
 
 #: what rounds to infinity as f32
-_BEYOND = (2 - 2**-24) * 2.0**127
+_OVERFLOW_F32 = (2 - 2**-24) * 2.0**127
 
 _SPELLED = {int: "an integer of 64 bits", float: "a number that f32 holds"}
 
@@ -97,7 +97,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 def _is_f32(value: float) -> bool:
     """Tell whether a number is one in oneDNN's floats too, which would make infinity of a larger one."""
-    return value != value or abs(value) == math.inf or abs(value) < _BEYOND
+    return value != value or abs(value) == math.inf or abs(value) < _OVERFLOW_F32
 
 
 def _fits_tuple(value: Any, arguments: tuple[Any, ...]) -> bool:

@@ -27,7 +27,7 @@ _KINDS: dict[str, frozenset[str]] = {
     "object": frozenset({"items"}),
 }
 #: far more than any model nests, far less than Python's stack holds
-_DEPTH = 100
+_MOST_LEVELS = 100
 
 
 def check_structure(structure: str, inputs: int, outputs: int) -> None:
@@ -76,8 +76,8 @@ def _slots(where: str, spec: Any, count: int, depth: int) -> Iterator[int]:
     """Yield the indices of the tensors in one description, which is checked on the way."""
     kind = _kind(where, spec)
     content = spec[kind]
-    if depth > _DEPTH:
-        raise GraphError(f"graph structure: {where[:60]}…: is nested deeper than {_DEPTH} levels")
+    if depth > _MOST_LEVELS:
+        raise GraphError(f"graph structure: {where[:60]}…: is nested deeper than {_MOST_LEVELS} levels")
     if kind == "slot":
         if not isinstance(content, int) or isinstance(content, bool) or not 0 <= content < count:
             raise GraphError(f"graph structure: {where}: there is no tensor {content!r}, the graph has {count} here")

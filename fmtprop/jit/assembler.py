@@ -84,7 +84,7 @@ _FORMS_256 = {
 
 
 #: vector registers that a function can use for values other than constant numbers
-_VECTORS = 8
+_FREE_VECTORS = 8
 
 
 class Assembler:
@@ -162,8 +162,8 @@ class Assembler:
         GraphError
             No register is left: the others hold numbers.
         """
-        if self._vectors == _VECTORS:
-            raise GraphError(f"a function of {self.isa.name} asks for more than {_VECTORS} vectors at a time")
+        if self._vectors == _FREE_VECTORS:
+            raise GraphError(f"a function of {self.isa.name} asks for more than {_FREE_VECTORS} vectors at a time")
         self._vectors += 1
         return self.isa.register(self._vectors - 1)
 
@@ -235,7 +235,7 @@ class Assembler:
     @property
     def _kept(self) -> int:
         """Number of constants that stay in registers: all registers but those of vectors."""
-        return self.isa.registers - _VECTORS
+        return self.isa.registers - _FREE_VECTORS
 
     def _row(self, index: int) -> MemoryOperand:
         return at(Register.RDX, index * self.isa.nbytes)

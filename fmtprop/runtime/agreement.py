@@ -20,7 +20,7 @@ __all__ = ["TOLERANCE", "error_of_numbers", "relative_error", "small_numbers"]
 TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataType.F16: 4e-3}
 
 #: elements whose differences are computed at a time (at least one row of the tensor)
-_ROWS = 1 << 20
+_PIECE_ELEMENTS = 1 << 20
 
 
 def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | None = None) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest magnitude of a difference, or NaN if one is NaN; in pieces, since weights may be large."""
     if got.dim() < 2:
         return _largest(got - expected)
-    rows = max(1, _ROWS * len(got) // got.numel())
+    rows = max(1, _PIECE_ELEMENTS * len(got) // got.numel())
     pairs = zip(torch.split(got, rows), torch.split(expected, rows), strict=True)
     found = [_largest(a - b) for a, b in pairs]
     return math.nan if any(map(math.isnan, found)) else max(found)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fmtprop.targets.memory import ALIGNMENT
 
 #: work limit: so many pairs of overlapping lifetimes are examined (about 50 ms), then the best order so far is taken
-_WORK = 150_000
+_WORK_PAIRS = 150_000
 
 
 class Lifetime(NamedTuple):
@@ -73,7 +73,7 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
     peak = max(load.values(), default=0)
     neighbours = _neighbours(lifetimes)
     ways = [(order, ceiling) for order in _orders(lifetimes, load) for ceiling in (0, peak)]
-    attempts = 1 + _WORK // (len(lifetimes) + sum(map(len, neighbours)) or 1)
+    attempts = 1 + _WORK_PAIRS // (len(lifetimes) + sum(map(len, neighbours)) or 1)
     best: tuple[int, list[int]] | None = None
     for attempt in range(attempts):
         order, ceiling = ways[attempt % len(ways)]

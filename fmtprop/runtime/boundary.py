@@ -18,7 +18,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.targets.mkldnn import in_format
 
 #: limit of steps of the exact overlap test; beyond it, tensors count as overlapping
-_OVERLAP_WORK = 100_000
+_OVERLAP_STEPS = 100_000
 
 #: bytes of an element -> a type of this size that numpy has
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -226,7 +226,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     # the spans overlap, but the elements may be interleaved, such as two halves of the channels
     try:
         # numpy's stubs allow only two special values of max_work
-        return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+        return bool(np.shares_memory(_addresses(one), _addresses(other), max_work=_OVERLAP_STEPS))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

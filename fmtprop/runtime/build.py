@@ -25,7 +25,7 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
 #: after packing so many bytes of weights, the originals' memory is returned to the system
-_MUCH = 4 << 20
+_TRIM_NBYTES = 4 << 20
 
 
 def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:
@@ -194,7 +194,7 @@ class _Builder:
         self.constants.drop(index)
         if self.consume:
             self.graph.constants.pop(value.node, None)
-        if self.freed > _MUCH:
+        if self.freed > _TRIM_NBYTES:
             self.freed = 0
             dnnl.trim_heap()
 

@@ -22,10 +22,10 @@ from fmtprop.passes.target import Target
 __all__ = ["cut_down"]
 
 #: a node with more bytes of operands and results is cut down
-_LARGE = 8 << 20
+_LARGE_NBYTES = 8 << 20
 
-#: an axis keeps at least _LEAST elements, and its remainder modulo _PERIOD (for strides, tiles and blocks)
-_LEAST, _PERIOD = 16, 16
+#: an axis keeps its remainder modulo _PERIOD_ELEMENTS (for strides, tiles and blocks), and at least _LEAST_ELEMENTS
+_LEAST_ELEMENTS, _PERIOD_ELEMENTS = 16, 16
 
 #: axes to cut, in this order: rows, images
 _AXES = (2, 0)
@@ -42,7 +42,7 @@ def cut_down(node: Node, target: Target) -> Node | None:
         The target of the implementation.
     """
     choice = node.choice
-    if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE:
+    if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE_NBYTES:
         return None
     for axis in _AXES:
         types = _cut_types(node, axis)
@@ -60,9 +60,9 @@ def _cut_types(node: Node, axis: int) -> dict[str, TensorType] | None:
     if not read or node.results[0].ndim <= axis:
         return None
     size = max(types[name].dims[axis] if types[name].ndim > axis else 0 for name in read)
-    if size < 2 * (_LEAST + _PERIOD):
+    if size < 2 * (_LEAST_ELEMENTS + _PERIOD_ELEMENTS):
         return None
-    cut = {name: _with_size(types[name], axis, size, _LEAST + size % _PERIOD) for name in read}
+    cut = {name: _with_size(types[name], axis, size, _LEAST_ELEMENTS + size % _PERIOD_ELEMENTS) for name in read}
     alone = replace(node, post_ops=())
     try:
         _, results = types_along(alone, {**types, **cut})

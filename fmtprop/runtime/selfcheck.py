@@ -41,10 +41,10 @@ Numbers = Callable[..., torch.Tensor]
 _NOTHING = torch.empty(0, 0, device="cpu")
 
 #: guard bytes after a result, which must not change: their number and their value
-_GUARD_NBYTES, _GUARD = 4096, 0x55
+_GUARD_NBYTES, _GUARD_BYTE = 4096, 0x55
 
 #: bytes of memory that all checks share; further bytes are allocated for each check
-_ROOM = 48 << 20
+_SHARED_NBYTES = 48 << 20
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _Room:
     """Memory that checks use one after another: new pages would take more time than the check itself."""
 
     def __init__(self) -> None:
-        self._block = aligned_bytes(_ROOM)
+        self._block = aligned_bytes(_SHARED_NBYTES)
         self._next = 0
         #: targets of cut-down nodes
         self.targets = Targets()
@@ -176,7 +176,7 @@ class _Room:
     def take(self, nbytes: int, fill: int) -> torch.Tensor:
         """Return flat bytes of one value, aligned to 64 bytes."""
         start, self._next = self._next, self._next + -(-nbytes // ALIGNMENT) * ALIGNMENT
-        taken = self._block[start : start + nbytes] if self._next <= _ROOM else aligned_bytes(nbytes)
+        taken = self._block[start : start + nbytes] if self._next <= _SHARED_NBYTES else aligned_bytes(nbytes)
         return taken.fill_(fill)
 
 
@@ -274,7 +274,7 @@ class _Trial:
         places = {name: Place(Memory(self._laid_out(name)), desc) for name, desc in _choice(node).operands.items()}
         written = []
         for index, (name, desc) in enumerate(zip(result_names(node), node.descs, strict=True)):
-            memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD))
+            memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD_BYTE))
             if index == 0 and self.added_to is not None:
                 memory = places[self.added_to].memory
             # a result with another shape than the exporter's fails at run time if anybody reads it
@@ -310,7 +310,7 @@ def _written(place: Place) -> torch.Tensor:
     """Return the tensor written to a place; an empty one if the guard bytes changed."""
     memory, desc = place.memory.tensor, place.desc
     # some operators resize the given tensor to hold intermediate results
-    if not (memory[-_GUARD_NBYTES:] == _GUARD).all():
+    if not (memory[-_GUARD_NBYTES:] == _GUARD_BYTE).all():
         return _NOTHING
     return _unpacked(memory[: desc.nbytes], desc)
 
@@ -329,7 +329,7 @@ def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
 
 def _packed(tensor: torch.Tensor, desc: MemoryDesc, room: _Room) -> torch.Tensor:
     bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    flat = room.take(desc.nbytes + _GUARD_NBYTES, _GUARD)  # a step that adds in place writes its result here
+    flat = room.take(desc.nbytes + _GUARD_NBYTES, _GUARD_BYTE)  # a step that adds in place writes its result here
     pack(bits, desc, flat[: desc.nbytes].zero_().numpy())
     return flat
 

@@ -20,7 +20,7 @@ from fmtprop.errors import InputError, PlanError
 from fmtprop.system.limits import MAX_THREADS
 
 #: waiting and running calls per stream; with so many, no stream waits for the next input
-_DEPTH = 2
+_CALLS_PER_STREAM = 2
 
 
 class StreamPool:
@@ -68,7 +68,7 @@ class StreamPool:
         self._function = function
         self._name = name
         self._process = os.getpid()
-        self._depth = _DEPTH * count
+        self._depth = _CALLS_PER_STREAM * count
         self._room = threading.Semaphore(self._depth)
         self._here = threading.local()
         self._closed = False

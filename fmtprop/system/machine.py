@@ -18,7 +18,7 @@ _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/ca
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 #: bytes of the last-level cache if the system does not report them
-_USUAL = 16 << 20
+_USUAL_CACHE_NBYTES = 16 << 20
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -59,7 +59,7 @@ def last_level_cache_nbytes(caches: Path = _CACHES) -> int:
             sizes.append(int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1))
         except (OSError, ValueError):
             continue  # a size that cannot be read is ignored
-    return max(sizes, default=_USUAL)
+    return max(sizes, default=_USUAL_CACHE_NBYTES)
 
 
 def memory_nbytes(limits: Sequence[Path] = _MEMORY_LIMITS) -> int:

@@ -1,4 +1,4 @@
-"""What it costs to run a node or a reorder on this machine: modelled, measured, remembered."""
+"""Costs of nodes and reorders on this machine: modelled, measured, recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which costs a compilation uses: modelled, measured, or what the cache knows and the model elsewhere.
+"""Costs that a compilation uses: modelled, measured, or from the cache where possible.
 
-Owns when something is measured, and how measured and modelled figures are made comparable. How a figure is measured,
-modelled or stored is its neighbours' affair.
+Owns the decision to measure, and the scaling that makes measured and modelled figures comparable. Other modules
+measure, model and store figures.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
 from fmtprop.tuning.roofline import CACHE_NBYTES, ModelCosts
 
-#: where costs may come from
+#: values of the option `tune`
 TUNES = ("auto", "model", "measure", "remeasure")
 
-#: those that time what they do not know
+#: values with which unknown costs are measured
 MEASURING = ("measure", "remeasure")
 
-#: a way that the model takes to be so many times slower than the node's best is not worth a measurement
+#: a way to run a node is not measured if the model says that it takes so many times as long as the best way
 _HOPELESS = 20.0
 
-#: share of a network's time that a reorder must save to be worth having. Costs are true to some percent, so a plan
-#: with more reorders that is better by less is not better: DenseNet-121 had five for 0.5 % (measured), ran no faster;
-#: for AVX-512 ViT had 37 for 2 % (modelled)
-_DOUBT = 1.5e-3
+#: share of a network's time that a reorder must save. Costs have errors of a few percent, so more reorders for a
+#: smaller gain are no gain: DenseNet-121 had five reorders for 0.5 % (measured) and ran no faster; ViT for AVX-512 had
+#: 37 for 2 % (modelled)
+_DOUBT_SHARE = 1.5e-3
 
-#: seconds between two writings of the cache
-_SAVE = 5.0
+#: least seconds between two writes of the cache
+_SAVE_SECONDS = 5.0
 
 
 def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
-    """Return the seconds that a reorder costs its neighbours in a plan: one more step, and the data that it evicts.
+    """Return the seconds that a reorder costs its neighbours in a plan: one more step, and evicted data.
 
-    A reorder that is timed alone looks cheaper than it is. Plans of DenseNet-121, ShuffleNetV2 and Inception v3 with
-    between 0 and 76 reorders, equal by measured cost, were as fast or faster with fewer: up to 20 us for each that
-    moves much puts them in the order in which they ran.
+    A reorder that is timed alone looks cheaper than it is in a plan. Plans of DenseNet-121, ShuffleNetV2 and Inception
+    v3 with 0 to 76 reorders had equal measured costs, but plans with fewer reorders were as fast or faster. With up to
+    20 us added for each large reorder, costs rank the plans by their real times.
 
     Examples
     --------
@@ -62,13 +62,13 @@ def disturbance(src: MemoryDesc, dst: MemoryDesc) -> float:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Where the costs of a compilation came from.
+    """Sources of a compilation's costs.
 
     Parameters
     ----------
     measured, cached, modelled : int
-        Distinct ways to run a node, and reorders, that were timed now, earlier, and not at all, of all that were asked
-        about.
+        Numbers of distinct ways to run a node, and of reorders, with a cost that was measured now, measured earlier,
+        or modelled.
     seconds : float
         Time spent on measuring.
     """
@@ -89,31 +89,32 @@ def costs_for(
     store: Store | None = None,
     target: Target | None = None,
 ) -> TunedCosts:
-    """Return the costs that a compilation is to use, for the number of threads that is set now.
+    """Return the costs for a compilation, with the present number of threads.
 
     Parameters
     ----------
     tune : {"auto", "model", "measure", "remeasure"}
-        ``"model"`` measures the machine's peaks only, once; ``"measure"`` times what the cache does not know,
-        ``"remeasure"`` everything, and replaces what the cache knows;
-        ``"auto"`` takes what the cache knows about all ways to run a node, and the model elsewhere.
+        ``"model"`` measures only the machine's peaks, once. ``"measure"`` measures the figures that the cache lacks.
+        ``"remeasure"`` measures all figures and replaces the cache's. ``"auto"`` uses the cache's figures if it has
+        all for a node, and the model otherwise.
     weights_nbytes : int
-        Bytes of all weights of the network: how far away weights are.
+        Bytes of all weights of the network; they decide from which level of memory weights come.
     activations_nbytes : int, optional
-        Bytes of the most activations that a node reads and writes, where that is known: how far away these are.
+        Largest number of bytes of activations that a node reads and writes, if known; it decides from which level of
+        memory they come.
     budget : float, optional
-        Seconds for measuring, 0 for nothing but what is known; by default no limit.
+        Seconds for measuring; 0 to measure nothing. Default: no limit.
     progress : callable, optional
         Told (done, total) while problems are measured.
     store : Store, optional
-        What was measured before; by default the user's.
+        Figures measured before. Default: the user's store.
     target : Target, optional
-        Who is asked for the reorders that are timed; by default oneDNN.
+        Target of the reorders that are timed. Default: oneDNN.
 
     Returns
     -------
     TunedCosts
-        Fits `Costs` of :mod:`fmtprop.passes.target`.
+        Implements `Costs` of :mod:`fmtprop.passes.target`.
 
     Raises
     ------
@@ -131,32 +132,32 @@ def costs_for(
 
 @dataclass
 class _Group:
-    """Ways to run equal nodes, or one reorder: what is measured together."""
+    """Ways to run equal nodes, or one reorder; a group is measured together."""
 
-    #: identity -> the way
+    #: identity -> way to run the node
     ways: dict[Hashable, Any] = field(default_factory=dict)
     #: identity -> the model's seconds
     modelled: dict[Hashable, float] = field(default_factory=dict)
-    #: identity -> key in the cache, of those that are worth a measurement
+    #: identity -> key in the cache, for the ways that are worth a measurement
     keys: dict[Hashable, str] = field(default_factory=dict)
-    #: how many nodes of the network it is about
+    #: number of the network's nodes in the group
     count: int = 0
 
     @property
     def weight(self) -> float:
-        """Seconds of the network that it is about."""
+        """Seconds of the network that the group takes."""
         return self.count * min(self.modelled.values())
 
 
 class TunedCosts:
-    """Measured figures where there are some, modelled ones elsewhere.
+    """Measured figures if there are any, otherwise modelled ones.
 
     Parameters
     ----------
     model : ModelCosts
-        For what is not measured.
+        Model of figures that are not measured.
     store : Store
-        What was measured before; extended.
+        Figures measured before; new ones are added.
     tune : str
         See :func:`costs_for`.
     weights_nbytes : int
@@ -164,15 +165,15 @@ class TunedCosts:
     budget : float
         Seconds for measuring.
     progress : callable, optional
-        Told (done, total).
+        Called with (done, total).
     target : Target, optional
-        Who is asked for reorders.
+        Target of the reorders that are timed.
 
     Notes
     -----
-    A modelled figure is multiplied by the median ratio of measured to modelled figures of the same op and
-    implementation, else of the same op, else of everything that is known: so it is comparable with measured ones.
-    Ways of the reference target are always modelled.
+    To be comparable with measured figures, a modelled figure is multiplied by the median ratio of measured to modelled
+    figures of the same op and implementation, else of the same op, else of all known figures. Ways of the reference
+    target are always modelled.
     """
 
     def __init__(
@@ -191,17 +192,17 @@ class TunedCosts:
         self._weights_nbytes, self._budget, self._progress = weights_nbytes, budget, progress
         #: measured seconds, by identity
         self._known: dict[Hashable, float] = {}
-        #: groups of which some figures are missing, so that none is used
+        #: groups with missing figures: none of their figures is used
         self._partial: set[Hashable] = set()
         #: reorders that oneDNN does not have
         self._absent: set[Hashable] = set()
-        #: what was asked about, and what of it has a measured figure that counts
+        #: identities that were requested, and those with a measured figure in use
         self._asked: set[Hashable] = set()
         self._used: set[Hashable] = set()
-        #: what was timed by this object, and how long that took
+        #: identities that this object timed, and the seconds that it took
         self._fresh: set[Hashable] = set()
         self._seconds = 0.0
-        #: seconds that every reorder must save beside its own
+        #: seconds that a reorder must save in addition to its own time
         self._doubt = 0.0
         self._ratios: dict[Hashable, float] = {}
         self._answers: dict[Hashable, float] = {}
@@ -211,11 +212,11 @@ class TunedCosts:
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
-        """Look up what will be asked, and time it if that was asked for: what weighs most in the network first."""
+        """Look up figures, and measure missing ones if `tune` says so: first those with the largest share of time."""
         if self.tune == "model":
             self._asked |= _distinct(work) | set(reorders)
             self.tuning = Tuning(modelled=len(self._asked))
-            self._doubt = _DOUBT * self._network_seconds(work)
+            self._doubt = _DOUBT_SHARE * self._network_seconds(work)
             return
         groups = self._groups(work) | self._reorder_groups(reorders)
         if self.tune != "remeasure":
@@ -234,10 +235,10 @@ class TunedCosts:
         self.tuning = Tuning(measured, len(self._used) - measured, len(self._asked) - len(self._used), self._seconds)
         self._compare(groups)
         self._answers.clear()
-        self._doubt = _DOUBT * self._network_seconds(work)
+        self._doubt = _DOUBT_SHARE * self._network_seconds(work)
 
     def node(self, node: Node, candidate: Candidate) -> float:
-        """Return the seconds that a node takes when it runs so."""
+        """Return the seconds of a way to run a node."""
         if candidate.target == "view" or node.is_boundary:
             return 0.0
         identity = identity_of(node, candidate)
@@ -250,10 +251,10 @@ class TunedCosts:
         return answer
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return the seconds of a reorder, 0 for none, or None where there is none.
+        """Return the seconds of a reorder, 0 for equal formats, None if no reorder exists.
 
-        To the time of its own comes what its neighbours in a plan lose (see :func:`disturbance`) and a share of the
-        whole network's time: the doubt in the figures.
+        Added to its own time are the loss of its neighbours (see :func:`disturbance`) and a share of the network's
+        time, for the errors of the figures.
         """
         if src == dst:
             return 0.0
@@ -268,7 +269,7 @@ class TunedCosts:
         return known + disturbance(src, dst) + self._doubt
 
     def _network_seconds(self, work: Sequence[tuple[Node, Candidate]]) -> float:
-        """Return the time of the network without reorders, every node by its best way."""
+        """Return the seconds of the network without reorders, with the best way to run each node."""
         best: dict[str, float] = {}
         for node, candidate in work:
             best[node.name] = min(best.get(node.name, inf), self.node(node, candidate))
@@ -309,7 +310,7 @@ class TunedCosts:
     # ------------------------------------------------------------------ measuring
 
     def _measure(self, groups: Mapping[Hashable, _Group]) -> None:
-        """Time what has a key and no figure, as far as the time allows."""
+        """Measure all keys without a figure, within the budget of time."""
         start = perf_counter()
         deadline = start + self._budget - self._seconds
         if start >= deadline:
@@ -328,7 +329,7 @@ class TunedCosts:
             self._known.update(found)
             self._fresh.update(found)
             unsaved.update({missing[index].keys[identity]: seconds for identity, seconds in found.items()})
-            if perf_counter() - saved > _SAVE:
+            if perf_counter() - saved > _SAVE_SECONDS:
                 self.store.add_figures(unsaved, sync=True)
                 unsaved.clear()
                 saved = perf_counter()
@@ -342,7 +343,7 @@ class TunedCosts:
     def _jobs(self, group: _Group) -> list[Job]:
         """Return the jobs of a group, the most promising first.
 
-        All its ways are timed although some may be known: figures of another hour are not comparable.
+        All its ways are timed although some may be known: figures of different hours are not comparable.
         """
         jobs = []
         for identity in sorted(group.keys, key=lambda identity: group.modelled[identity]):
@@ -353,14 +354,14 @@ class TunedCosts:
             job = job_of_reorder(identity, first, second, self._target)
             if job is not None:
                 jobs.append(job)
-            elif not (first.is_plain and second.is_plain):  # such are copied by another target, at the modelled cost
+            elif not (first.is_plain and second.is_plain):  # copied by another target, at the modelled cost
                 self._absent.add(identity)
         return jobs
 
     # ------------------------------------------------------------------ comparing
 
     def _compare(self, groups: Mapping[Hashable, _Group]) -> None:
-        """Find how measured figures relate to modelled ones."""
+        """Compute the ratios of measured to modelled figures."""
         found: dict[Hashable, list[float]] = {}
         for group in groups.values():
             for identity in group.keys.keys() & self._known.keys():

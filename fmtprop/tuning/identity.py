@@ -1,4 +1,4 @@
-"""What a cost depends on: the identity of a way to run a node, in this process and across processes."""
+"""Identity of a way to run a node, in this process and across processes: everything that its cost depends on."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from fmtprop.passes.target import Candidate
 
 _MIB = 1 << 20
 
-#: beyond this many bytes weights come from memory on every machine that fmtprop is for
-_FARTHEST = 128 * _MIB
+#: more bytes of weights than this come from main memory on all machines
+_FARTHEST_NBYTES = 128 * _MIB
 
 
 def regime(weights_nbytes: int) -> int:
-    """Return the footprint of a network's weights, in classes: networks of a class share what is measured.
+    """Return the class of a network's footprint of weights, in bytes; networks of one class share measured figures.
 
     Examples
     --------
     >>> [regime(mib << 20) >> 20 for mib in (0, 9, 100, 500)]
     [1, 16, 128, 128]
     """
-    classes = (1 << power for power in range(_MIB.bit_length() - 1, _FARTHEST.bit_length()))
-    return next((size for size in classes if size >= weights_nbytes), _FARTHEST)
+    classes = (1 << power for power in range(_MIB.bit_length() - 1, _FARTHEST_NBYTES.bit_length()))
+    return next((size for size in classes if size >= weights_nbytes), _FARTHEST_NBYTES)
 
 
 def parameters(op: str, operands: Mapping[str, MemoryDesc]) -> frozenset[str]:
-    """Return the operands that are learned: they come from afar, activations are as their producer left them.
+    """Return the learned operands: they come from memory, activations from where their producer left them.
 
-    A product does not say what its second factor is: one per row of a batch is an activation, one for all is learned.
+    A product does not declare its second factor: with one factor per batch it is an activation, with one for all it is
+    learned.
     """
     declared = _declared(op)
     if op == "matmul" and max(operands["weights"].dims[:-2], default=1) == 1:
@@ -45,24 +46,24 @@ def _declared(op: str) -> frozenset[str]:
 
 
 def is_timed(candidate: Candidate) -> bool:
-    """Say whether a way to run a node can be timed on any numbers."""
-    return getattr(candidate.handle, "takes_any_numbers", False)  # nothing runs a view
+    """Return whether a way to run a node can be timed on any numbers."""
+    return getattr(candidate.handle, "takes_any_numbers", False)  # a view has no implementation
 
 
 def group_of(node: Node, candidate: Candidate) -> Hashable:
-    """Return what equals among all ways to run equal nodes."""
+    """Return an identity that all ways to run equal nodes share."""
     shapes = tuple((name, desc.dims, desc.dtype) for name, desc in candidate.operands.items())
     return (node.op, node.attrs, _tail(node), shapes, node.results)
 
 
 def identity_of(node: Node, candidate: Candidate) -> Hashable:
-    """Return what equals among equal ways to run equal nodes."""
+    """Return an identity that equal ways to run equal nodes share."""
     operands = tuple(candidate.operands.items())
     return (node.op, node.attrs, _tail(node), candidate.target, candidate.impl, operands, candidate.results)
 
 
 def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str, object]:
-    """Return the same as plain data that means the same in another process."""
+    """Return the identity as plain data, valid in other processes."""
     return {
         "op": node.op,
         "attrs": node.attrs.to_json(),
@@ -77,7 +78,7 @@ def describe(node: Node, candidate: Candidate, weights_nbytes: int) -> dict[str,
 
 
 def describe_reorder(src: MemoryDesc, dst: MemoryDesc) -> dict[str, object]:
-    """Return a reorder as plain data that means the same in another process."""
+    """Return the identity of a reorder as plain data, valid in other processes."""
     return {"reorder": [persistent_text(src), persistent_text(dst)]}
 
 
@@ -86,7 +87,7 @@ def _tail(node: Node) -> tuple[object, ...]:
 
 
 def persistent_text(desc: MemoryDesc) -> str:
-    """Return a text of a format that means the same in another process: an opaque one's token is a number of this."""
+    """Return a text for a format, valid in other processes (an opaque format's token is a number of this process)."""
     if desc.kind is FormatKind.OPAQUE:
         return f"opaque {desc.dims} {desc.dtype} {desc.nbytes}"
     return repr(desc)

@@ -1,28 +1,28 @@
-"""Timing ways to run a node, and reorders, as they will run in a plan.
+"""Timing of reorders and of ways to run a node, under the conditions of a plan.
 
-What makes a figure true (each was wrong by tens of percent without):
+Conditions of a true figure (without any one of these, figures were wrong by tens of percent):
 
-- Memory was written before: pages that never were are one shared page of zeros, which is always in cache.
-- One block of huge pages holds all activations, as a plan's arena does, and every job uses the same one.
-- Weights are taken from a buffer as large as all weights of the network, each time from a place farther on: they come
-  from as far away as they do in a network, not from the cache in which the last execution left them. Where all weights
-  fit in the last-level cache, they are brought there before: so far away are they then, and no farther.
-- Activations are written right before, by all threads: as warm as their producer leaves them. This is not counted.
+- Memory has been written before: all unwritten pages are one shared page of zeros, which is always in cache.
+- One block of huge pages holds all activations, like a plan's arena, and all jobs use the same block.
+- Weights are taken from a buffer as large as all weights of the network, each time from the next position. So they
+  come from the same level of memory as in the network, not from the cache of the last execution. If all weights fit in
+  the last-level cache, they are loaded into it before.
+- Activations are written right before, by all threads, as their producer would do. This time is not counted.
 - Real post-ops and biases, a real residual in dst.
 
-What makes it robust:
+Robustness:
 
-- The ways to run one node take turns, so that a slow moment slows them all.
-- Every round goes through all nodes, so that the figures of one node come from moments all over the measurement, and a
-  slow second is a little in every figure instead of wholly in a few. (Neighbours on a shared machine come and go in
-  seconds: lower quartiles of twelve executions in a row differed by 1.2 to 1.8 times from one group to the next, of
-  twelve that were spread over the whole time by 1.04 to 1.1.)
-- The figure is the lower quartile, since whoever else uses the machine only ever adds to a time, and little more than
-  the fastest time where the machine is so busy that not even the quartile was spared.
-- There are more rounds where times disagree; a way that is clearly worse after some rounds gets no more, but no single
-  execution decides that.
+- The ways to run one node take turns, so a slow moment slows all of them.
+- Every round visits all nodes, so the times of one node are spread over the whole measurement, and a slow second has a
+  small effect on every figure instead of a large one on a few. (On a shared machine the load changes within seconds:
+  lower quartiles of twelve consecutive executions differed by factors of 1.2 to 1.8, those of twelve executions spread
+  over the whole time by 1.04 to 1.1.)
+- The figure is the lower quartile, since other users of the machine can only lengthen a time. If even the quartile is
+  disturbed, the figure is slightly more than the fastest time.
+- If times disagree, there are more rounds. A way that is clearly worse after some rounds is dropped, but never after a
+  single execution.
 
-Must not know the cache, nor what the figures are for.
+Must not know the cache or the use of the figures.
 """
 
 from __future__ import annotations
@@ -45,45 +45,45 @@ from fmtprop.targets.executable import SCRATCHPAD, Memory, Place, Stream, implem
 from fmtprop.targets.memory import ALIGNMENT, numbers
 from fmtprop.tuning.identity import parameters, regime
 
-#: rounds after which a way that takes so many times the best one's time is dropped
-_TRIAL, _HOPELESS = 3, 1.5
+#: after so many rounds, a way that takes so many times as long as the best one is dropped
+_TRIAL_ROUNDS, _HOPELESS_RATIO = 3, 1.5
 
-#: rounds at least and at most; enough when every way's quartile is so close to its fastest
-_FEWEST, _MOST, _SETTLED = 16, 40, 1.03
+#: least and most rounds; a group may end before if all quartiles are within this factor of the fastest time
+_LEAST_ROUNDS, _MOST_ROUNDS, _SETTLED_RATIO = 16, 40, 1.03
 
-#: dropped after fewer rounds: so many times slower than the best, and no trifle
-_GLANCES, _ABSURD, _TRIFLE = 2, 8.0, 1e-3
+#: after so few rounds, a way is dropped if it takes so many times as long as the best one, and more than these seconds
+_GLANCE_ROUNDS, _ABSURD_RATIO, _TRIFLE_SECONDS = 2, 8.0, 1e-3
 
-#: seconds after which one group of ways ends if it has had the fewest rounds, and in any case
-_GROUP_SECONDS, _GROUP_MOST = 0.5, 3.0
+#: after so many seconds, a group of ways ends if it has had the least rounds; after so many, it ends in any case
+_GROUP_SECONDS, _GROUP_MOST_SECONDS = 0.5, 3.0
 
-#: share of the time allowed in which primitives are compiled: what is not by then is left out
-_COMPILING = 0.5
+#: share of the time limit for compiling primitives; ways that are not compiled by then are left out
+_COMPILING_SHARE = 0.5
 
-#: told a group that has its figures: its index, and seconds by key
+#: called with the index of a finished group, and its seconds by key
 Done = Callable[[int, Mapping[Any, float]], None]
 
-#: told (done, total)
+#: called with (done, total)
 Progress = Callable[[int, int], None]
 
-_PAGE = 4096
+_PAGE_NBYTES = 4096
 
-#: share of the last-level cache that the weights of a network can have, beside its activations and other users
-_SHARE = 0.25
+#: share of the last-level cache that a network's weights can occupy; activations and other users need the rest
+_RESIDENT_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Operand:
-    """What a job reads or writes.
+    """An operand or result of a job.
 
     Parameters
     ----------
     name : str
-        Of the operand or result.
+        Name of the operand or result.
     desc : MemoryDesc
         Its format.
     kind : {"activation", "parameter", "result"}
-        Where it lies and how it is kept warm.
+        It decides the memory of the operand and the state of the cache.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Job:
     node : Node
         Formatted.
     operands : tuple of Operand
-        All but the scratchpad, and what is added to: that lies in the result.
+        All operands and results, without the scratchpad and without a residual, which lies in the result.
     """
 
     key: Any
@@ -111,13 +111,13 @@ class Job:
 
     @property
     def activations_nbytes(self) -> int:
-        """Bytes of everything that lies in the block of activations."""
+        """Bytes of all operands and results in the block of activations."""
         sizes = [_room(o.desc.nbytes) for o in self.operands if o.kind != "parameter"]
         return sum(sizes) + _room(implementation(self.node).scratchpad_nbytes)
 
     @property
     def parameters_nbytes(self) -> int:
-        """Bytes of the weights, the bias and the like."""
+        """Bytes of weights, bias and other parameters."""
         return sum(_room(o.desc.nbytes) for o in self.operands if o.kind == "parameter")
 
 
@@ -131,7 +131,7 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
     node : Node
         The node.
     candidate : Candidate
-        One that takes any numbers.
+        A way that accepts any numbers.
     """
     formatted = node.with_(choice=candidate.choice("to be timed"), descs=candidate.results)
     learned, residual = parameters(node.op, candidate.operands), implementation(formatted).residual(formatted)
@@ -145,7 +145,7 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
 
 
 def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc, target: Target) -> Job | None:
-    """Return the job that times a reorder, or None where the target has none."""
+    """Return the job that times a reorder, or None if the target has no such reorder."""
     node = Node("reorder", "reorder", opdef("reorder").attrs(), (TensorType(dst.dims, dst.dtype),))
     request = {"src": src.at_start(), "dst": dst.at_start()}
     candidate = next(iter(target.candidates(node, request)), None)
@@ -153,18 +153,18 @@ def job_of_reorder(key: Any, src: MemoryDesc, dst: MemoryDesc, target: Target) -
 
 
 class Bench:
-    """Memory that jobs are timed on, shared by all of them.
+    """The memory for timing, which all jobs share.
 
     Parameters
     ----------
     jobs : iterable of Job
-        Those that will come.
+        All jobs that will be timed.
     weights_nbytes : int
         Bytes of all weights of the network.
     """
 
     def __init__(self, jobs: Iterable[Job], weights_nbytes: int) -> None:
-        torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
+        torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
         activations = parameter_bytes = 1
         for job in jobs:
             activations = max(activations, job.activations_nbytes)
@@ -172,7 +172,7 @@ class Bench:
         self._activations = numbers(activations)
         self._footprint = max(regime(weights_nbytes), parameter_bytes)
         self._weights = numbers(self._footprint)
-        self._resident = self._footprint <= _SHARE * last_level_cache_nbytes()
+        self._resident = self._footprint <= _RESIDENT_SHARE * last_level_cache_nbytes()
         self._next = 0
 
     def seconds(
@@ -189,11 +189,11 @@ class Bench:
         groups : sequence of sequence of Job
             The ways to run each node: the most important node first, and its most promising way first.
         deadline : float
-            When to end, by ``perf_counter``; what is not compiled by half-time has no figure.
+            End of the measurement, by ``perf_counter``; jobs that are not compiled by half-time get no figure.
         done : callable, optional
-            Told of each group that has its figures, as soon as it has them.
+            Called for each group as soon as it has its figures.
         progress : callable, optional
-            Told (done, total) in steps of which all take about as long.
+            Called with (done, total) in steps of about equal duration.
 
         Returns
         -------
@@ -201,7 +201,7 @@ class Bench:
             Seconds by key.
         """
         races: list[_Race] = []
-        total = len(groups) * (1 + _FEWEST)
+        total = len(groups) * (1 + _LEAST_ROUNDS)
 
         def tell(count: int) -> None:
             if progress is not None:
@@ -211,7 +211,7 @@ class Bench:
             now = perf_counter()
             tell(0)
             for index, jobs in enumerate(groups):
-                races.append(self._compiled(index, jobs, now + (deadline - now) * _COMPILING))
+                races.append(self._compiled(index, jobs, now + (deadline - now) * _COMPILING_SHARE))
                 tell(index + 1)
             running, rounds = races, 0
             while running:
@@ -231,7 +231,7 @@ class Bench:
                 race.close()
 
     def _compiled(self, index: int, jobs: Sequence[Job], deadline: float) -> _Race:
-        """Return the race of the ways that there is time to compile."""
+        """Return the race of the ways that can be compiled before the deadline."""
         race = _Race(index)
         for job in jobs:
             if perf_counter() > deadline:
@@ -242,12 +242,14 @@ class Bench:
         return race
 
     def _place(self, job: Job) -> torch.Tensor:
-        """Return where the parameters of the next execution start: behind those of the last one."""
+        """Return the memory for the parameters of the next execution: after the last one's."""
         size = job.parameters_nbytes
         if self._next + size > self._footprint:
             self._next = 0
         start = self._next
-        self._next += -(-size // _PAGE) * _PAGE  # equal weights start in equal places of a page, as in a plan
+        self._next += (
+            -(-size // _PAGE_NBYTES) * _PAGE_NBYTES
+        )  # equal weights start at equal offsets in a page, as in a plan
         if self._resident and size:
             self._weights[start : start + size].view(torch.int32).bitwise_xor_(_SIGNS)
         return self._weights[start:]
@@ -265,21 +267,21 @@ class _Race:
 
     @property
     def figures(self) -> dict[Any, float]:
-        """Seconds by key, of the ways that had a turn."""
+        """Seconds by key, for the ways that had a turn."""
         return {run.job.key: run.figure for run in self.runs if run.times}
 
     @property
     def over(self) -> bool:
-        """Whether more rounds would tell nothing new, or cost too much."""
+        """Whether more rounds would be useless, or would take too long."""
         live = self._live()
-        if not live or self._rounds >= _MOST or self._seconds > _GROUP_MOST:
+        if not live or self._rounds >= _MOST_ROUNDS or self._seconds > _GROUP_MOST_SECONDS:
             return True
-        if self._rounds < _FEWEST:
+        if self._rounds < _LEAST_ROUNDS:
             return False
-        return self._seconds > _GROUP_SECONDS or all(run.quartile <= _SETTLED * run.fastest for run in live)
+        return self._seconds > _GROUP_SECONDS or all(run.quartile <= _SETTLED_RATIO * run.fastest for run in live)
 
     def round(self, place: Callable[[Job], torch.Tensor]) -> None:
-        """Time every way that is not hopeless once."""
+        """Time every way once that is not dropped."""
         start = perf_counter()
         for run in self._live():
             run.time(place(run.job))
@@ -297,10 +299,10 @@ class _Race:
 
     def _drop(self) -> None:
         live = self._live()
-        if not live or self._rounds < _GLANCES:
+        if not live or self._rounds < _GLANCE_ROUNDS:
             return
         best = min(run.fastest for run in live)
-        limit = _HOPELESS * best if self._rounds >= _TRIAL else max(_ABSURD * best, _TRIFLE)
+        limit = _HOPELESS_RATIO * best if self._rounds >= _TRIAL_ROUNDS else max(_ABSURD_RATIO * best, _TRIFLE_SECONDS)
         self._dropped |= {index for index, run in enumerate(self.runs) if run.fastest > limit}
 
 
@@ -311,7 +313,7 @@ class _Run:
         self.job = job
         self.times: list[float] = []
         self._warm: list[torch.Tensor] = []
-        #: where each parameter lies, and how far behind the first
+        #: memory of each parameter, and its offset from the first one in bytes
         self._parameters: list[tuple[Memory, int]] = []
         self._stream = Stream()
         way, offset, parameter_offset = implementation(job.node), 0, 0
@@ -347,17 +349,17 @@ class _Run:
 
     @property
     def figure(self) -> float:
-        return min(self.quartile, _SETTLED * self.fastest)
+        return min(self.quartile, _SETTLED_RATIO * self.fastest)
 
     def warm_up(self, weights: torch.Tensor) -> None:
-        """Execute it once, which touches code and pages."""
+        """Execute once, to load code and pages."""
         self._point(weights)
         self._bound.seconds(self._stream)
 
     def time(self, weights: torch.Tensor) -> None:
         self._point(weights)
         for tensor in self._warm:
-            tensor.bitwise_xor_(_SIGNS)  # rewritten, and as good a number as before
+            tensor.bitwise_xor_(_SIGNS)  # written again, with an equally valid number
         self.times.append(self._bound.seconds(self._stream))
 
     def close(self) -> None:
@@ -370,7 +372,7 @@ class _Run:
             memory.put(weights[offset:])
 
 
-#: the signs of two bf16 numbers, or of an f32 number and a bit of its mantissa
+#: the sign bits of two bf16 numbers; in an f32 number, the sign bit and one bit of the mantissa
 _SIGNS = -0x7FFF8000
 
 

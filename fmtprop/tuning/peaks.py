@@ -1,6 +1,6 @@
-"""What this machine can do at most: arithmetic and bandwidth, measured through oneDNN with the current threads.
+"""Peaks of this machine: arithmetic and bandwidth, measured through oneDNN with the current number of threads.
 
-Owns the measurement and its place in the cache; must not know any model of costs.
+Owns the measurement and its records in the cache; must not know any model of costs.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from fmtprop.targets.executable import Memory, Stream
 from fmtprop.targets.memory import huge_bytes
 from fmtprop.targets.primitive import bind_primitive
 
-#: bytes over which weights are streamed again and again: from a part of the last-level cache to beyond a usual one
-#: (as far as a network's weights reach, that is memory which its first compilation needs for a moment)
+#: bytes of the buffers from which weights are streamed repeatedly: smaller and larger than a usual last-level cache
+#: (up to the size of a network's weights; its first compilation needs this memory for a moment)
 FOOTPRINTS = (8 << 20, 24 << 20, 64 << 20)
 
-#: bytes that the other figures take
+#: bytes of memory for measuring the other figures
 _LEAST_NBYTES = 16 << 20
 
 #: bytes of one call's weights in a stream
-_CHUNK = 4 << 20
+_CHUNK_NBYTES = 4 << 20
 
-#: how often everything is measured; seconds after which there is no further attempt
-_ATTEMPTS, _PATIENCE = 3, 1.0
+#: attempts to measure everything; after so many seconds there is no further attempt
+_ATTEMPTS, _PATIENCE_SECONDS = 3, 1.0
 
-#: by the start of their names, the least that any machine does that runs oneDNN on AVX2 or later: what is below was
-#: measured while others had the machine, and threads waited for each other
+#: start of a figure's name -> the least value on any machine with AVX2 or later. A smaller value was measured while
+#: others used the machine and threads waited for each other
 _LEAST = {"flops": 8e9, "reading": 1e9, "copying": 2e9}
-_SLOWEST_CALL = 1e-4
+_SLOWEST_CALL_SECONDS = 1e-4
 
-#: types whose arithmetic is worth a figure of its own
+#: data types with a separate figure of arithmetic
 _TYPES = (DataType.F32, DataType.BF16)
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Figures of this machine with the current number of threads.
+    """Peaks of this machine with the current number of threads.
 
     Parameters
     ----------
     flops : mapping of DataType to float
-        Operations per second of the best kernel, by data type; a product and a sum count as two.
+        Operations per second of the best kernel, by data type; a multiplication and an addition count as two.
     reading : mapping of int to float
-        Bytes per second at which weights arrive that are used once in a round of so many bytes: of one or more of
-        :data:`FOOTPRINTS`, the smallest first.
+        Footprint in bytes -> bytes per second of reading weights that are used once per round over the footprint; for
+        one or more of :data:`FOOTPRINTS`, in ascending order.
     copying : float
-        Bytes per second, read and written, of an element-wise op on activations that are in cache.
+        Bytes per second, read and written, of an element-wise op on activations in cache.
     call : float
-        Seconds that a primitive takes which has nothing to do.
+        Seconds of a primitive without work.
     """
 
     flops: Mapping[DataType, float]
@@ -67,11 +67,11 @@ class Peaks:
 
     @property
     def memory(self) -> float:
-        """Bytes per second from as far as is known: beyond the last-level cache, if that was asked for."""
+        """Bytes per second of the largest measured footprint: main memory, if it was requested."""
         return self.reading[max(self.reading)]
 
     def rate(self, footprint: int) -> float:
-        """Return the bytes per second at which data arrives that is used once in a round of ``footprint`` bytes.
+        """Return the bytes per second of reading data that is used once per round over ``footprint`` bytes.
 
         Examples
         --------
@@ -89,14 +89,14 @@ class Peaks:
 
 
 def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
-    """Return this machine's figures: from the cache, else measured (in about half a second) and kept there.
+    """Return this machine's peaks: from the cache, else measured (in about half a second) and recorded there.
 
     Parameters
     ----------
     store : Store
-        Extended where something was measured.
+        New figures are added.
     footprint : int
-        Bytes up to which it matters how fast they are read: measuring takes as much memory.
+        Largest footprint in bytes to measure; measuring takes as much memory.
 
     Returns
     -------
@@ -111,13 +111,13 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
     if missing:
         measured = {name: value for name, value in _measure(types, asked).items() if name in missing}
         plausible = {name: _plausible(name, value) for name, value in measured.items()}
-        if plausible == measured:  # else the next compilation tries again
+        if plausible == measured:  # otherwise the next compilation tries again
             store.add_figures({keys[name]: value for name, value in measured.items()})
         known |= plausible
     reading = {n: known[f"reading {n}"] for n in FOOTPRINTS if f"reading {n}" in known}
     return Peaks(
         {dtype: known[f"flops {dtype}"] for dtype in types},
-        # a larger footprint is never read faster: what says so is noise
+        # a larger footprint is never read faster: a higher figure is noise
         dict(zip(reading, accumulate(reading.values(), min), strict=True)),
         known["copying"],
         known["call"],
@@ -125,13 +125,13 @@ def peaks(store: Store, footprint: int = FOOTPRINTS[-1]) -> Peaks:
 
 
 def _measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
-    """Return the best figures of several attempts: whoever else uses the machine only ever makes them worse."""
-    torch.get_num_threads()  # a thread that is new to torch takes over the number that was set for the process
+    """Return the best figures of several attempts: other users of the machine can only make them worse."""
+    torch.get_num_threads()  # the first call in a thread adopts the process's number of threads
     memory = huge_bytes(max(footprints[-1], _LEAST_NBYTES))
     best: dict[str, float] = {}
     start = perf_counter()
     for attempt in range(_ATTEMPTS):
-        if attempt and perf_counter() - start > _PATIENCE:
+        if attempt and perf_counter() - start > _PATIENCE_SECONDS:
             break
         for name, figure in _attempt(types, footprints, memory).items():
             better = min if name == "call" else max
@@ -140,9 +140,9 @@ def _measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, fl
 
 
 def _plausible(name: str, figure: float) -> float:
-    """Return a figure, or the worst that a machine can have."""
+    """Return a figure, or the worst plausible one."""
     if name == "call":
-        return min(figure, _SLOWEST_CALL)
+        return min(figure, _SLOWEST_CALL_SECONDS)
     return max(figure, _LEAST[name.partition(" ")[0]])
 
 
@@ -152,12 +152,12 @@ def _attempt(types: list[DataType], footprints: tuple[int, ...], memory: torch.T
     found["call"] = call = _copy_seconds(16, memory)
     elements = 1 << 18
     whole = _copy_seconds(elements, memory)
-    found["copying"] = 8 * elements / max(whole - call, whole / 2)  # a call cannot be most of it
+    found["copying"] = 8 * elements / max(whole - call, whole / 2)  # a call cannot take most of the time
     return found
 
 
 def _flops(dtype: DataType, memory: torch.Tensor) -> float:
-    """Return the operations per second of a convolution that stays in cache, and is short: few get interrupted."""
+    """Return the operations per second of a convolution in cache; it is short, so few runs are interrupted."""
     size, channels = 14, 128
     src, weights, dst = (
         _native(MemoryDesc.any(dims, dtype))
@@ -167,7 +167,7 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
     best = 0.0
     problem = dnnl.Convolution(src=src, weights=weights, dst=dst, strides=ones, dilates=(0, 0), pad_l=ones, pad_r=ones)
     with dnnl.create(problem) as first:
-        # the library offers its best first, or second
+        # the library's first or second implementation is its best
         for pd in islice(first.implementations(), 2):
             operations = 2.0 * size * size * channels * channels * 9
             best = max(best, operations / _fastest(pd, ("SRC", "WEIGHTS", "DST"), memory, rounds=12))
@@ -175,7 +175,7 @@ def _flops(dtype: DataType, memory: torch.Tensor) -> float:
 
 
 def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, float]:
-    """Return the bytes per second of a product of one row with weights that come around after a footprint."""
+    """Return, for each footprint, the bytes per second of products of one row with weights that cycle through it."""
     size = 1024
     src, weights, dst = (_native(MemoryDesc(dims, DataType.F32)) for dims in ((1, size), (size, size), (1, size)))
     found = {}
@@ -183,15 +183,15 @@ def _reading(footprints: tuple[int, ...], memory: torch.Tensor) -> dict[int, flo
         start = 1 << 16
         call = _Timed(pd, ("SRC", "WEIGHTS", "DST"), memory, start)
         for footprint in footprints:
-            offsets = range(start, footprint - _CHUNK + 1, _CHUNK) or range(start, start + 1)
+            offsets = range(start, footprint - _CHUNK_NBYTES + 1, _CHUNK_NBYTES) or range(start, start + 1)
             times: list[float] = []
-            # the first round brings the caches into the state of the second
+            # the first round prepares the caches for the second
             for _ in range(max(2, -(-12 // len(offsets)))):
                 times = []
                 for offset in offsets:
                     call.memories["WEIGHTS"].put(memory[offset:])
                     times.append(call.seconds())
-            found[footprint] = _CHUNK / sorted(times)[len(times) // 4]
+            found[footprint] = _CHUNK_NBYTES / sorted(times)[len(times) // 4]
         call.close()
     return found
 
@@ -203,7 +203,7 @@ def _copy_seconds(elements: int, memory: torch.Tensor) -> float:
 
 
 def _fastest(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, rounds: int) -> float:
-    """Return the seconds of the fastest of several executions: whoever else uses the machine only ever adds to it."""
+    """Return the seconds of the fastest of several executions: other users of the machine can only lengthen them."""
     call = _Timed(pd, names, memory, 4 << 20)
     call.seconds()
     best = min(call.seconds() for _ in range(rounds))
@@ -212,7 +212,7 @@ def _fastest(pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tenso
 
 
 class _Timed:
-    """A primitive to be executed many times, its arguments one after another in a piece of memory."""
+    """A primitive for repeated execution, with its arguments one after another in a block of memory."""
 
     def __init__(self, pd: dnnl.PrimitiveDesc, names: tuple[str, ...], memory: torch.Tensor, stride: int) -> None:
         self._primitive, self._stream = dnnl.Primitive(pd), Stream()
@@ -224,11 +224,11 @@ class _Timed:
             self.memories[name].put(memory[index * stride :])
 
     def seconds(self) -> float:
-        """Execute it once and return how long that took."""
+        """Execute once and return the seconds."""
         return self._bound.seconds(self._stream)
 
     def close(self) -> None:
-        """Release the native objects; the primitive descriptor stays its owner's."""
+        """Release the native objects, except the primitive descriptor, which belongs to the caller."""
         self._bound.close()
         self._primitive.close()
         self._stream.close()

@@ -271,7 +271,7 @@ def test_overlap_is_found_between_strided_tensors():
 def test_what_is_too_hard_to_tell_apart_counts_as_overlapping(monkeypatch):
     from fmtprop.runtime import boundary
 
-    monkeypatch.setattr(boundary, "_OVERLAP_WORK", 0)
+    monkeypatch.setattr(boundary, "_OVERLAP_STEPS", 0)
     one, two = torch.empty(3000)[::3].view(10, 10, 10), torch.empty(1)
     other = one.as_strided((10, 10, 10), (301, 29, 2), one.storage_offset() + 1)
     assert boundary._overlap(one, other)
