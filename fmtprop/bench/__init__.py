@@ -1,6 +1,6 @@
-"""Side-by-side benchmarks: other runtimes as peers, and interleaved timing that checks answers first.
+"""Benchmarks: other runtimes as peers, and interleaved timing after a check of the outputs.
 
-The other runtimes come with the extra ``fmtprop[bench]`` and are imported only when their peer is prepared.
+The extra ``fmtprop[bench]`` installs the other runtimes. They are imported only when their peer is prepared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Are a callable's outputs the right ones? Asked before anything is timed. Knows nothing of timing."""
+"""Comparison of a callable's outputs with the expected ones, before anything is timed. Must not know timing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Agreement", "compare_outputs", "tensors_of"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a callable's outputs are from the oracle's.
+    """Difference between the outputs of a callable and of the oracle (PyTorch in f32).
 
     Parameters
     ----------
     passed : bool
         Whether every output has the oracle's shape and is within the tolerance.
     error : float
-        Largest absolute difference over largest absolute value, the worst of all outputs; infinite where they
-        cannot be compared.
+        Largest absolute difference over largest absolute value, the worst of all outputs; infinite if they cannot be
+        compared.
     tolerance : float
-        What ``error`` may be.
+        Largest admissible ``error``.
     message : str
-        Why the comparison failed; empty if it passed.
+        The reason of a failure; empty if the comparison passed.
     ran : bool, optional
         Whether there were outputs to compare.
     """
@@ -41,19 +41,19 @@ class Agreement:
 
 
 def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
-    """Compare outputs with the right ones.
+    """Compare outputs with the expected ones.
 
     Parameters
     ----------
     actual, expected : torch.Tensor or nested tuple, list or mapping of torch.Tensor
-        Outputs of a callable and of the oracle; anything else inside them is ignored.
+        Outputs of a callable and of the oracle; other objects in them are ignored.
     tolerance : float
         Largest admissible error, relative to the largest absolute value of the expected output.
 
     Returns
     -------
     Agreement
-        NaN and infinity agree only with themselves, at the same place.
+        NaN and infinity agree only with themselves, at the same position.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested tuples, lists and mappings, depth first; anything else is ignored."""
+    """Return the tensors in nested tuples, lists and mappings, depth first; other objects are ignored."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Who can take part in a benchmark by name: fmtprop as it is asked for, its variants, and every peer.
+"""Contenders of a benchmark by name: fmtprop with given options, variants of it, and every peer.
 
-Owns how a graph becomes contenders that live in processes of their own: the graph, the inputs and the right outputs
-go to files, from which every process makes the same weights. Timing is :mod:`fmtprop.bench.processes`' affair.
+Owns the material of contenders in separate processes: graph, inputs and expected outputs go to files, from which every
+process makes the same weights. :mod:`fmtprop.bench.processes` does the timing.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from fmtprop.runtime.process import use_threads
 
 __all__ = ["REFERENCE", "Contender", "Material", "against", "contender", "export", "race"]
 
-#: what all ratios are relative to, and the first word of our variants' names
+#: the reference of all ratios, and the first word of the variants' names
 REFERENCE = "fmtprop"
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a contender may start from; peers take the module.
+    """The inputs of a contender's compilation; peers take the module.
 
     Parameters
     ----------
     graph : Graph
         Imported, with flat inputs and outputs.
     module : callable
-        Makes the same in PyTorch.
+        Makes the same model in PyTorch.
     inputs : tuple of torch.Tensor
         Inputs of its shapes.
     onnx : pathlib.Path
-        Where the module is as ONNX, or will be when the first who needs it has exported it.
+        ONNX file of the module; the first contender that needs it exports it.
     threads : int
         Threads, for the whole process.
     """
@@ -67,9 +67,9 @@ class Contender:
     Parameters
     ----------
     name : str
-        For tables.
+        Name in tables.
     how : Options or Peer
-        How fmtprop compiles it, or the other runtime, which must be picklable.
+        Options of fmtprop, or the other runtime, which must be picklable.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Contender:
 
     @property
     def precision(self) -> str:
-        """What compute-intensive ops run in, ``"f32"`` or ``"bf16"``: decides how large an error may be."""
+        """Data type of compute-intensive ops, ``"f32"`` or ``"bf16"``; it decides the tolerance."""
         return self.how.dtype if isinstance(self.how, Options) else getattr(self.how, "precision", "f32")
 
     def prepare(self, material: Material) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ class Contender:
         Raises
         ------
         FmtpropError
-            If a package is missing, or this machine does not have the precision.
+            A package is missing, or this machine does not support the precision.
         """
         use_threads(material.threads)
         if isinstance(self.how, Options):
@@ -110,16 +110,15 @@ class Contender:
 
 
 def contender(name: str, options: Options | None = None) -> Contender:
-    """Make the contender of a name.
+    """Make the contender with a name.
 
     Parameters
     ----------
     name : str
         ``"fmtprop"``, a variant of it such as ``"fmtprop-propagate"`` or ``"fmtprop-plain-bf16"``, or a key of
-        ``fmtprop.bench.PEERS``. What follows the first hyphen of a variant are values of ``dtype``, ``policy`` and
-        ``tune``.
+        ``fmtprop.bench.PEERS``. After the first hyphen of a variant come values of ``dtype``, ``policy`` and ``tune``.
     options : Options, optional
-        How ``"fmtprop"`` compiles; what a variant changes.
+        Options of ``"fmtprop"``; a variant changes them.
 
     Returns
     -------
@@ -128,7 +127,7 @@ def contender(name: str, options: Options | None = None) -> Contender:
     Raises
     ------
     FmtpropError
-        If the name is unknown; the message lists those that are known.
+        The name is unknown; the message lists the known names.
 
     Examples
     --------
@@ -152,14 +151,14 @@ def contender(name: str, options: Options | None = None) -> Contender:
 
 
 def against(names: Sequence[str], options: Options | None = None) -> list[Contender]:
-    """Make fmtprop and those that it is raced against, all of them installed.
+    """Make the contenders of a race, fmtprop and others; all must be installed.
 
     Parameters
     ----------
     names : sequence of str
         See :func:`contender`.
     options : Options, optional
-        How fmtprop compiles.
+        Options of fmtprop.
 
     Returns
     -------
@@ -169,7 +168,7 @@ def against(names: Sequence[str], options: Options | None = None) -> list[Conten
     Raises
     ------
     FmtpropError
-        There is no name, one is unknown or given twice, or a package is missing; the message names the extra.
+        There is no name, a name is unknown or given twice, or a package is missing; the message names the extra.
 
     Examples
     --------
@@ -184,7 +183,7 @@ def against(names: Sequence[str], options: Options | None = None) -> list[Conten
         raise FmtpropError(f"peer {twice[0]!r} is given twice")
     chosen = [contender(name, options) for name in everyone]
     for one in chosen:
-        one.versions()  # imports its packages: a missing one is found before minutes of compilation
+        one.versions()  # imports its packages, to find a missing one before minutes of compilation
     return chosen
 
 
@@ -203,29 +202,29 @@ def race(
     others: Mapping[str, Callable[[], Prepared]] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Benchmark:
-    """Race contenders on one graph: same weights, same input, same threads, a process each, answers compared first.
+    """Race contenders on one graph: same weights, inputs and threads, one process each; outputs are compared first.
 
     Parameters
     ----------
     graph : Graph
         Imported.
     contenders : sequence of Contender
-        Names differ.
+        Contenders with distinct names.
     reference : str, optional
-        Name of the one that speed-ups are relative to.
+        Contender that is the reference of speed-ups.
     threads : int, optional
-        Threads of every contender; torch's setting if not given.
+        Threads of every contender. Default: torch's setting.
     rounds, repeats, seed : int, optional
-        See :func:`fmtprop.bench.processes.interleave_processes`; the seed is also that of the inputs.
+        See :func:`fmtprop.bench.processes.interleave_processes`; the inputs use the same seed.
     inputs : sequence of torch.Tensor, optional
-        Random ones if not given.
+        Default: random ones.
     module : callable, optional
-        Makes the module that the graph was imported from; picklable, called in the processes of the peers. Without it
-        they get the graph's own ops one by one, which is less than the original where an op was decomposed.
+        Makes the module that the graph was imported from; picklable, called in the peers' processes. Without it, peers
+        run the graph's ops one by one, which may be slower than the original if an op was decomposed.
     onnx : pathlib.Path, optional
-        An ONNX file of the module, written if there is none yet; a temporary one if not given.
+        ONNX file of the module, written if it does not exist. Default: a temporary file.
     others : mapping of str to callable, optional
-        Who else takes part, whatever they run: see :func:`fmtprop.bench.processes.interleave_processes`.
+        Further contenders, as in :func:`fmtprop.bench.processes.interleave_processes`.
     progress : callable, optional
         Called with a description, turns done and turns in all.
 
@@ -242,7 +241,7 @@ def race(
     check_memory(graph)
     count = threads or torch.get_num_threads()
     flat = graph.copy()
-    flat.structure = ""  # every runtime takes and gives flat tensors
+    flat.structure = ""  # every runtime takes and returns flat tensors
     given = tuple(random_inputs(flat, seed) if inputs is None else inputs)
     with torch.inference_mode():
         expected = tensors_of((module() if module else as_module(flat))(*given))
@@ -278,7 +277,7 @@ def _prepare(
 
 
 def _with_onnx(other: Peer, material: Material) -> Peer:
-    """Tell a peer where the ONNX file is, if it takes one; torch's export takes long, so they share it."""
+    """Give a peer the path of the ONNX file, if it takes one; peers share it because torch's export takes long."""
     if not isinstance(other, OnnxRuntime | OpenVINO):
         return other
     if not material.onnx.exists():
@@ -287,7 +286,7 @@ def _with_onnx(other: Peer, material: Material) -> Peer:
 
 
 def export(module: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...], onnx: Path) -> None:
-    """Write an ONNX file and its weights in one step: the folder that holds them, if it is there, is complete.
+    """Write an ONNX file and its weights in one step: if their folder exists, it is complete.
 
     Parameters
     ----------
@@ -313,11 +312,11 @@ def export(module: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...], on
 
 
 def _changed(options: Options, value: str, name: str) -> Options:
-    """Set the one option that has this value."""
+    """Set the option that has this value."""
     changes: Sequence[dict[str, Any]] = ({"dtype": value}, {"policy": value}, {"tune": value})
     for change in changes:
         try:
             return replace(options, **change)
         except UnsupportedOpError:
             continue
-    raise FmtpropError(f"unknown contender {name!r}: {value!r} is no value of dtype, policy or tune")
+    raise FmtpropError(f"unknown contender {name!r}: {value!r} is not a value of dtype, policy or tune")

@@ -1,6 +1,6 @@
-"""What a figure depends on besides the program: CPU, instruction sets, threads, library versions.
+"""The environment that a figure depends on: CPU, instruction sets, threads, library versions.
 
-Knows nothing of what is measured.
+Must not know the measured programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fmtprop.system.machine import cpu_fields, cpu_model
 
 __all__ = ["Environment"]
 
-# The instruction sets that decide which kernels a runtime picks, as Linux names them.
+# The instruction sets that decide a runtime's choice of kernels, with Linux's names.
 _ISA_FLAGS = (
     *("sse4_1", "sse4_2", "avx", "fma", "f16c", "avx2", "avx_vnni"),
     *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -26,18 +26,18 @@ _ISA_FLAGS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and the libraries that a benchmark ran with.
+    """Machine and libraries of a benchmark.
 
     Parameters
     ----------
     cpu : str
         Model name of the processor.
     isa : tuple of str
-        Instruction sets from SSE4 on; empty where the system does not list them.
+        Instruction sets from SSE4 on; empty if the system does not list them.
     cpus : int
         Logical processors that this process may use.
     threads : int
-        Threads that the callables were given.
+        Threads of each callable.
     versions : mapping of str to str
         Library name to version.
     """
@@ -50,14 +50,14 @@ class Environment:
 
     @classmethod
     def capture(cls, threads: int | None = None, versions: Mapping[str, str] | None = None) -> Environment:
-        """Describe the machine and process that this is called in.
+        """Describe this machine and this process.
 
         Parameters
         ----------
         threads : int, optional
-            Threads of the callables; torch's setting if not given.
+            Threads of each callable. Default: torch's setting.
         versions : mapping of str to str, optional
-            Versions of further libraries, beside Python's and torch's.
+            Versions of further libraries, in addition to Python's and torch's.
 
         Returns
         -------

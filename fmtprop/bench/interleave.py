@@ -1,10 +1,10 @@
-"""Interleaved timing: turns in random order, and what a benchmark says of each that took part.
+"""Interleaved timing: turns in random order, and the results of a benchmark.
 
-Machines drift by 10 to 15 % within an hour, so two figures mean something together only if they were taken
-alternately: in every round each has a turn, in a new random order, and speed-ups are ratios *within* a round.
-What disagrees with the right outputs is not timed at all, so there is no figure to quote.
+The speed of a machine drifts by 10 to 15 % within an hour, so figures can be compared only if they were taken
+alternately. In every round each contender has a turn, in a new random order, and speed-ups are ratios *within* a
+round. A contender with wrong outputs is not timed and has no figure.
 
-Knows nothing of what takes the turns.
+Must not know the contenders.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quartiles:
-        """Summarise at least one value, interpolating linearly between the two nearest."""
+        """Summarise at least one value, with linear interpolation between the two nearest."""
         return cls(*quartiles(values))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one that took part.
+    """Results of one contender.
 
     Parameters
     ----------
     name : str
-        Its key.
+        Key of the contender.
     agreement : Agreement
-        The comparison that came first.
+        The comparison before timing.
     milliseconds : tuple of float
         One figure per round; empty if the outputs disagree.
     latency : Quartiles or None
         Summary of ``milliseconds``; ``None`` if the outputs disagree.
     speedup : Quartiles or None
-        The reference's time over this callable's, round by round, so 2.0 is twice as fast as the reference;
-        ``None`` unless both agree with the oracle.
+        The reference's time over the contender's time, round by round: 2.0 is twice as fast as the reference. ``None``
+        unless both agree with the oracle.
     """
 
     name: str
@@ -97,11 +97,11 @@ class Benchmark:
     Parameters
     ----------
     reference : str
-        Name of the one that speed-ups are relative to.
+        Contender that is the reference of speed-ups.
     rounds, repeats, seed : int
-        How it was measured.
+        Arguments of the measurement.
     entries : tuple of Entry
-        In the order in which they were given.
+        In the given order.
     environment : Environment
         Machine and libraries.
     """
@@ -122,7 +122,7 @@ class Benchmark:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is wrong with each that was not timed; empty if all were."""
+        """Reason for each contender that was not timed; empty if all were timed."""
         return tuple(
             f"{entry.name} disagrees with the oracle and was not timed: {entry.agreement.message}"
             if entry.agreement.ran
@@ -132,7 +132,7 @@ class Benchmark:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested dictionaries and lists; infinite errors become ``None``, which JSON can carry."""
+        """Return nested dictionaries and lists; infinite errors become ``None``, since JSON has no infinity."""
         data = asdict(self)
         for entry in data["entries"]:
             if not math.isfinite(entry["agreement"]["error"]):
@@ -156,14 +156,14 @@ def take_turns(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[_Answer]]:
-    """Let everyone have a turn in every round, in a new random order each time.
+    """Give each contender a turn in every round, in a new random order each time.
 
     Parameters
     ----------
     turns : mapping of str to callable
-        Each takes one turn and returns its answer: a figure, or several.
+        Each takes one turn and returns one or several figures.
     rounds : int
-        Turns of everyone.
+        Turns of each contender.
     seed : int
         Seed of the orders.
     progress : callable, optional
@@ -195,14 +195,14 @@ def take_turns(
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep the garbage collector away: a collection in a timed run would be charged to whoever allocates next."""
+    """Stop the garbage collector: a collection during a timed run would lengthen an arbitrary contender's time."""
     gc.collect()
     with collector.paused():
         yield
 
 
 def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest: float = 0.0) -> float:
-    """Rest, run once untimed, then return the median milliseconds of some runs.
+    """Sleep, run once untimed, then return the median milliseconds of some runs.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest:
     repeats : int
         Timed runs.
     rest : float, optional
-        Seconds of sleep before.
+        Seconds of sleep.
 
     Returns
     -------
@@ -231,18 +231,18 @@ def time_turn(run: Runnable, inputs: Sequence[torch.Tensor], repeats: int, rest:
 
 
 def entry_of(name: str, agreement: Agreement, times: Mapping[str, Sequence[float]], reference: str) -> Entry:
-    """Summarise the figures of one callable, which has none if its outputs disagree.
+    """Summarise the figures of one contender; it has none if its outputs disagree.
 
     Parameters
     ----------
     name : str
-        Its key.
+        Key of the contender.
     agreement : Agreement
         The comparison.
     times : mapping of str to sequence of float
-        Milliseconds of all that were timed, one per round.
+        Milliseconds of all timed contenders, one per round.
     reference : str
-        Key of the callable that speed-ups are relative to.
+        Contender that is the reference of speed-ups.
 
     Returns
     -------

@@ -1,11 +1,10 @@
-"""Other runtimes, as peers of a benchmark: each turns a module into a callable on torch tensors.
+"""Other runtimes as peers of a benchmark: each turns a module into a callable on torch tensors.
 
-A peer is prepared with the same weights, inputs and number of threads as everyone else and returns its outputs as
-tensors that stay valid after the next call. Runtimes beside torch come with the extra ``fmtprop[bench]`` and are
-imported when a peer is prepared, never before. Nothing falls back: a precision that the machine cannot run is an
-error, not another precision.
+A peer gets the same weights, inputs and number of threads as all contenders, and returns tensors that stay valid after
+the next call. The extra ``fmtprop[bench]`` installs runtimes other than torch; they are imported when a peer is
+prepared, never before. There is no fallback: a precision that the machine cannot run is an error.
 
-Knows nothing of timing, graphs or plans.
+Must not know timing, graphs or plans.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ Runnable = Callable[..., Any]
 
 
 class Peer(ABC):
-    """What a benchmark asks of another runtime; picklable."""
+    """Interface of another runtime in a benchmark; picklable."""
 
-    #: the package that it comes in
+    #: the package of the runtime
     package: ClassVar[str] = "torch"
 
     @property
@@ -53,9 +52,9 @@ class Peer(ABC):
         Parameters
         ----------
         module : torch.nn.Module
-            Not changed.
+            The module; it is not changed.
         example_inputs : sequence of torch.Tensor
-            Inputs of the shapes that the callable will be given.
+            Inputs of the callable's shapes.
         threads : int
             Threads of the runtime's own pool; for torch a setting of the process.
 
@@ -67,7 +66,7 @@ class Peer(ABC):
         Raises
         ------
         FmtpropError
-            If a package is missing, or the runtime cannot run the module or the precision on this machine.
+            A package is missing, or the runtime cannot run the module or the precision on this machine.
         """
 
     def versions(self) -> dict[str, str]:
@@ -78,7 +77,7 @@ class Peer(ABC):
 
 @dataclass(frozen=True)
 class TorchEager(Peer):
-    """PyTorch as it is.
+    """PyTorch without compilation.
 
     Parameters
     ----------
@@ -110,7 +109,7 @@ class TorchEager(Peer):
 
 @dataclass(frozen=True)
 class Inductor(Peer):
-    """``torch.compile`` with weights frozen, so that they are packed once."""
+    """``torch.compile`` with frozen weights, so that they are packed once."""
 
     @property
     def name(self) -> str:
@@ -145,7 +144,7 @@ class OnnxRuntime(Peer):
     Parameters
     ----------
     onnx : pathlib.Path, optional
-        An ONNX file of the module; exported if not given.
+        ONNX file of the module. Default: exported by this peer.
     """
 
     package: ClassVar[str] = "onnxruntime"
@@ -184,11 +183,11 @@ class OpenVINO(Peer):
     precision : {"f32", "bf16"}, optional
         Precision of inference.
     onnx : pathlib.Path, optional
-        An ONNX file of the module; exported if not given.
+        ONNX file of the module. Default: exported by this peer.
 
     Notes
     -----
-    The module goes through ONNX rather than ``openvino.convert_model``; latencies of the two ways agree.
+    The module is converted through ONNX instead of ``openvino.convert_model``; the latencies of both are equal.
     """
 
     package: ClassVar[str] = "openvino"
@@ -226,7 +225,7 @@ class OpenVINO(Peer):
         request = compiled.create_infer_request()
 
         def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
-            # share_outputs stays off: the caller keeps the outputs, the request's own memory is overwritten next time.
+            # share_outputs stays off: the caller keeps the outputs, but the next run overwrites the request's memory.
             results = request.infer([tensor.numpy() for tensor in inputs], share_inputs=True)
             return [torch.from_numpy(array) for array in results.values()]
 
@@ -244,7 +243,7 @@ PEERS: Mapping[str, Callable[[], Peer]] = {
 
 
 def peer(name: str) -> Peer:
-    """Make the peer of a name, as given on a command line.
+    """Make the peer with a name, as given on a command line.
 
     Parameters
     ----------
@@ -258,7 +257,7 @@ def peer(name: str) -> Peer:
     Raises
     ------
     FmtpropError
-        If the name is unknown; the message lists those that are known.
+        The name is unknown; the message lists the known names.
 
     Examples
     --------
@@ -271,28 +270,28 @@ def peer(name: str) -> Peer:
 
 
 def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path: Path) -> None:
-    """Export a module to an ONNX file, its weights in a file beside it.
+    """Export a module to an ONNX file, with its weights in a second file.
 
     Parameters
     ----------
     module : torch.nn.Module
         In inference mode.
     example_inputs : sequence of torch.Tensor
-        Fix the shapes.
+        Inputs that fix the shapes.
     path : pathlib.Path
         File to write; ``<path>.data`` holds the weights.
 
     Raises
     ------
     FmtpropError
-        If ``onnx`` or ``onnxscript`` is not installed, or torch cannot export the module.
+        ``onnx`` or ``onnxscript`` is not installed, or torch cannot export the module.
     """
     require("onnx", "onnx export")
     require("onnxscript", "onnx export")
     from torch.onnx import OnnxExporterError
 
     try:
-        # torch's exporter uses its own deprecated functions and reports that torchvision is absent: not news to us.
+        # torch's exporter warns about its own deprecated functions and about missing torchvision: hide these warnings.
         with warnings.catch_warnings(), _quiet("torch.onnx"):
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -305,14 +304,14 @@ def export_onnx(module: nn.Module, example_inputs: Sequence[torch.Tensor], path:
 
 
 def require(package: str, peer_name: str) -> ModuleType:
-    """Import a package of the extra ``bench``; OpenVINO's without its usage statistics.
+    """Import a package of the extra ``bench``; OpenVINO without its usage statistics.
 
     Parameters
     ----------
     package : str
         Its name.
     peer_name : str
-        Who needs it, for the message.
+        The peer that needs it, for the message.
 
     Returns
     -------
@@ -321,18 +320,18 @@ def require(package: str, peer_name: str) -> ModuleType:
     Raises
     ------
     FmtpropError
-        It is not installed.
+        The package is not installed.
 
     Notes
     -----
-    OpenVINO reports every import, from a new process that imports the caller's main module again and waits for the
-    network: a core is busy for seconds, beside whatever is timed.
+    OpenVINO reports every import: a new process imports the caller's main module again and waits for the network. It
+    would keep a core busy for seconds during the timing.
     """
     try:
         with _blocked("openvino_telemetry"):
             return import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:  # installed, but something that it needs is not
+        if error.name != package:  # installed, but one of its dependencies is not
             raise
         raise FmtpropError(
             f"peer {peer_name}: package {package!r} is not installed; pip install 'fmtprop[bench]'"
@@ -341,11 +340,11 @@ def require(package: str, peer_name: str) -> ModuleType:
 
 @contextmanager
 def _blocked(optional: str) -> Iterator[None]:
-    """Let a package look as if it were not installed, to those that are imported within the block."""
+    """Hide a package from the modules that are imported within the block."""
     if optional in sys.modules:
         yield
         return
-    sys.modules[optional] = None  # type: ignore[assignment]  # how importing is told to fail
+    sys.modules[optional] = None  # type: ignore[assignment]  # makes the import fail
     try:
         yield
     finally:
@@ -354,7 +353,7 @@ def _blocked(optional: str) -> Iterator[None]:
 
 @contextmanager
 def _onnx_file(given: Path | None, module: nn.Module, example_inputs: Sequence[torch.Tensor]) -> Iterator[Path]:
-    """Yield the given file, or an exported one that lives as long as the block."""
+    """Yield the given file, or an exported one that exists during the block."""
     if given is not None:
         yield given
         return

@@ -1,7 +1,7 @@
-"""One model under several policies: compiled, checked against PyTorch and measured, one policy after the other.
+"""Comparison of policies on one model: each policy is compiled, checked against PyTorch and measured.
 
-Owns the order of these steps and what is compared. Compiling is :mod:`fmtprop.api`'s affair, figures and words are
-:mod:`fmtprop.report`'s.
+Owns the order of these steps and the comparison. :mod:`fmtprop.api` compiles; :mod:`fmtprop.report` owns figures and
+words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fmtprop.runtime.process import use_threads
 
 __all__ = ["compare_policies"]
 
-#: called with what is being done, steps done, steps in all
+#: called with a description, steps done, steps in all
 Progress = Callable[[str, int, int], None]
 
 
@@ -43,11 +43,11 @@ def compare_policies(
     graph : Graph
         Imported.
     options : sequence of Options
-        How to compile; the first is the baseline of the ratios.
+        Options of each compilation; the first is the baseline of the ratios.
     threads : int, optional
-        Threads of torch and oneDNN, for the whole process; as they are if not given.
+        Threads of torch and oneDNN, for the whole process. Default: unchanged.
     repeats : int, optional
-        Runs over which each step's median is taken.
+        Runs for the median of each step.
     seed : int, optional
         Seed of the random inputs.
     progress : callable, optional
@@ -56,7 +56,7 @@ def compare_policies(
     Returns
     -------
     Comparison
-        Its ``failures`` say which policies gave other outputs than PyTorch.
+        Its ``failures`` name the policies with other outputs than PyTorch.
 
     Raises
     ------
@@ -98,9 +98,9 @@ def _say_stage(say: Progress, title: str, done: int, total: int, stage: str) -> 
 
 
 def _worst_error(net: CompiledModel, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest relative error of all outputs; infinite where a whole-number output differs at all."""
+    """Return the largest relative error of all outputs; infinite if an integer output differs."""
     return max(map(error_of_numbers, net.run_flat(inputs), expected))
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Report to nobody."""
+    """Ignore the report."""

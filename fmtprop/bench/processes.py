@@ -1,16 +1,15 @@
-"""Interleaved timing of contenders that live in a process each, so that no thread pool disturbs another.
+"""Interleaved timing of contenders in separate processes, so that no thread pool disturbs another.
 
-Why processes: a runtime's threads do not sleep when a run returns, they spin for a while and wait for the next one.
-ONNX Runtime's burn a whole core for about 50 ms, those of libgomp (torch, oneDNN) both for a few; OpenVINO's sleep at
-once. In one process, the next contender would find its cores taken, and the threads of one libgomp pool would be
-shared by all that use torch. Turning the spinning off (``GOMP_SPINCOUNT``, ``OMP_WAIT_POLICY``,
-``session.intra_op.allow_spinning``) would slow down whoever spins for good reason: between the many short parallel
-regions of one run, spinning *is* the fast way to wait. So every contender keeps its own defaults, its own process and
-its own pool, has its turn as if it were alone, and ends it by waiting until its process, and those that it started,
-burn no more time; only then is it the next one's turn. Turns are interleaved over pipes in the order that
-:func:`fmtprop.bench.interleave.take_turns` draws.
+Reason for processes: after a run, a runtime's threads do not sleep but spin for a while and wait for the next run.
+ONNX Runtime's threads occupy a core for about 50 ms, libgomp's (torch, oneDNN) both cores for a few ms; OpenVINO's
+sleep at once. In one process, the next contender would find busy cores, and all contenders that use torch would share
+one libgomp pool. Without spinning (``GOMP_SPINCOUNT``, ``OMP_WAIT_POLICY``, ``session.intra_op.allow_spinning``),
+runtimes would be slower, since spinning is the fastest way to wait between the many short parallel regions of a run.
+So every contender keeps its defaults, its own process and its own pool, and runs alone during its turn. A turn ends
+when the contender's process, and the processes that it started, use no more CPU time. Turns are controlled through
+pipes, in the order of :func:`fmtprop.bench.interleave.take_turns`.
 
-Knows nothing of what is timed: a contender is a picklable function that is called in the worker.
+Must not know the timed programs: a contender is a picklable function that is called in the worker.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from fmtprop.errors import FmtpropError
 
 __all__ = ["Prepared", "call_in_process", "converse", "interleave_processes", "settle"]
 
-#: a process is quiet when it used less than this share of one core during each of the last windows
+#: a process is quiet if it used less than this share of one core in each of the last windows
 _QUIET_SHARE = 0.1
 _WINDOW_SECONDS = 0.01
 _WINDOWS = 2
-#: longest known: ONNX Runtime's 50 ms, several times that on a machine whose cores are taken
+#: longest known wait: 50 ms for ONNX Runtime, several times as long on a busy machine
 _PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A contender that is ready to run.
+    """A contender, ready to run.
 
     Parameters
     ----------
     run : callable
-        Runs once; takes nothing.
+        Runs once; without arguments.
     agreement : Agreement
-        Comparison of its outputs with the right ones.
+        Comparison of its outputs with the expected ones.
     versions : mapping of str to str, optional
         Library name to version.
     """
@@ -71,7 +70,7 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A worker's answer where it met an error that a user can do something about."""
+    """A worker's answer after an error that a user can correct."""
 
     message: str
 
@@ -87,17 +86,17 @@ def interleave_processes(
     threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Benchmark:
-    """Time contenders alternately, each in a process of its own, after their outputs have been compared.
+    """Time contenders alternately, each in its own process, after a comparison of their outputs.
 
-    Each turn is one untimed run that warms the caches again, then ``repeats`` timed runs whose median is the turn's
-    figure, then a wait until the process is quiet.
+    A turn is one untimed run, which warms the caches, then ``repeats`` timed runs, then a wait until the process is
+    quiet. The turn's figure is the median of the timed runs.
 
     Parameters
     ----------
     contenders : mapping of str to callable
-        Each is pickled, sent to its process, and called there once: it compiles and compares.
+        Each is pickled, sent to its process, and called there once, to compile and compare.
     reference : str
-        Key of the contender that speed-ups are relative to.
+        Key of the contender that is the reference of speed-ups.
     rounds : int, optional
         Turns of every contender.
     repeats : int, optional
@@ -107,20 +106,20 @@ def interleave_processes(
     seed : int, optional
         Seed of the order within the rounds.
     threads : int, optional
-        Recorded with the result; the contenders set their own. torch's setting if not given.
+        Recorded with the result (contenders set their own threads). Default: torch's setting.
     progress : callable, optional
         Called with a description, turns done and turns in all.
 
     Returns
     -------
     Benchmark
-        Entries in the order of ``contenders``. Those that disagree, or cannot run here (an `FmtpropError` while they
-        were prepared), have no figures; ``agreement.message`` says why.
+        Entries in the order of ``contenders``. Contenders that disagree, or cannot run here (an `FmtpropError` during
+        preparation), have no figures; ``agreement.message`` is the reason.
 
     Raises
     ------
     FmtpropError
-        If the reference is no contender, a count is out of range, a process dies or does not become quiet.
+        The reference is not a contender, a count is out of range, or a process dies or does not become quiet.
     """
     _check_arguments(contenders, reference, rounds, repeats, warmup)
     say = progress or (lambda what, done, total: None)
@@ -160,27 +159,27 @@ def interleave_processes(
 def converse(
     prepares: Mapping[str, Callable[[], Callable[[], Any]]], rounds: int, seed: int = 0
 ) -> dict[str, list[Any]]:
-    """Let others take turns in a process each, whatever a turn is, and return what they answer.
+    """Run functions in turns, each in its own process, and return their results.
 
     Parameters
     ----------
     prepares : mapping of str to callable
-        Each is pickled, sent to its process, and called there once; it returns what takes a turn: a callable without
-        parameters, whose results can be pickled.
+        Each is pickled, sent to its process, and called there once. It returns the function of a turn: without
+        parameters, with picklable results.
     rounds : int
-        Turns of everyone.
+        Turns of each function.
     seed : int, optional
         Seed of the order within the rounds.
 
     Returns
     -------
     dict of str to list
-        Answers by name, one for each round.
+        Results by name, one for each round.
 
     Raises
     ------
     FmtpropError
-        If one of them raises it, a process dies or does not become quiet.
+        A function raises it, or a process dies or does not become quiet.
     """
     with ExitStack() as stack:
         workers = {}
@@ -191,14 +190,15 @@ def converse(
 
 
 def call_in_process(name: str, function: Callable[[], Any]) -> Any:
-    """Call a function in a fresh process and return what it returns.
+    """Call a function in a new process and return its result.
 
     Parameters
     ----------
     name : str
         For messages.
     function : callable
-        Picklable, as is its result; torch tensors go through files, since their memory ends with the process.
+        Picklable, with a picklable result. Torch tensors must go through files, since their memory ends with the
+        process.
 
     Returns
     -------
@@ -207,24 +207,24 @@ def call_in_process(name: str, function: Callable[[], Any]) -> Any:
     Raises
     ------
     FmtpropError
-        If the function raises one, or the process dies.
+        The function raises it, or the process dies.
     """
     with _worker(name, partial(_answer_once, function)) as worker:
         return worker.success()
 
 
 def _processor_time() -> float:
-    """Return the processor seconds of this process and of all that it started and that live, or that it waited for.
+    """Return the processor seconds of this process and of the processes that it started (living or waited for).
 
     Returns
     -------
     float
-        Of this process alone where there is no ``/proc``.
+        Seconds; without ``/proc``, only of this process.
 
     Notes
     -----
-    The kernel's figures in nanoseconds: those of ``ps`` (and psutil) come in steps of 10 ms, a whole window of
-    :func:`settle`.
+    The kernel's figures in nanoseconds are used, since those of ``ps`` (and psutil) have steps of 10 ms, a whole
+    window of :func:`settle`.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     alive = sum(map(_nanoseconds, _descendants(os.getpid())))
@@ -232,8 +232,8 @@ def _processor_time() -> float:
 
 
 def _descendants(ancestor: int) -> Iterator[Path]:
-    """Yield the folders in ``/proc`` of the processes that another one started, and that these started."""
-    with suppress(OSError):  # an ancestor that is gone has none
+    """Yield the folders in ``/proc`` of all descendants of a process."""
+    with suppress(OSError):  # a finished process has no descendants
         for thread in Path(f"/proc/{ancestor}/task").iterdir():
             for child in (thread / "children").read_text(encoding="ascii").split():
                 yield Path("/proc") / child
@@ -251,28 +251,28 @@ def settle(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Wait until this process burns no more time: until its thread pools, and processes it started, have stopped.
+    """Wait until this process and the processes that it started use no more CPU time.
 
     Parameters
     ----------
     used, sleep, clock : callable, optional
-        Processor seconds, the sleep, and the clock; replaced by tests.
+        Functions of processor seconds, sleep and clock; replaced by tests.
 
     Raises
     ------
     FmtpropError
-        If the process is not quiet within 10 s.
+        The process is not quiet within 10 s.
     """
     started, quiet = clock(), 0
     while quiet < _WINDOWS:
         if clock() - started > _PATIENCE_SECONDS:
             raise FmtpropError(
-                f"a process that should be idle keeps its cores busy for {_PATIENCE_SECONDS:.0f} s; the figures of "
-                "others would be worthless: leave this contender out"
+                f"a process that should be idle has kept its cores busy for {_PATIENCE_SECONDS:.0f} s, which would "
+                "spoil the figures of others: leave this contender out"
             )
         before, since = used(), clock()
         sleep(_WINDOW_SECONDS)
-        # a busy machine oversleeps: the share counts, not the time
+        # on a busy machine the sleep is too long, so compare the share, not the time
         quiet = quiet + 1 if used() - before < _QUIET_SHARE * (clock() - since) else 0
 
 
@@ -281,11 +281,11 @@ class _Worker:
 
     def __init__(self, name: str, serve: Callable[[Connection], None]) -> None:
         self.name = name
-        context = get_context("spawn")  # a fork would inherit the thread pools of this process, dead
+        context = get_context("spawn")  # a fork would inherit this process's thread pools without their threads
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), name=f"bench {name}")
         self._process.start()
-        theirs.close()  # so that the worker's death is seen as the end of the pipe
+        theirs.close()  # then the worker's death is the end of the pipe
 
     def answer(self) -> Any:
         """Return the next answer."""
@@ -298,8 +298,8 @@ class _Worker:
             ) from None
 
     def ask(self) -> Any:
-        """Give it a turn; return its answer."""
-        with suppress(BrokenPipeError):  # it is dead: the answer will say so
+        """Give the worker a turn; return its answer."""
+        with suppress(BrokenPipeError):  # the worker is dead: `answer` reports it
             self._connection.send(None)
         return self.success()
 
@@ -309,7 +309,7 @@ class _Worker:
         Raises
         ------
         FmtpropError
-            It is an error.
+            The answer is an error.
         """
         answer = self.answer()
         if isinstance(answer, _Failure):
@@ -317,7 +317,7 @@ class _Worker:
         return answer
 
     def close(self) -> None:
-        """Let the process end; it does when its pipe is closed."""
+        """Close the pipe, which ends the process."""
         self._connection.close()
         self._process.join()
 
@@ -332,7 +332,7 @@ def _worker(name: str, serve: Callable[[Connection], None]) -> Iterator[_Worker]
 
 
 def _serve(prepare: Callable[[], tuple[Any, Callable[[], Any]]], connection: Connection) -> None:
-    """Prepare, answer with what there is to say first, then take turns until the parent closes the pipe."""
+    """Prepare, send the first answer, then take turns until the parent closes the pipe."""
     try:
         first, turn = prepare()
         settle()
@@ -346,7 +346,7 @@ def _serve(prepare: Callable[[], tuple[Any, Callable[[], Any]]], connection: Con
     except FmtpropError as error:
         connection.send(_Failure(str(error)))
     except (EOFError, ConnectionResetError, BrokenPipeError):
-        pass  # the parent has what it wanted, or is gone
+        pass  # the parent is done, or is dead
 
 
 def _ready(prepare: Callable[[], Prepared], warmup: int, repeats: int) -> tuple[_Ready, Callable[[], float]]:

@@ -1,4 +1,4 @@
-"""A benchmark as a table for a terminal or a log. Reads the result, measures nothing."""
+"""A benchmark as a table for a terminal or a log. Must not measure anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["benchmark_text"]
 
 
 def benchmark_text(benchmark: Benchmark) -> str:
-    """Return machine, latencies with quartiles, speed-ups, and what disagreed.
+    """Return machine, latencies with quartiles, speed-ups, and disagreements as text.
 
     Parameters
     ----------
