@@ -1,8 +1,7 @@
-"""Which values may share a buffer, and whether a node may overwrite one: the rule behind in-place residual sums.
+"""Rules for values that share a buffer, and for a node that overwrites one (in-place residual sums).
 
-Views (reshape, permute, slice, expand) are transformations of a descriptor: source and result may lie in one buffer.
-A concat in place is the other way round: its sources lie in the buffer of its result. What a node overwrites is never
-one of those; the plan copies it first.
+Views (reshape, permute, slice, expand) transform a descriptor: source and result may share a buffer. For a concat in
+place, the sources lie in the result's buffer. A node never overwrites one of these; the plan copies it first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["aliases", "is_in_place", "is_view", "overwrite_hazard", "parts_of", 
 
 
 def is_view(graph: Graph, name: str) -> bool:
-    """Return whether a node only transforms the descriptor of its source; once assigned, its choice tells."""
+    """Return whether a node only transforms its source's descriptor; after format assignment, its choice decides."""
     node = graph.node(name)
     if node.is_boundary or opdef(node.op).category is not Category.VIEW:
         return False
@@ -26,7 +25,7 @@ def is_view(graph: Graph, name: str) -> bool:
 
 
 def is_in_place(node: Node) -> bool:
-    """Return whether a formatted node moves no data because its sources lie within its result (concat)."""
+    """Return whether a formatted node moves no data because its sources lie in its result (concat)."""
     return (
         not node.is_boundary
         and node.choice is not None
@@ -36,7 +35,7 @@ def is_in_place(node: Node) -> bool:
 
 
 def parts_of(graph: Graph, node: Node) -> Mapping[str, MemoryDesc] | None:
-    """Return where in the result of a node in place each operand lies; None where its format has no dense parts."""
+    """Return each operand's part of the result of a node in place; None if the format has no dense parts."""
     rule = opdef(node.op).parts
     if rule is None:
         return None
@@ -45,36 +44,36 @@ def parts_of(graph: Graph, node: Node) -> Mapping[str, MemoryDesc] | None:
 
 
 def storage(graph: Graph, value: Value) -> Value:
-    """Return the value whose buffer a value may lie in: itself, unless a chain of views made it."""
+    """Return the owner of a value's buffer: the value itself, or the source of a chain of views."""
     while is_view(graph, value.node):
         value = graph.inputs(value.node)["src"]
     return value
 
 
 def aliases(graph: Graph, value: Value) -> list[Value]:
-    """Return every value that may lie in the same buffer, the buffer's own value first."""
+    """Return all values that may lie in the same buffer, the buffer's owner first."""
     found = [storage(graph, value)]
-    for alias in found:  # grows while it is walked
+    for alias in found:  # the list grows during the loop
         found.extend(Value(reader) for reader, _ in graph.readers(alias) if is_view(graph, reader))
     return found
 
 
 def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
-    """Return why a node must not write its result over a value that it reads, or "" where it may.
+    """Return the reason why a node must not overwrite a value that it reads, or "" if it may.
 
-    The answer depends on the edges alone, never on an order among independent nodes, so that it stays true whatever
-    later passes insert. A part of a buffer may be overwritten: what nobody reads any more is not missed.
+    The answer depends only on edges, never on the order of independent nodes, so it stays valid after later passes. A
+    part of a buffer may be overwritten if nobody reads that part later.
 
     Parameters
     ----------
     graph : Graph
         The graph.
     value : Value
-        What would be overwritten.
+        The value to overwrite.
     by : str
-        The node that would do so.
+        The node that overwrites it.
     operand : str
-        The operand by which it reads the value.
+        The node's operand that reads the value.
     """
     root = storage(graph, value)
     owner = graph.node(root.node)

@@ -1,6 +1,6 @@
-"""The graphs that ship with the package: their names, and where their files are.
+"""The graphs that ship with the package: their names and files.
 
-They live in the checkout's top-level ``graphs`` folder and, in an installed package, in ``fmtprop/graphs``.
+They are in the checkout's top-level ``graphs`` folder or, in an installed package, in ``fmtprop/graphs``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fmtprop.errors import GraphError
 __all__ = ["builtin_names", "builtin_path"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-#: where to look, the first hit wins
+#: folders to search, in this order
 FOLDERS = (_PACKAGE / "graphs", _PACKAGE.parent / "graphs")
 
 
@@ -39,10 +39,10 @@ def builtin_path(name: str) -> Path:
     Raises
     ------
     GraphError
-        There is none of that name; the message has the nearest names.
+        There is no graph with this name; the message has the nearest names.
     """
     names = builtin_names()
-    if name in names:  # a name, never a path: what is not in the list is not looked for
+    if name in names:  # a name, never a path: only listed names are searched
         return next(path for folder in FOLDERS if (path := folder / f"{name}.json").is_file())
     close = difflib.get_close_matches(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names) or 'none'}"

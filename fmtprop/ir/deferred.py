@@ -1,7 +1,7 @@
-"""Constants that nobody holds: made when they are asked for, from a file, a seed or another constant.
+"""Constants that are not in memory: made on request from a file, a seed or another constant.
 
-A model is planned by the types of its weights alone; their numbers are made when they are packed, one constant after
-the other, so that memory holds the packed ones and a single original.
+A model is planned only by the types of its weights. Their numbers are made when they are packed, one constant after
+the other, so memory holds the packed constants and one original.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALL_NBYTES", "Deferred"]
 
-#: bytes up to which it is not worth while: passes ask for vectors again and again
+#: smaller constants stay in memory: passes read vectors again and again
 SMALL_NBYTES = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """A tensor that is made anew at each request.
+    """A tensor that is made again at each request.
 
     Parameters
     ----------
     type_ : TensorType
-        What it is.
+        Logical type of the tensor.
     strides : tuple of int
-        How it lies in memory, in elements.
+        Its strides in elements.
     make : callable
-        Gives it, the same numbers each time.
+        Makes the tensor, with the same numbers each time.
     fresh : bool
-        Whether its memory is nobody else's. Otherwise it may be a file's, or a module's: whoever keeps it copies it.
+        Whether the made tensor owns its memory. Otherwise the memory may belong to a file or a module, and a tensor to
+        keep must be copied.
     largest : float, optional
-        A magnitude that none of its numbers exceeds, where that is known without making it.
+        A bound of the numbers' magnitudes, if it is known without making the tensor.
     """
 
     type_: TensorType
@@ -48,42 +49,42 @@ class Deferred:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions, under PyTorch's name."""
+        """Its dimensions (PyTorch's name)."""
         return self.type_.dims
 
     @property
     def dtype(self) -> DataType:
-        """Its data type, under PyTorch's name."""
+        """Its data type (PyTorch's name)."""
         return self.type_.dtype
 
     def stride(self) -> tuple[int, ...]:
-        """Return its strides, under PyTorch's name."""
+        """Return its strides (PyTorch's name)."""
         return self.strides
 
     def then(self, function: Callable[[torch.Tensor], torch.Tensor], *, fresh: bool, largest: float | None) -> Deferred:
-        """Return what a function makes of it, just as late; of the same type, and in the same places.
+        """Return the deferred result of a function of this tensor, with the same type and strides.
 
         Parameters
         ----------
         function : callable
-            Leaves its argument as it is, unless that is fresh.
+            Must not change its argument, unless that is fresh.
         fresh, largest
-            Of the result.
+            Properties of the result.
         """
         return Deferred(self.type_, self.strides, lambda: function(self.make()), fresh, largest)
 
     def viewed(
         self, view: Callable[[torch.Tensor], torch.Tensor], type_: TensorType, strides: tuple[int, ...]
     ) -> Deferred:
-        """Return a view of it, just as late.
+        """Return a deferred view of it.
 
         Parameters
         ----------
         view : callable
-            Makes it.
+            Makes the view.
         type_ : TensorType
-            Of the view.
+            Type of the view.
         strides : tuple of int
-            How the view lies in memory, in elements.
+            Strides of the view in elements.
         """
         return Deferred(type_, strides, lambda: view(self.make()), self.fresh, self.largest)

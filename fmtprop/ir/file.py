@@ -1,4 +1,4 @@
-"""The graph file: one JSON document, one node per line, with the weights beside it.
+"""The graph file: one JSON document, one node per line, and a second file of weights.
 
 Layout of version 1::
 
@@ -12,12 +12,13 @@ Layout of version 1::
     ]
     }
 
-Nodes stand in the order in which they were added; an operand may name a later node, and ``["split_1", 2]`` is the
-third result of a node. Attributes, results and post-ops look as in :mod:`fmtprop.ir.networkx_form`; a float that JSON
-lacks is ``{"float": "inf"}``. How constants are written is :mod:`fmtprop.ir.file_data`'s affair. Formats and choices
-are not stored: they belong to a machine and a library.
+Nodes are in the order in which they were added. An operand may name a later node; ``["split_1", 2]`` is the third
+result of a node. Attributes, results and post-ops have the form of :mod:`fmtprop.ir.networkx_form`; a float that JSON
+lacks is ``{"float": "inf"}``. :mod:`fmtprop.ir.file_data` writes constants. Formats and choices are not stored: they
+depend on the machine and the library.
 
-Nothing in a file is trusted: each flaw is one :class:`~fmtprop.errors.GraphError` that names file and place.
+Nothing in a file is trusted: each flaw is one :class:`~fmtprop.errors.GraphError`, which names the file and the place
+in it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ __all__ = ["FORMAT", "VERSION", "load", "save"]
 FORMAT = "fmtprop-graph"
 VERSION = 1
 
-#: bytes of a document: a graph of a hundred thousand nodes is a third of it, and becomes many times as large in Python
+#: limit of a document: a graph of a hundred thousand nodes has a third of it, and is many times as large in Python
 _MAX_NBYTES = 1 << 27
-#: how a document begins
+#: the beginning of a document
 _OURS = re.compile(rb'\s*\{[^{}\[\]]*"format":\s*"fmtprop-graph"')
 
 _HEAD = {"format": str, "version": int, "name": str, "structure": str, "nodes": list}
@@ -60,23 +61,23 @@ _ROW_KEYS = frozenset({"name", "op", "inputs", "attrs", "results", "post_ops", "
 
 
 def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> None:
-    """Write a graph to a JSON file, and its large constants to a safetensors file beside it.
+    """Write a graph to a JSON file, and its large constants to a safetensors file in the same folder.
 
     Parameters
     ----------
     graph : Graph
         An imported or a normal graph; formats and choices are not stored.
     path : path
-        Where to; the side file has the same stem and the suffix ``.safetensors``.
+        The JSON file; the side file has the same stem and the suffix ``.safetensors``.
     weights : {"auto", "inline"}
-        ``"auto"``: tensors of up to 64 elements in the JSON file, larger ones in the side file. ``"inline"``: all in
-        the JSON file. Initialisers stay initialisers either way.
+        ``"auto"``: tensors of up to 64 elements go to the JSON file, larger ones to the side file. ``"inline"``: all
+        tensors go to the JSON file. Initialisers stay initialisers in both cases.
 
     Raises
     ------
     GraphError
-        The graph breaks a rule of the verifier or calls what a file must not name, a constant's data was released, or
-        `weights` is unknown.
+        The graph breaks a rule of the verifier or calls an operator that a file must not name, a constant's data was
+        released, or `weights` is unknown.
 
     Examples
     --------
@@ -102,10 +103,10 @@ def save(graph: Graph, path: str | os.PathLike[str], weights: str = "auto") -> N
     text = "{\n" + fields + ',\n"nodes": [\n' + ",\n".join(rows) + "\n]\n}\n"
     data = text.encode("utf-8")
     if len(data) > _MAX_NBYTES:
-        raise GraphError(f"needs {len(data)} bytes, a graph file may have {_MAX_NBYTES}; do without weights='inline'")
+        raise GraphError(f"needs {len(data)} bytes, a graph file may have {_MAX_NBYTES}; leave out weights='inline'")
     check_replaceable(target, _OURS)  # before the side file is replaced
     writer.write()
-    # A reader never sees half a file: the side file is complete before the document that names it appears.
+    # A reader never sees an incomplete file: the side file is complete before the document that names it exists.
     with replacing(target, _OURS) as temporary:
         temporary.write_bytes(data)
 
@@ -118,7 +119,7 @@ def _added(graph: Graph) -> list[str]:
 def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     node = graph.node(name)
     plain = plain_node(node)
-    attrs_from_plain(node.op, plain["attrs"])  # nothing is written that would not be read
+    attrs_from_plain(node.op, plain["attrs"])  # refuse attributes that could not be read again
     inputs = {operand: _reference(value) for operand, value in graph.inputs(name).items()}
     row: dict[str, Any] = {"name": name, "op": node.op, "inputs": inputs}
     row["attrs"] = spell_floats(plain["attrs"])
@@ -128,7 +129,7 @@ def _row(graph: Graph, name: str, writer: Writer) -> dict[str, Any]:
     row["phase"] = node.phase
     if node.op == "constant":
         row["data"] = writer.data(node, graph.constants[name])
-    # The file stays short: what is empty is left out.
+    # Empty fields are left out, for a short file.
     return {key: item for key, item in row.items() if item or key == "results"}
 
 
@@ -137,7 +138,7 @@ def _reference(value: Value) -> str | list[Any]:
 
 
 def spell_floats(item: Any) -> Any:
-    """Return plain data with each float that JSON lacks written as ``{"float": "inf"}``."""
+    """Return plain data in which floats that JSON lacks are ``{"float": "inf"}`` and the like."""
     if isinstance(item, float) and not math.isfinite(item):
         return {"float": str(item)}
     if isinstance(item, list | tuple):
@@ -156,20 +157,20 @@ def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
     Parameters
     ----------
     path : path
-        A file that :func:`save` wrote, or one from anywhere: nothing in it is trusted, and nothing is executed.
+        A file from :func:`save` or from any source: nothing in it is trusted, and nothing is executed.
     deferred : bool
-        Whether large weights are read when they are asked for, each time anew
-        (:class:`~fmtprop.ir.deferred.Deferred`): the file must stay as it is until then.
+        Whether large weights are read on each request (:class:`~fmtprop.ir.deferred.Deferred`); until then the file
+        must not change.
 
     Returns
     -------
     Graph
-        Verified as an imported graph.
+        A graph, verified at stage imported.
 
     Raises
     ------
     GraphError
-        The file cannot be read, is no graph file of a known version, or its graph is malformed; the message names
+        The file cannot be read, is not a graph file of a known version, or has a malformed graph; the message names
         the file and the place in it.
     """
     source = Path(path)
@@ -177,7 +178,7 @@ def load(path: str | os.PathLike[str], *, deferred: bool = False) -> Graph:
         document = _parse(source)
         nxg = _assemble(document, Reader(source.parent, document.get("weights"), deferred))
         graph = from_networkx(nxg)
-        nxg.clear()  # its views hold it, and with it all weights, until the collector comes
+        nxg.clear()  # its cached views would keep it and all weights alive until the next garbage collection
         verify(graph, Stage.IMPORTED)
     except GraphError as error:
         raise GraphError(f"{source}: {error}") from error

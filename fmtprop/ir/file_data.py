@@ -1,4 +1,4 @@
-"""Constants of a graph file: inline bytes, seeded initialisers, and the safetensors file beside the document.
+"""Constants of a graph file: inline bytes, seeded initialisers, and a safetensors file (the side file).
 
 ``"data"`` of a constant's row is one of ``{"init": {...}}``, an :class:`~fmtprop.ir.initialiser.Initialiser`;
 ``{"base64": "..."}``, the elements, row-major and little-endian; ``{"tensor": "name"}``, an entry of the side file.
@@ -30,30 +30,30 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.system.files import check_readable, replacing
 
-#: constants of up to this many elements stand in the document itself
+#: constants of up to this many elements are in the document itself
 INLINE_ELEMENTS = 64
-#: no constant may be larger: a few bytes of a file must not make the machine allocate at will
+#: limit of a constant: a few bytes of a file must not make the machine allocate any amount of memory
 MOST_CONSTANT_NBYTES = 2**36
-#: what tells a side file from another program's weights, in its metadata; and how the file begins then
+#: metadata that distinguishes a side file from another program's weights, and the beginning of such a file
 _MARK = {"fmtprop": "graph"}
 _OURS = re.compile(rb'.{8}\{"__metadata__":\{"fmtprop":"graph"\}', re.DOTALL)
 
 
 class Writer:
-    """Collects the constants of one document while it is written.
+    """Writer of a document's constants.
 
     Parameters
     ----------
     path : Path
         The side file.
     inline : bool
-        Whether to do without one.
+        Whether to write no side file.
     """
 
     def __init__(self, path: Path, inline: bool) -> None:
         self.path = path
         self.inline = inline
-        #: what goes to the side file, by name
+        #: tensors of the side file, by name
         self.tensors: dict[str, torch.Tensor] = {}
         self._names: dict[int, str] = {}
 
@@ -70,10 +70,10 @@ class Writer:
         return {"tensor": self._names[id(data)]}
 
     def write(self) -> None:
-        """Write the side file, if anything goes there."""
+        """Write the side file, if it has tensors."""
         if not self.tensors:
             return
-        # safetensors stores dense tensors that share no memory; views of one buffer are copied apart.
+        # safetensors requires dense tensors without shared memory; views of one buffer are copied.
         owners: set[int] = set()
         dense = {}
         for name, tensor in self.tensors.items():
@@ -86,20 +86,20 @@ class Writer:
 
 
 class _SideFile:
-    """A file of tensors, read as long as it stays the same."""
+    """A file of tensors; an error if it changes between reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        #: what tells it from another one of that name, since it was opened first
+        #: identity of the file when it was first opened
         self._identity: tuple[int, ...] | None = None
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Return all tensors in one mapping of the file, in which there is nothing before they are read."""
+        """Return all tensors in one mapping of the file, whose pages are loaded on first access."""
         with self._open() as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
 
     def read(self, key: str) -> torch.Tensor:
-        """Return a tensor in a mapping of its own."""
+        """Return a tensor in a separate mapping of the file."""
         with self._open() as file:
             tensor: torch.Tensor = file.get_tensor(key)
             return tensor
@@ -107,7 +107,7 @@ class _SideFile:
     @contextmanager
     def _open(self) -> Iterator[Any]:
         try:
-            check_readable(self.path)  # what the next one says is another thing
+            check_readable(self.path)  # safetensors' message would be unclear
             with safe_open(self.path, framework="pt") as file:
                 status = self.path.stat()
                 identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -123,21 +123,21 @@ class _SideFile:
 
 
 class Reader:
-    """Finds the constants of one document while it is read.
+    """Reader of a document's constants.
 
     Parameters
     ----------
     folder : Path
-        Where the document lies.
+        Folder of the document.
     weights : object
         The document's ``"weights"``: the side file's name, or None.
     deferred : bool
-        Whether large tensors are read when they are asked for, each time anew.
+        Whether large tensors are read on each request.
 
     Raises
     ------
     GraphError
-        The name is no plain file name, or the file is missing or damaged.
+        The name is not a plain file name, or the file is missing or damaged.
     """
 
     def __init__(self, folder: Path, weights: object, deferred: bool = False) -> None:
@@ -155,7 +155,7 @@ class Reader:
                 self._tensors[key] = tensor.clone()
             else:
                 later = Deferred(tensor_type(tensor), tensor.stride(), partial(side.read, key))
-                # each copy from a mapping of its own: the pages of this one stay until its last tensor goes
+                # copied from a separate mapping: the pages of this one would stay until its last tensor is freed
                 self._tensors[key] = later if deferred else later.make().clone()
 
     def data(self, where: str, row: Mapping[str, Any]) -> Any:
@@ -177,7 +177,7 @@ class Reader:
 
     def _init(self, content: object, type_: TensorType) -> Initialiser:
         initialiser = Initialiser.from_json(content)
-        # what numpy has not is made from float32
+        # data types that numpy lacks are made from float32
         initialiser.check_fits(np.float32 if type_.dtype is DataType.BF16 else type_.dtype.numpy_dtype)
         return initialiser
 

@@ -1,10 +1,11 @@
 """The op graph: a typed facade over one networkx ``MultiDiGraph``.
 
-Owns structure (nodes, edges, order) and nothing else: what an op means is in :mod:`fmtprop.ops`, which formats
-its tensors take is decided by :mod:`fmtprop.passes`.
+Owns structure (nodes, edges, order) and nothing else: :mod:`fmtprop.ops` owns the meaning of ops,
+:mod:`fmtprop.passes` the choice of formats.
 
-Every networkx node is an op named by a string and carries ``node`` (:class:`~fmtprop.ir.node.Node`); every edge goes
-from producer to reader, its key is the reader's operand name and ``result`` the index of the producer's result.
+Every networkx node is named by a string and has the attribute ``node`` (:class:`~fmtprop.ir.node.Node`). Every edge
+goes from producer to reader; its key is the reader's operand, its attribute ``result`` the index of the producer's
+result.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Graph:
     def __init__(self, name: str = "graph") -> None:
         self.name = name
         self._graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        #: constant name -> torch tensor or Initialiser; Deferred while it is compiled, or where it was loaded so;
-        #: a constant released after packing has no entry
+        #: constant name -> torch tensor, Initialiser, or Deferred (during compilation, or if loaded so); a constant
+        #: that was released after packing has no entry
         self.constants: dict[str, Any] = {}
-        #: how flat outputs become the caller's structure: JSON of a pytree spec, or "" for a tuple / single tensor
+        #: nesting of the caller's arguments and results, as JSON (:mod:`fmtprop.ir.structure`); "" for flat tensors
         self.structure: str = ""
         self._order = 0
-        # what was asked for last, until an edit: passes ask for the same order and operands again and again
+        # cached answers until the next edit: passes ask for the same order and operands again and again
         self._ranks: dict[str, int] | None = None
         self._inputs: dict[str, dict[str, Value]] = {}
         self._counters: dict[str, int] = {}
@@ -63,7 +64,7 @@ class Graph:
         return name in self._graph
 
     def node(self, name: str) -> Node:
-        """Return the node of that name.
+        """Return the node with a name.
 
         Raises
         ------
@@ -77,14 +78,14 @@ class Graph:
         return node
 
     def nodes(self, names: Collection[str] | None = None) -> list[Node]:
-        """Return all nodes in topological order; among the ready, the one that was added first goes first.
+        """Return all nodes in topological order; among ready nodes, the first added goes first.
 
-        Outputs come last, in their own order: a graph that is made anew node by node keeps the order of its results.
+        Outputs come last, in the order of results, so a graph that is rebuilt node by node keeps this order.
 
         Parameters
         ----------
         names : collection of str, optional
-            Of the nodes that are wanted, by default all. A few cost less than a walk through the whole graph.
+            Names of the wanted nodes; default: all. A few nodes cost less time than the whole graph.
 
         Raises
         ------
@@ -108,18 +109,18 @@ class Graph:
             except nx.NetworkXUnfeasible:
                 cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
                 raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None
-            # networkx keeps its views in the graph, and they hold the graph: a cycle that would outlive its use
+            # networkx caches its views in the graph, and they refer to the graph: this cycle would keep it alive
             for view in ("edges", "in_degree"):
                 vars(self._graph).pop(view, None)
             self._ranks = {name: rank for rank, name in enumerate(order)}
         return self._ranks
 
     def entries(self) -> Iterator[tuple[str, Node]]:
-        """Yield (name, node) in the order of adding; works on a graph with a cycle too."""
+        """Yield (name, node) in the order of adding, also for a graph with a cycle."""
         yield from self._graph.nodes(data="node")
 
     def inputs(self, name: str) -> dict[str, Value]:
-        """Return the operands of a node: operand name to the value it reads, in the order they were connected."""
+        """Return the operands of a node: operand name -> value, in the order of connection."""
         known = self._inputs.get(name)
         if known is None:
             edges = [
@@ -132,7 +133,7 @@ class Graph:
         return dict(known)
 
     def readers(self, value: Value) -> list[tuple[str, str]]:
-        """Return who reads a value: (node name, operand name), in topological order of the readers."""
+        """Return the readers of a value as (node name, operand name), in topological order."""
         found = self._reading(value)
         if len(found) > 1:
             ranks = self._ranked()
@@ -140,7 +141,7 @@ class Graph:
         return found
 
     def reader_count(self, value: Value) -> int:
-        """Return how many operands read a value; cheaper than :meth:`readers` while a graph is being changed."""
+        """Return the number of operands that read a value; faster than :meth:`readers` while a graph is edited."""
         return len(self._reading(value))
 
     def _reading(self, value: Value) -> list[tuple[str, str]]:
@@ -148,17 +149,17 @@ class Graph:
         return [(to, key) for to, between in edges for key, data in between.items() if data["result"] == value.index]
 
     def ancestors(self, name: str) -> set[str]:
-        """Return the names of all nodes that a node depends on, itself not among them."""
+        """Return the names of all nodes that a node depends on, without the node itself."""
         self.node(name)
         return set(nx.ancestors(self._graph, name))
 
     def dependents(self, names: Iterable[str] | None = None) -> set[str]:
-        """Return the names of all nodes that depend on some, these among them.
+        """Return the names of some nodes and of all nodes that depend on them.
 
         Parameters
         ----------
         names : iterable of str, optional
-            By default the graph's inputs: what is not returned then depends on constants alone.
+            Default: the graph's inputs; then all other nodes depend only on constants.
         """
         found = {node.name for node in self.input_nodes} if names is None else set(names)
         waiting = [name for name in found if name in self._graph]
@@ -176,7 +177,7 @@ class Graph:
         return results[value.index]
 
     def desc_of(self, value: Value) -> MemoryDesc:
-        """Return the memory descriptor of a value once formats are assigned."""
+        """Return the memory descriptor of a value after format assignment."""
         node = self.node(value.node)
         if not node.descs:
             raise GraphError(f"{node.label} has no format yet: assign formats first")
@@ -197,7 +198,7 @@ class Graph:
         return [node for _, node in sorted(pairs, key=lambda pair: pair[0])]
 
     def count(self, op: str) -> int:
-        """Return how many nodes run this op."""
+        """Return the number of nodes with this op."""
         return len(self._of_op(op))
 
     def __iter__(self) -> Iterator[Node]:
@@ -261,7 +262,7 @@ class Graph:
     # ------------------------------------------------------------------ editing
 
     def replace(self, node: Node) -> None:
-        """Put another node of the same name in place, edges untouched."""
+        """Replace the node with the same name; its edges stay."""
         self.node(node.name)
         self._graph.nodes[node.name]["node"] = node
 
@@ -288,7 +289,7 @@ class Graph:
             self.set_input(reader, operand, new)
 
     def insert(self, node: Node, inputs: Mapping[str, Value], before: str) -> tuple[Value, ...]:
-        """Add a node that takes the place of ``before`` in the order among ready nodes."""
+        """Add a node in the place of ``before`` in the order of ready nodes."""
         values = self.add(node, inputs)
         self._graph.nodes[node.name]["order"] = self._graph.nodes[before]["order"] - 0.5
         return values
@@ -308,11 +309,11 @@ class Graph:
         self._graph.remove_node(name)
         self.constants.pop(name, None)
         self._inputs.pop(name, None)
-        if self._ranks is not None:  # nobody read it: the others keep their order
+        if self._ranks is not None:  # the node had no readers: the others keep their order
             del self._ranks[name]
 
     def remove_dead(self) -> int:
-        """Remove every node that no output depends on, inputs excepted; return how many."""
+        """Remove every node that no output depends on, except inputs; return their number."""
         alive: set[str] = set()
         for node in self.output_nodes:
             alive |= {node.name} | nx.ancestors(self._graph, node.name)
@@ -334,7 +335,7 @@ class Graph:
         return names if has_backward else set(self._graph)
 
     def copy(self) -> Graph:
-        """Return an independent copy; nodes and constant data are shared, as both are immutable."""
+        """Return an independent copy; it shares nodes and constant data, which are immutable."""
         other = Graph(self.name)
         other._graph = self._graph.copy()
         other.constants = dict(self.constants)
@@ -346,7 +347,7 @@ class Graph:
         return other
 
     def map_nodes(self, change: Callable[[Node], Node]) -> Graph:
-        """Return a copy in which every node went through ``change``."""
+        """Return a copy in which every node is replaced by ``change(node)``."""
         other = self.copy()
         for node in self.nodes():
             other.replace(change(node))
@@ -367,7 +368,7 @@ class Graph:
         Raises
         ------
         GraphError
-            The data is no graph; the message names node and attribute.
+            The data is not a graph; the message names node and attribute.
         """
         from fmtprop.ir.networkx_form import from_networkx
 

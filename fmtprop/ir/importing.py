@@ -1,7 +1,7 @@
-"""What a frontend hands to an op's importer: one normalised call of the source framework.
+"""Interface between a frontend and an op's importer: one normalised call of the source framework.
 
 Importers are plain functions ``(call) -> Value | tuple of Value | None``; they never import a framework. ``None``
-declines: the call then runs on the reference target as it stands.
+declines the call, which then runs unchanged on the reference target.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Call(Protocol):
     target : str
         Overload name, such as ``"aten.conv2d.default"``.
     args : mapping
-        Every argument by its schema name, defaults filled in; graph tensors are :class:`Value`, lists of tensors are
-        lists of Value, all else plain Python (ints, floats, bools, strings, None, lists). dtypes are
-        :class:`~fmtprop.layout.DataType` where known.
+        Every argument by its schema name, including defaults. Graph tensors are :class:`Value`, lists of tensors are
+        lists of Value, other arguments plain Python (ints, floats, bools, strings, None, lists). Known dtypes are
+        :class:`~fmtprop.layout.DataType`.
     results : tuple of TensorType
-        What the exporter says the call returns.
+        Types of the results according to the exporter.
     """
 
     target: str
@@ -42,13 +42,13 @@ class Call(Protocol):
         """Add a node (absent operands are None), infer its type and return its first result."""
 
     def scalar(self, value: Value) -> float | None:
-        """Return the number behind a value that is a one-element constant, else None."""
+        """Return the number of a one-element constant, else None."""
 
     def constant(self, data: Any, dtype: str = "f32") -> Value:
         """Add a small constant from nested lists or a number."""
 
     def tensor(self, value: Value) -> Any:
-        """Return the torch tensor behind a constant value, or None where the value is computed."""
+        """Return the torch tensor of a constant value, or None if the value is computed."""
 
 
 Importer = Callable[[Call], "Value | tuple[Value | None, ...] | None"]

@@ -29,7 +29,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 _SEED_LIMIT = 2**64
 # Far beyond any weight and far enough inside float32 that scaling a draw cannot overflow.
 _RANDOM_LIMIT = 1e30
-# Standard deviations beyond any draw: the tail of numpy's ziggurat in float32 ends at 3.7 + 24 ln 2 / 3.7, below 9.
+# More standard deviations than any draw has: the tail of numpy's ziggurat in float32 ends at 3.7 + 24 ln 2 / 3.7 < 9.
 _FARTHEST_DEVIATIONS = 16.0
 
 
@@ -74,7 +74,7 @@ class Initialiser:
             raise GraphError(
                 f"initialiser {self.kind}: got {len(self.parameters)} parameters, expected {', '.join(names)}"
             )
-        # Integers are accepted and stored as floats, so that equality and the JSON text do not depend on the spelling.
+        # Integers are stored as floats, so that equality and the JSON text do not depend on the spelling.
         values = tuple(_finite(self.kind, name, value) for name, value in zip(names, self.parameters, strict=True))
         object.__setattr__(self, "parameters", values)
         _check_seed(self.kind, self.seed)
@@ -174,12 +174,12 @@ class Initialiser:
         return values
 
     def check_fits(self, dtype: npt.DTypeLike) -> None:
-        """Check that a data type holds the value; what is drawn is always float32.
+        """Check that a data type holds the value; draws are always float32.
 
         Raises
         ------
         GraphError
-            It does not.
+            The data type cannot hold it.
         """
         if self.kind == "constant":
             self._check_value(np.dtype(dtype))
@@ -256,7 +256,7 @@ def seed_of(name: str) -> int:
     Parameters
     ----------
     name : str
-        Any text, usually the tensor's qualified name.
+        Any text, usually the qualified name of a tensor.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""JSON from somebody else's file: what Python's reader lets through is refused here, before anyone computes with it.
+"""JSON from untrusted files: flaws that Python's reader accepts are refused here.
 
-Python reads ``NaN``, integers of any size, ``1e999`` as infinity, the last of two equal keys, and lists within lists
-until its stack ends. In a graph file, each of these is a flaw.
+Python accepts ``NaN``, integers of any size, ``1e999`` as infinity, two equal keys (and takes the last), and nesting
+until its stack overflows. In a graph file, each of these is a flaw.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from fmtprop.errors import GraphError
 
 __all__ = ["parse_json"]
 
-#: far more than any model nests, far less than Python's stack holds
+#: far more levels than any model has, far fewer than Python's stack allows
 _MOST_LEVELS = 100
 
-#: what an integer of 64 bits holds, with a sign or without: seeds have none
+#: limits of 64-bit integers, signed or unsigned: seeds are unsigned
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**64 - 1
 
 
 def parse_json(text: str) -> Any:
-    """Return what a JSON text says.
+    """Return the data of a JSON text.
 
     Parameters
     ----------
     text : str
-        Of a file; nothing about it is trusted.
+        Text of a file; nothing about it is trusted.
 
     Raises
     ------
     GraphError
-        It is not JSON, or has one of the flaws above.
+        The text is not JSON, or has one of the flaws above.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def _integer(token: str) -> int:
     # Python itself refuses to read thousands of digits
     value = int(token) if len(token) <= len(str(_LEAST_INTEGER)) else _MOST_INTEGER + 1
     if not _LEAST_INTEGER <= value <= _MOST_INTEGER:
-        raise GraphError(f"has the integer {token[:40]}, which 64 bits do not hold")
+        raise GraphError(f"has the integer {token[:40]}, which does not fit in 64 bits")
     return value
 
 

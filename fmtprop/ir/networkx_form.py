@@ -1,4 +1,4 @@
-"""The graph as a networkx ``MultiDiGraph`` of plain data, and back: for passes that know networkx alone.
+"""Conversion of a graph to and from a networkx ``MultiDiGraph`` of plain data, for passes that know only networkx.
 
 Node attributes
     ``op`` name of the op; ``results`` list of ``{"dims": [...], "dtype": "f32"}``; ``attrs`` dictionary;
@@ -11,7 +11,7 @@ Edges
 Graph attributes
     ``name`` and ``structure``, as in :class:`~fmtprop.ir.graph.Graph`. Others are yours; they are not kept.
 
-Besides :class:`~fmtprop.ir.graph.Graph` itself, only this module touches the networkx graph behind it.
+Except for :class:`~fmtprop.ir.graph.Graph` itself, only this module uses the networkx graph inside it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _POST_OP_KEYS = ("op", "attrs", "operand", "origin", "bias")
 
 
 def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
-    """Return the graph as plain networkx data; editing it leaves the graph alone.
+    """Return the graph as plain networkx data; edits of the result do not change the graph.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
     Returns
     -------
     networkx.MultiDiGraph
-        As the module's docstring describes; constants' data is shared, all else is copied.
+        The form in the module's docstring; the data of constants is shared, everything else is copied.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def to_networkx(graph: Graph) -> nx.MultiDiGraph[str]:
 
 
 def plain_node(node: Node) -> dict[str, Any]:
-    """Return a node's own fields as plain data, without its name and its place in the graph."""
+    """Return a node's fields as plain data, without its name and its edges."""
     plain = {
         "op": node.op,
         "attrs": node.attrs.to_json(),
@@ -107,8 +107,8 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     Parameters
     ----------
     nxg : networkx.MultiDiGraph
-        As the module's docstring describes. Where ``order`` is missing, a node goes right before its first reader
-        as :meth:`Graph.insert` would place it; inputs, outputs and nodes without readers go last, as they were added.
+        The form in the module's docstring. A node without ``order`` goes right before its first reader, as with
+        :meth:`Graph.insert`; inputs, outputs and nodes without readers go last, in the order of adding.
 
     Returns
     -------
@@ -118,8 +118,8 @@ def from_networkx(nxg: nx.MultiDiGraph[str]) -> Graph:
     Raises
     ------
     GraphError
-        Something is missing, unknown, of the wrong kind or unconnected, or ``structure`` does not fit the graph's
-        inputs and outputs; the message names node and attribute.
+        An item is missing, unknown, of the wrong kind or unconnected, or ``structure`` does not fit the graph's inputs
+        and outputs; the message names node and attribute.
     """
     from fmtprop.ir.graph import Graph
     from fmtprop.ir.verify import verify_structure
@@ -258,11 +258,11 @@ def _inputs(nxg: nx.MultiDiGraph[str], node: Node) -> dict[str, Value]:
 
 
 def _declared_position(node: Node, operand: str) -> float:
-    """Return where an operand stands in the op's declaration; post-op operands and unknown ones come last."""
+    """Return an operand's position in the op's declaration; post-op operands and unknown ones come last."""
     declared = () if node.is_boundary else opdef(node.op).operands
     try:
         found = None if node.is_boundary else port(node, operand)
-    except GraphError:  # the verifier names it
+    except GraphError:  # the verifier reports it
         found = None
     if found is None or found.declared not in declared or found.role is Role.POST_OP:
         return len(declared) + (0 if found is None else found.index)
@@ -282,7 +282,8 @@ def _orders(nxg: nx.MultiDiGraph[str], nodes: Mapping[str, Node]) -> dict[str, f
     if not orders:
         return {name: index for index, name in enumerate(nodes)}
     last = max(orders.values())
-    # Readers first, so that a chain of new nodes finds its place; a cycle is reported later, with its names.
+    # Readers first, so that a chain of new nodes is placed before its reader; a cycle is reported later, with its
+    # names.
     acyclic = nx.is_directed_acyclic_graph(nxg)
     for name in reversed(list(nx.lexicographical_topological_sort(nxg))) if acyclic else nodes:
         if name in orders:

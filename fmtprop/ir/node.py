@@ -1,6 +1,6 @@
 """The pieces of a graph: attributes, post-ops, recorded choices, nodes and values.
 
-All are immutable; a pass replaces a node, it never edits one.
+All are immutable: a pass replaces a node, but never edits it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.system.printable import printable, shortened
 
-#: characters of a name in a message
+#: most characters of a name in a message
 _SHOWN_CHARACTERS = 200
 
 A = TypeVar("A", bound="Attrs")
@@ -33,7 +33,7 @@ class Attrs:
 
     @classmethod
     def from_json(cls: type[A], data: Mapping[str, Any]) -> A:
-        """Build the attributes from what :meth:`to_json` gave.
+        """Build the attributes from the data of :meth:`to_json`.
 
         Raises
         ------
@@ -67,14 +67,14 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Value:
-    """One result of one node: what an edge of the graph carries.
+    """One result of one node; an edge of the graph carries it.
 
     Parameters
     ----------
     node : str
         Name of the producer.
     index : int
-        Which of its results.
+        Index of the producer's result.
     """
 
     node: str
@@ -86,19 +86,19 @@ class Value:
 
 @dataclass(frozen=True)
 class PostOp:
-    """An element-wise tail that a primitive applies before it stores its destination.
+    """An operation that a primitive applies to its result before storing it.
 
     Parameters
     ----------
     op : str
-        ``"eltwise"``, ``"binary"``, ``"prelu"``, ``"sum"`` or ``"convolution"``; sum reads the residual from the
-        destination's own buffer, so its operand is overwritten; a convolution is depthwise, and changes the dims.
+        ``"eltwise"``, ``"binary"``, ``"prelu"``, ``"sum"`` or ``"convolution"``. Sum reads the residual from the
+        destination's buffer, so its operand is overwritten. A convolution is depthwise, and may change the dims.
     attrs : Attrs
         The attributes of that op.
     operand : str, optional
-        Name of the node's extra input (``"post_op_0"``…) for all but eltwise; of a convolution, the weights.
+        Name of the node's extra input (``"post_op_0"``…), which all but eltwise have; a convolution's weights.
     origin : str
-        Where the absorbed node came from.
+        Origin of the absorbed node.
     bias : str, optional
         Name of a convolution's second extra input (``"post_op_0_bias"``…).
     """
@@ -111,12 +111,12 @@ class PostOp:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of all its extra inputs, in the order of its op's declaration."""
+        """Names of all its extra inputs, in the order of its op's declaration."""
         return tuple(name for name in (self.operand, self.bias) if name is not None)
 
 
 def post_op_operand(index: int, part: str = "") -> str:
-    """Return the name of an operand of a node's post-op, ``part`` being empty for its first one.
+    """Return the name of an operand of a node's post-op; ``part`` is empty for the first operand.
 
     Examples
     --------
@@ -128,23 +128,22 @@ def post_op_operand(index: int, part: str = "") -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """Why a node runs as it does; recorded by the format assignment, read by reports.
+    """The decision on how a node runs: made by the format assignment, read by reports.
 
     Parameters
     ----------
     target : str
-        Who executes: ``"onednn"``, ``"jit"``, ``"reference"``, ….
+        The target: ``"onednn"``, ``"jit"``, ``"reference"``, ….
     impl : str
-        The implementation's own name, such as ``"jit:avx512_core"``.
+        Name of the implementation, such as ``"jit:avx512_core"``.
     operands : mapping of str to MemoryDesc
-        The format in which each operand is read.
+        Format of each operand as the node reads it.
     reason : str
-        One sentence: the rule that decided.
+        The rule that decided, in one sentence.
     cost : float
         Estimated or measured seconds.
     handle : object
-        The target's own object, from which is built what is executed
-        (:class:`fmtprop.targets.executable.Implementation`).
+        The target's object, which builds the executable (:class:`fmtprop.targets.executable.Implementation`).
     """
 
     target: str
@@ -170,20 +169,20 @@ class Node:
     results : tuple of TensorType
         Logical type of each result.
     post_ops : tuple of PostOp
-        Fused tail, in the order of application.
+        Fused post-ops, in the order of application.
     descs : tuple of MemoryDesc
         Format of each result; empty until formats are assigned.
     choice : Choice, optional
-        How the node runs; ``None`` until formats are assigned.
+        The decision on how the node runs; ``None`` until formats are assigned.
     origin : str
-        Where the node came from in the user's model, such as ``"layer1.0.conv1"``.
+        Origin in the user's model, such as ``"layer1.0.conv1"``.
     exact : bool
-        Whether NaN and infinities in its results must be PyTorch's: what loses some is no way to run it.
+        Whether NaN and infinities in its results must be PyTorch's; implementations that lose some must not run it.
     phase : {"", "backward"}
-        Of an input or an output: ``"backward"`` where it belongs to the second entry point of a graph that has two.
+        Phase of an input or an output: ``"backward"`` if it belongs to the second entry point of a graph with two.
     """
 
-    #: op names that are the graph's boundary and data rather than computation
+    #: ops without computation: the graph's inputs, outputs and data
     BOUNDARY: ClassVar[frozenset[str]] = frozenset({"input", "constant", "output"})
 
     name: str
@@ -204,7 +203,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """Name and op as messages print them: ``node conv_3 (convolution)``."""
+        """Name and op in messages: ``node conv_3 (convolution)``."""
         return label_of(self.name, self.op)
 
     def with_(self, **changes: Any) -> Node:
@@ -213,5 +212,5 @@ class Node:
 
 
 def label_of(name: str, op: str) -> str:
-    """Return the label of a node of this name and op, which a file may have made up."""
+    """Return the label of a node with this name and op, which may come from an untrusted file."""
     return printable(f"node {shortened(name, _SHOWN_CHARACTERS)} ({shortened(op, _SHOWN_CHARACTERS)})")

@@ -1,7 +1,7 @@
-"""Attributes as plain data: rebuilt from untrusted dictionaries, every value checked against its annotation.
+"""Attributes from plain, untrusted data: every value is checked against the annotation of its field.
 
-Owns the check that :meth:`Attrs.from_json <fmtprop.ir.node.Attrs.from_json>` cannot make on its own: a frozen
-dataclass accepts any value in any field.
+Owns the check that :meth:`Attrs.from_json <fmtprop.ir.node.Attrs.from_json>` cannot make: a frozen dataclass accepts
+any value in any field.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import opdef
 from fmtprop.layout import DataType
 
-#: what rounds to infinity as f32
+#: least magnitude that is rounded to infinity in f32
 _OVERFLOW_F32 = (2 - 2**-24) * 2.0**127
 
-_SPELLED = {int: "an integer of 64 bits", float: "a number that f32 holds"}
+_SPELLED = {int: "an integer of 64 bits", float: "a number within the range of f32"}
 
 
 def attrs_class(op: str) -> type[Attrs]:
@@ -46,7 +46,7 @@ def attrs_from_plain(op: str, data: object) -> Attrs:
     Raises
     ------
     GraphError
-        Not a mapping; an unknown op; an unknown, missing, ill-typed or refused attribute.
+        The data is not a mapping, the op is unknown, or an attribute is unknown, missing, of a wrong type or refused.
 
     Examples
     --------
@@ -65,12 +65,12 @@ def attrs_from_plain(op: str, data: object) -> Attrs:
         return cls.from_json(data)
     except GraphError:
         raise
-    except FmtpropError as error:  # the attributes' own rules
+    except FmtpropError as error:  # rules of the attributes' class
         raise GraphError(str(error)) from error
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a plain value may stand in a field of this annotation; lists stand for tuples.
+    """Return whether a plain value fits a field with this annotation; lists mean tuples.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _is_f32(value: float) -> bool:
-    """Tell whether a number is one in oneDNN's floats too, which would make infinity of a larger one."""
+    """Return whether a number is in the range of f32: oneDNN would turn a larger one into infinity."""
     return value != value or abs(value) == math.inf or abs(value) < _OVERFLOW_F32
 
 

@@ -1,7 +1,6 @@
-"""The ports of a node: what its operands and results are called, and what each of them is for.
+"""The ports of a node: names and roles of its operands and results.
 
-Owns the one rule by which a name is read. Who wants to know whether an operand is learned, belongs to a post-op or is
-a result asks here.
+Owns the only rule that reads a name: whether an operand is learned, belongs to a post-op or is a result.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ __all__ = ["Port", "Role", "port", "ports", "result_names", "sources"]
 
 
 class Role(Enum):
-    """What a port is for."""
+    """Role of a port."""
 
     #: an activation that the op itself reads
     SOURCE = "source"
     #: a learned tensor that the op itself reads
     PARAMETER = "parameter"
-    #: what a post-op reads
+    #: a tensor that a post-op reads
     POST_OP = "post-op"
-    #: what the node writes
+    #: a tensor that the node writes
     RESULT = "result"
 
 
@@ -36,13 +35,13 @@ class Port:
     Parameters
     ----------
     name : str
-        As the graph's edges, a choice's formats and a pin have it.
+        The name in the graph's edges, in a choice's formats and in pins.
     role : Role
-        What it is for.
+        Role of the port.
     declared : Operand
-        What the op declares for it; of a post-op's operand, what the post-op's own op does.
+        Declaration in the op; for a post-op's operand, in the post-op's op.
     index : int
-        Which input of a variadic operand, which of the node's post-ops, or which result it is.
+        Index among the inputs of a variadic operand, among the node's post-ops, or among the results.
     post_op : PostOp, optional
         The post-op that reads it.
     """
@@ -55,23 +54,23 @@ class Port:
 
 
 def port(node: Node, name: str) -> Port:
-    """Return the port of a node that has a name.
+    """Return the port of a node with a name.
 
     Parameters
     ----------
     node : Node
         Any node but inputs, constants and outputs.
     name : str
-        Of an operand, a post-op's operand or a result.
+        Name of an operand, a post-op's operand or a result.
 
     Raises
     ------
     GraphError
-        The node has none of that name.
+        The node has no such port.
     """
     for index, post_op in enumerate(node.post_ops):
         if name in post_op.operands:
-            first, *others = opdef(post_op.op).operands  # what the op before it gives is the first
+            first, *others = opdef(post_op.op).operands  # the first operand is the result of the op before it
             place = post_op.operands.index(name)
             return Port(name, Role.POST_OP, others[place] if place < len(others) else first, index, post_op)
     declaration = opdef(node.op)
@@ -91,7 +90,7 @@ def ports(node: Node, names: Iterable[str]) -> list[Port]:
 
 
 def sources(node: Node, names: Iterable[str]) -> list[str]:
-    """Return which of these names are activations that the op itself reads."""
+    """Return the names that are activations read by the op itself."""
     return [found.name for found in ports(node, names) if found.role is Role.SOURCE]
 
 

@@ -1,10 +1,9 @@
-"""How a model's arguments and results are nested, kept beside a graph as JSON.
+"""Nesting of a model's arguments and results, stored with a graph as JSON.
 
-A graph has a flat list of inputs and outputs; the model it came from took ``forward(x, masks={"a": m}, scale=2.0)``
-and returned a tuple, a dict or an object. This module owns that description: how it is written
-(:func:`describe`), how results are put back together (:func:`restructure`) and how arguments are taken apart
-(:func:`flatten_arguments`). It must know nothing of graphs or torch; classes of objects are looked up by the
-name under which they were registered, never imported, since the text may come from a stranger's file.
+A graph has flat lists of inputs and outputs. Its model may take ``forward(x, masks={"a": m}, scale=2.0)`` and return a
+tuple, a dict or an object. This module owns the description of this nesting: :func:`describe` writes it,
+:func:`restructure` nests results, :func:`flatten_arguments` flattens arguments. Must not know graphs or torch. Classes
+are looked up by their registered names and never imported, since the text may come from an untrusted file.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor in a nested structure.
+    """The position of a tensor in a nested structure.
 
     Parameters
     ----------
@@ -42,17 +41,16 @@ class Slot:
 
 
 def describe(positional: Sequence[tuple[str, Any]], keyword: Sequence[tuple[str, Any]], results: Any) -> str:
-    """Write down how arguments and results are nested.
+    """Describe the nesting of arguments and results.
 
     Parameters
     ----------
     positional : sequence of (str, object)
-        Name and structure of each argument that can be given by position, in order; every tensor replaced by a
-        :class:`Slot`.
+        Name and structure of each positional argument, in order; a :class:`Slot` replaces every tensor.
     keyword : sequence of (str, object)
-        The same of those that are given by name only.
+        Name and structure of each keyword-only argument.
     results : object
-        Structure of the results, every tensor replaced by a :class:`Slot`.
+        Structure of the results; a :class:`Slot` replaces every tensor.
 
     Returns
     -------
@@ -97,7 +95,7 @@ def _encode(tree: Any) -> Any:
     if is_dataclass(tree):
         present = ((f.name, getattr(tree, f.name)) for f in fields(tree))
         return {"object": _class_name(tree), "items": [[name, _encode(item)] for name, item in present]}
-    # torch.dtype, torch.device, an enum…: only ever compared, never rebuilt
+    # torch.dtype, torch.device, an enum…: only compared, never rebuilt
     return {"opaque": repr(tree)}
 
 
@@ -112,7 +110,7 @@ def _encode_items(tree: Mapping[Any, Any]) -> list[Any]:
 
 
 def is_container(kind: type) -> bool:
-    """Tell whether tensors that objects of a class hold can be described; other objects are compared as a whole.
+    """Return whether the tensors inside objects of a class can be described; other objects are compared as a whole.
 
     Examples
     --------
@@ -138,12 +136,12 @@ def _class_name(tree: Any) -> str:
 
 
 def restructure(structure: str, outputs: Sequence[Any]) -> Any:
-    """Put flat outputs back into the model's own structure.
+    """Return flat outputs in the nesting of the model's results.
 
     Parameters
     ----------
     structure : str
-        What :func:`describe` wrote; ``""`` stands for a single output or a flat tuple.
+        Text from :func:`describe`; ``""`` means a single output or a flat tuple.
     outputs : sequence
         The outputs of the graph, in order.
 
@@ -151,12 +149,12 @@ def restructure(structure: str, outputs: Sequence[Any]) -> Any:
     -------
     object
         Tuples, lists, dicts and named tuples as the model returned them. An object (such as a ``transformers``
-        ``ModelOutput``) is rebuilt when its class is registered with torch's pytree, else it becomes a dict.
+        ``ModelOutput``) is rebuilt if its class is registered with torch's pytree; otherwise it becomes a dict.
 
     Raises
     ------
     GraphError
-        The text is malformed, or refers to an output that is not there.
+        The text is malformed, or refers to an output that does not exist.
 
     Examples
     --------
@@ -167,7 +165,7 @@ def restructure(structure: str, outputs: Sequence[Any]) -> Any:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
     try:
         return _decode(parsed(structure)["results"], outputs)
-    except (KeyError, TypeError, ValueError) as error:  # the text may come from a file: any part may be of any kind
+    except (KeyError, TypeError, ValueError) as error:  # the text may come from a file: any part may have any type
         if isinstance(error, GraphError):
             raise
         raise GraphError(f"graph structure: the description of the results is malformed: {error}") from error
@@ -195,7 +193,7 @@ def _decode(spec: Any, outputs: Sequence[Any]) -> Any:
 
 
 def _registered_class(name: str) -> type | None:
-    """Find a class that someone registered with torch's pytree, by its module and name."""
+    """Return the class that is registered with torch's pytree under this module and name, if any."""
     pytree = sys.modules.get("torch.utils._pytree")
     if pytree is None:
         return None
@@ -210,7 +208,7 @@ def _registered_class(name: str) -> type | None:
 
 
 def argument_names(structure: str) -> list[str]:
-    """Return the names of the model's arguments in order; none where inputs have no names but positions.
+    """Return the names of the model's arguments in order; empty if inputs have only positions.
 
     Examples
     --------
@@ -224,12 +222,12 @@ def argument_names(structure: str) -> list[str]:
 
 
 def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Take a call's arguments apart into the flat inputs of the graph.
+    """Flatten a call's arguments into the inputs of the graph.
 
     Parameters
     ----------
     structure : str
-        What :func:`describe` wrote; ``""`` means that the inputs are positional.
+        Text from :func:`describe`; ``""`` means positional inputs.
     args : sequence
         Positional arguments.
     kwargs : mapping of str to object
@@ -243,8 +241,8 @@ def flatten_arguments(structure: str, args: Sequence[Any], kwargs: Mapping[str, 
     Raises
     ------
     InputError
-        An argument is missing, unknown, given twice, nested in another way than at import, or is not a tensor and
-        differs from the value that the graph was imported with.
+        An argument is missing, unknown, given twice or nested differently than at import; or it is not a tensor and
+        differs from its value at import.
     """
     if not structure:
         if kwargs:
@@ -302,7 +300,7 @@ def _take(path: str, spec: Any, value: Any, found: dict[int, Any]) -> None:
 
 
 def _is_same(value: Any, content: Any) -> bool:
-    """Whether a number or text is the one that a model was imported with; NaN is NaN."""
+    """Whether a number or text equals the value at import; NaN equals NaN."""
     if isinstance(value, bool) != isinstance(content, bool) or not isinstance(value, _SCALARS):
         return False
     return bool(value == content or (value != value and content != content))
@@ -344,9 +342,9 @@ def _has_slot(spec: Any) -> bool:
 # ---------------------------------------------------------------- reading the text
 
 
-@lru_cache(maxsize=256)  # read at every run of a model; nobody changes what it returns
+@lru_cache(maxsize=256)  # called in every run of a model; callers must not change the result
 def parsed(structure: str) -> Any:
-    """Return a description as plain data: an object of three parts, whose content is not looked at.
+    """Return a description as plain data: an object with three parts; their content is not checked.
 
     Raises
     ------

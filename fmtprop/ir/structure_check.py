@@ -1,7 +1,7 @@
-"""Whether a description of arguments and results is whole and fits its graph.
+"""Check that a description of arguments and results is complete and fits its graph.
 
-This module owns the check of what :mod:`fmtprop.ir.structure` reads, made once where a graph comes from outside: a
-file, or networkx data. Later readers trust it.
+Owns the check of the text that :mod:`fmtprop.ir.structure` reads. It is made once if a graph comes from a file or from
+networkx data; later readers trust the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fmtprop.ir.structure import parsed
 
 __all__ = ["check_structure"]
 
-#: kind of a description -> the keys beside it
+#: kind of a description -> its further keys
 _KINDS: dict[str, frozenset[str]] = {
     "slot": frozenset(),
     "value": frozenset(),
@@ -26,7 +26,7 @@ _KINDS: dict[str, frozenset[str]] = {
     "namedtuple": frozenset({"items"}),
     "object": frozenset({"items"}),
 }
-#: far more than any model nests, far less than Python's stack holds
+#: far more levels than any model has, far fewer than Python's stack allows
 _MOST_LEVELS = 100
 
 
@@ -36,15 +36,15 @@ def check_structure(structure: str, inputs: int, outputs: int) -> None:
     Parameters
     ----------
     structure : str
-        The description; ``""``, which needs no check, stands for flat tensors.
+        The description; ``""`` means flat tensors and needs no check.
     inputs, outputs : int
-        How many the graph has.
+        Numbers of the graph's inputs and outputs.
 
     Raises
     ------
     GraphError
-        The text is not JSON, has parts of the wrong kind, refers to tensors that are not there, or does not hold
-        each input exactly once.
+        The text is not JSON, has parts of the wrong kind, refers to missing tensors, or does not contain each input
+        exactly once.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def check_structure(structure: str, inputs: int, outputs: int) -> None:
 
 
 def _slots(where: str, spec: Any, count: int, depth: int) -> Iterator[int]:
-    """Yield the indices of the tensors in one description, which is checked on the way."""
+    """Check one description and yield the indices of its tensors."""
     kind = _kind(where, spec)
     content = spec[kind]
     if depth > _MOST_LEVELS:
@@ -115,7 +115,7 @@ def _children(where: str, kind: str, content: Any, spec: dict[str, Any]) -> list
     _check_distinct(where, [key for key, _ in items])
     if kind == "namedtuple":
         try:
-            namedtuple(content, [key for key, _ in items])  # the names are what is checked
+            namedtuple(content, [key for key, _ in items])  # checks the names
         except ValueError as error:
             raise GraphError(f"graph structure: {where}: not a named tuple: {error}") from error
     return items

@@ -1,4 +1,4 @@
-"""Constants as torch tensors: data types of both worlds, and initialisers made real.
+"""Constants as torch tensors: conversion of data types, and tensors from initialisers.
 
 The only module of :mod:`fmtprop.ir` besides the graph file that imports torch; import it where tensors are needed.
 """
@@ -20,7 +20,7 @@ from fmtprop.layout import DataType, MemoryDesc
 
 __all__ = ["Constant", "data_type", "defer", "is_fresh", "materialise", "tensor_type", "torch_dtype"]
 
-#: what :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>` holds
+#: an entry of :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>`
 Constant = torch.Tensor | Initialiser | Deferred
 
 _TORCH: dict[DataType, torch.dtype] = {
@@ -42,7 +42,7 @@ _FROM_TORCH = {theirs: ours for ours, theirs in _TORCH.items()}
 
 
 def torch_dtype(dtype: DataType) -> torch.dtype:
-    """Return torch's name of a data type.
+    """Return the torch dtype of a data type.
 
     Examples
     --------
@@ -53,12 +53,12 @@ def torch_dtype(dtype: DataType) -> torch.dtype:
 
 
 def data_type(dtype: torch.dtype) -> DataType:
-    """Return our name of a torch data type.
+    """Return the data type of a torch dtype.
 
     Raises
     ------
     GraphError
-        We have none (complex and quantized types).
+        The dtype has no data type (complex and quantized types).
     """
     try:
         return _FROM_TORCH[dtype]
@@ -67,7 +67,7 @@ def data_type(dtype: torch.dtype) -> DataType:
 
 
 def tensor_type(tensor: torch.Tensor) -> TensorType:
-    """Return the logical type of a torch tensor; its strides play no part.
+    """Return the logical type of a torch tensor; strides do not matter.
 
     Examples
     --------
@@ -83,20 +83,20 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
     Parameters
     ----------
     data : torch.Tensor, Initialiser or Deferred
-        As :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>` holds it.
+        An entry of :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>`.
     type_ : TensorType
-        What the constant's node declares.
+        Type declared by the constant's node.
 
     Returns
     -------
     torch.Tensor
-        The tensor itself, strides untouched, or what the initialiser describes; random kinds are drawn in float32
-        and rounded to the data type. What is deferred is made now, maybe in a file's memory.
+        The tensor itself, with its strides; the initialiser's tensor (random kinds are drawn in float32 and rounded to
+        the data type); or the deferred tensor, made now, maybe in a file's memory.
 
     Raises
     ------
     GraphError
-        The data is neither, or its type is not the declared one.
+        The data has another class, or its type is not the declared one.
 
     Examples
     --------
@@ -115,21 +115,21 @@ def materialise(data: Any, type_: TensorType) -> torch.Tensor:
 
 
 def is_fresh(data: Constant) -> bool:
-    """Say whether `materialise` gives memory that is nobody else's: it may be kept, or written to, without a copy."""
+    """Return whether the tensor from `materialise` owns its memory: it may be kept or changed without a copy."""
     return isinstance(data, Initialiser) or (isinstance(data, Deferred) and data.fresh)
 
 
 def defer(graph: Graph) -> Graph:
-    """Return the same graph for passes that are not to make large constants before somebody reads them.
+    """Return the same graph with deferred large constants: passes do not make them before they are read.
 
     Parameters
     ----------
     graph : Graph
-        Its tensors are shared, and must stay as they are while the result is in use.
+        A graph; its tensors are shared, and must not change while the result is in use.
     """
     late = graph.copy()
     for name, data in graph.constants.items():
-        # what breaks a rule stays as it is: the verifier tells
+        # entries that break a rule stay unchanged: the verifier reports them
         type_ = graph.node(name).results[0] if name in graph and graph.node(name).op == "constant" else None
         if type_ is None or type_.nbytes <= SMALL_NBYTES:
             continue

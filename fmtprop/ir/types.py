@@ -1,4 +1,4 @@
-"""Logical types: what a tensor is before anyone decides how it lies in memory."""
+"""Logical types of tensors, independent of their memory formats."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The graph verifier: numbered rules that a graph must obey at each stage of its way.
+"""The graph verifier: numbered rules that a graph must obey at each stage.
 
-Owns what a well-formed graph is. The rules on formats are in :mod:`fmtprop.ir.verify_formats`; ``docs/verifier.md``
-lists all. A rule is a generator of complaints; the verifier raises the first.
+Owns the definition of a well-formed graph. The rules on formats are in :mod:`fmtprop.ir.verify_formats`;
+``docs/verifier.md`` lists all rules. A rule is a generator of complaints; the verifier raises the first.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Check = Callable[[Graph], Iterator[str]]
 
 
 class Stage(IntEnum):
-    """How far a graph has come; every stage keeps the rules of those before it."""
+    """Stage of a graph; every stage has the rules of the stages before it, too."""
 
-    #: as a frontend or a graph file gives it: logical types only
+    #: from a frontend or a graph file: logical types only
     IMPORTED = 1
     #: rewritten: constants folded, patterns fused to post-ops
     NORMAL = 2
@@ -69,7 +69,7 @@ def verify(graph: Graph, stage: Stage) -> None:
     graph : Graph
         The graph; it is not changed.
     stage : Stage
-        How far it claims to be.
+        The claimed stage of the graph.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def verify(graph: Graph, stage: Stage) -> None:
 
 
 def verify_structure(graph: Graph) -> None:
-    """Check rules V1 to V5 alone: names, operands, results, boundary and order, but no types and no data.
+    """Check only rules V1 to V5: names, operands, results, boundary and order, but neither types nor data.
 
     Raises
     ------
@@ -107,10 +107,10 @@ def _run(graph: Graph, rules: tuple[Rule, ...]) -> None:
 
 
 def known_ops(graph: Graph) -> Iterator[str]:
-    """Every node is filed under its own name, its op is declared and its attributes are of the op's class."""
+    """Every node is stored under its own name, its op is declared and its attributes have the op's class."""
     for name, node in graph.entries():
         if node.name != name:
-            yield f"{node.label} is filed under the name {name!r}"
+            yield f"{node.label} is stored under the name {name!r}"
         try:
             expected = attrs_class(node.op)
         except GraphError as error:
@@ -178,7 +178,7 @@ def acyclic(graph: Graph) -> Iterator[str]:
 
 
 def constants_have_data(graph: Graph) -> Iterator[str]:
-    """Every constant has data of the type that its node declares, and nothing else has data."""
+    """Every constant has data of the type that its node declares; no other node has data."""
     for _, node in graph.entries():
         if node.op == "constant" and node.name not in graph.constants:
             yield f"{node.label} has no data; put a torch tensor or an Initialiser into Graph.constants"
@@ -203,7 +203,7 @@ def _data_complaints(node: Node, data: object) -> Iterator[str]:
 
 
 def types_agree(graph: Graph) -> Iterator[str]:
-    """Every recorded result type is what shape inference gives, or f32 where a compute op keeps its accumulator."""
+    """Every recorded result type equals the inferred type, or is f32 if a compute op keeps its accumulator."""
     for node in graph.nodes():
         if node.is_boundary:
             continue
@@ -226,7 +226,7 @@ def _stores_accumulator(node: Node, inferred: tuple[TensorType, ...]) -> bool:
 
 
 def post_ops_absorbable(graph: Graph) -> Iterator[str]:
-    """Every post-op stands where its op can absorb it; all but eltwise read an operand that fits dst."""
+    """Every node can absorb its post-ops; all post-ops but eltwise read an operand that fits dst."""
     for node in graph.nodes():
         if not node.post_ops:
             continue
@@ -254,7 +254,7 @@ def _operand_types(graph: Graph, node: Node) -> dict[str, TensorType]:
 def _tail_fits(post_op: PostOp, operand: TensorType, dst: TensorType) -> bool:
     if post_op.op == "sum":
         return operand == dst
-    if post_op.op == "convolution":  # depthwise: one output of each channel
+    if post_op.op == "convolution":  # depthwise: one output for each channel
         return operand.dims[:3] == (dst.dims[1], 1, 1)
     return _broadcasts(operand, dst)
 
@@ -277,14 +277,14 @@ def sums_in_place(graph: Graph) -> Iterator[str]:
 
 
 def no_identities(graph: Graph) -> Iterator[str]:
-    """No view leaves its source as it is."""
+    """No view returns its source unchanged."""
     for node in graph.nodes():
         if is_view(graph, node.name) and is_identity_view(graph, node):
-            yield f"{node.label} leaves its source as it is; remove it"
+            yield f"{node.label} returns its source unchanged; remove it"
 
 
 def is_identity_view(graph: Graph, node: Node) -> bool:
-    """Return whether a view's result has the dims of its source and every element in its place."""
+    """Return whether a view's result has its source's dims and the same order of elements."""
     source, result = graph.type_of(graph.inputs(node.name)["src"]), node.results[0]
     if source != result:
         return False

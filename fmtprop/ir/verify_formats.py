@@ -32,7 +32,7 @@ def formats_decided(graph: Graph) -> Iterator[str]:
 
 
 def choices_complete(graph: Graph) -> Iterator[str]:
-    """Every computing node records how it runs and in which format it reads each of its operands."""
+    """Every computing node records its choice: how it runs, and the format of each operand."""
     for node in graph.nodes():
         if node.is_boundary:
             continue
@@ -45,7 +45,7 @@ def choices_complete(graph: Graph) -> Iterator[str]:
 
 
 def read_as_stored(graph: Graph) -> Iterator[str]:
-    """Every operand is read in the format in which it is stored: each change of format is a reorder node."""
+    """Every operand is read in the format of its value: each change of format is a reorder node."""
     for node in graph.nodes():
         expected = node.choice.operands if node.choice else {}
         for operand, value in graph.inputs(node.name).items():
@@ -100,7 +100,7 @@ def sums_share_format(graph: Graph) -> Iterator[str]:
 
 
 def parts_follow(graph: Graph) -> Iterator[str]:
-    """Every node that moves no data is a view, or a concat each of whose sources lies in dst as a dense part."""
+    """Every node that moves no data is a view, or a concat with all sources as dense parts of dst."""
     for node in graph.nodes():
         if node.is_boundary or node.choice is None or node.choice.target != "view" or is_view(graph, node.name):
             continue

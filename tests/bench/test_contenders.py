@@ -41,8 +41,8 @@ def test_variants_change_the_options_that_they_name() -> None:
     ("name", "message"),
     [
         ("tvm", r"unknown contender 'tvm'; known: fmtprop, fmtprop-VALUE with .*, openvino-bf16"),
-        ("fmtprop-quick", r"unknown contender 'fmtprop-quick': 'quick' is no value of dtype, policy or tune"),
-        ("fmtprop-", r"unknown contender 'fmtprop-': '' is no value of dtype, policy or tune"),
+        ("fmtprop-quick", r"unknown contender 'fmtprop-quick': 'quick' is not a value of dtype, policy or tune"),
+        ("fmtprop-", r"unknown contender 'fmtprop-': '' is not a value of dtype, policy or tune"),
     ],
 )
 def test_unknown_contender(name: str, message: str) -> None:

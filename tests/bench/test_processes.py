@@ -163,5 +163,5 @@ def test_settle_waits_for_the_processes_that_this_one_started() -> None:
 
 
 def test_settle_gives_up() -> None:
-    with pytest.raises(FmtpropError, match=r"keeps its cores busy for 10 s.*leave this contender out"):
+    with pytest.raises(FmtpropError, match=r"has kept its cores busy for 10 s.*leave this contender out"):
         Spinner(math.inf).settle()

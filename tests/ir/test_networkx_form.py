@@ -167,7 +167,7 @@ def drop(node, key):
         (put("a", attrs={"algorithm": "relu"}), "node a (eltwise): Eltwise has no attribute 'algorithm'"),
         (
             put("a", attrs={"alg": "relu", "alpha": "x"}),
-            "node a (eltwise): attribute alpha is 'x', must be a number that f32 holds",
+            "node a (eltwise): attribute alpha is 'x', must be a number within the range of f32",
         ),
         (put("a", attrs={"alg": "rely"}), "node a (eltwise): eltwise has no algorithm 'rely'"),
         (put("a", attrs=[1]), "node a (eltwise): attrs must be a mapping"),

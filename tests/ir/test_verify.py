@@ -99,7 +99,7 @@ def test_each_stage_keeps_the_rules_before_it():
 def test_v1_names_ops_and_attributes():
     graph = chain()
     graph._graph.nodes["a"]["node"] = graph.node("a").with_(name="other")
-    assert broken("V1", graph) == "node other (eltwise) is filed under the name 'a'"
+    assert broken("V1", graph) == "node other (eltwise) is stored under the name 'a'"
     assert "node a (relu): unknown op 'relu'" in broken("V1", change(chain(), "a", op="relu"))
     graph = change(chain(), "a", attrs=Reshape((16,)))
     assert broken("V1", graph) == "node a (eltwise): attrs must be Eltwise, got Reshape"
@@ -248,7 +248,7 @@ def test_v10_identities():
     for op, attrs in (("reshape", Reshape((2, 8))), ("permute", Permute((0, 1))), ("expand", Expand((2, 8)))):
         graph = chain()
         graph.output(emit(graph, op, {"src": Value("a")}, attrs, name="same"))
-        assert broken("V10", graph) == f"node same ({op}) leaves its source as it is; remove it"
+        assert broken("V10", graph) == f"node same ({op}) returns its source unchanged; remove it"
 
 
 def test_v11_descriptors_match():
