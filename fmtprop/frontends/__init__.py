@@ -1,4 +1,4 @@
-"""Where graphs come from: PyTorch modules and exported programs, graph files, built-in models; and the way back."""
+"""Import of graphs from PyTorch modules, exported programs, graph files and built-in models; and graphs as modules."""
 
 from fmtprop.frontends.files import load, save
 from fmtprop.frontends.graph_module import as_module

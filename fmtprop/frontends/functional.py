@@ -1,4 +1,4 @@
-"""From a functional fx graph, as AOTAutograd makes it, to a graph with constants and the way to call it."""
+"""Import of a functional fx graph from AOTAutograd, with the mapping of its inputs and results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Functional", "import_functional", "note_format"]
 
 @dataclass(frozen=True)
 class Functional:
-    """A graph, and how its inputs and results relate to those of the program that it was imported from.
+    """A graph, and the relation between its inputs and results and those of the imported program.
 
     Parameters
     ----------
     graph : Graph
-        Imported. Its inputs are those of the program that vary and that it reads.
+        The imported graph. Its inputs are the program's inputs that vary and are read.
     boundary : mapping of str to MemoryDesc
-        The formats of inputs and outputs in the program, by their names in the graph.
+        Formats of the program's inputs and outputs, by name in the graph.
     """
 
     graph: Graph
@@ -37,11 +37,11 @@ class Functional:
     _results: Sequence[tuple[str, Any]]
 
     def inputs(self, given: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the graph's inputs of the program's."""
+        """Return the graph's inputs, selected from the program's."""
         return [given[position] for position in self._inputs]
 
     def results(self, outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
-        """Return the program's results of the graph's outputs; some are inputs, or fixed numbers."""
+        """Return the program's results from the graph's outputs; some results are inputs or fixed numbers."""
         sources = {"output": outputs, "input": given}
         return [sources[kind][what] if kind in sources else what for kind, what in self._results]
 
@@ -52,11 +52,11 @@ def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Ten
     Parameters
     ----------
     program : torch.fx.GraphModule
-        Of ATen calls, without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
+        ATen calls without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
     constants : mapping of int to torch.Tensor
         The inputs that never change, by position.
     name : str
-        Of the graph.
+        Name of the graph.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Ten
 
 
 def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:
-    """Keep the strides that the program gives a tensor, where they are an order of its axes."""
+    """Record the strides of a tensor in the program, if they are an order of its axes."""
     if recorded.numel() == 0 or recorded.is_contiguous() or not _is_dense(recorded):
         return
     type_ = tensor_type(recorded, name)
@@ -109,7 +109,7 @@ def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tens
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill a range of memory, each in its own place."""
+    """Whether a tensor's elements fill a range of memory without sharing a position."""
     next_stride = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != next_stride:

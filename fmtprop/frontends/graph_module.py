@@ -1,7 +1,7 @@
-"""A graph as a PyTorch module: every op by its reference, constants as parameters and buffers.
+"""A graph as a PyTorch module: ops run their references, constants are parameters and buffers.
 
-This is the way back: other programs (``torch.export``, ``torch.onnx.export``, ``torch.compile``) can take a graph
-file as they take any module. It must know nothing of formats or plans.
+Other programs (``torch.export``, ``torch.onnx.export``, ``torch.compile``) can take a graph file in this form, like
+any module. Must not know formats or plans.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["GraphModule", "as_module"]
 
 
 class GraphModule(nn.Module):
-    """Interprets a graph by the references of its ops.
+    """Interpreter of a graph by the references of its ops.
 
     Parameters
     ----------
     graph : Graph
-        At any stage, with its constants' data. Later changes to it are not seen.
+        A graph at any stage, with its constants' data. Later changes have no effect.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class GraphModule(nn.Module):
             self.register_buffer(attribute, tensor)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the model's arguments, return its results, nested as the model had them."""
+        """Take the model's arguments and return its results, both nested as in the model."""
         inputs = flatten_arguments(self.structure, args, kwargs)
         values: dict[str, tuple[torch.Tensor, ...]] = {
             name: (tensor,) for name, tensor in zip(self._inputs, inputs, strict=True)
@@ -86,7 +86,7 @@ def as_module(graph: Graph) -> GraphModule:
     -------
     GraphModule
         In eval mode, exportable by ``torch.export`` and ``torch.onnx``. Parameters share memory with the graph's
-        tensors; initialisers are made real.
+        tensors; initialisers become tensors.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""Read the pickle of a ``torch.save`` file without running it, and refuse whatever is more than tensors.
+"""Check of a ``torch.save`` file's pickle without running it: everything except tensors is refused.
 
-A pickle is a program: one instruction names any function, another calls it. The check runs the program on paper: it
-follows the instructions that PyTorch's own pickles consist of, with a stack of what is known about each value, and
-stops at the first one that is not on the list. Functions are allowed by name; there is no list of forbidden ones.
+A pickle is a program: one instruction names any function, another calls it. The check interprets the program
+symbolically: its stack holds the known facts about each value, and it stops at the first instruction that PyTorch's
+own pickles do not use. Functions are allowed by name; there is no list of forbidden ones.
 
-It must not know about archives of models; :mod:`fmtprop.frontends.pt2_safety` says which members are pickles.
+It must not know about archives of models; :mod:`fmtprop.frontends.pt2_safety` decides which members are pickles.
 
 References
 ----------
@@ -24,10 +24,10 @@ from fmtprop.errors import ImportModelError
 from fmtprop.frontends.source_text import is_text
 from fmtprop.frontends.strict_zip import read_members
 
-#: Largest pickle that is looked at, in bytes; the tensors' data lie outside it.
+#: Largest pickle that is checked, in bytes; the tensors' data lie outside it.
 LARGEST_PICKLE_NBYTES: Final = 64 << 20
 
-#: What may be called: (module, name).
+#: Functions that may be called: (module, name).
 CALLABLE: Final = frozenset(
     {
         ("collections", "OrderedDict"),
@@ -40,7 +40,7 @@ CALLABLE: Final = frozenset(
     }
 )
 
-#: Storage classes, which stand in the description of a tensor's data, and their bytes per element.
+#: Storage classes in the description of a tensor's data -> bytes per element.
 STORAGES: Final = {
     "BFloat16Storage": 2,
     "BoolStorage": 1,
@@ -61,7 +61,7 @@ DTYPES: Final = frozenset(
     "bfloat16 bool complex128 complex64 float16 float32 float64 int16 int32 int64 int8 uint8".split()
 )
 
-# Notes that the exporter leaves on example inputs of dynamic size.
+# Attributes that the exporter sets on example inputs of dynamic size.
 _NOTE_ON_TENSOR = re.compile(r"_specialize_on|_dynamo_\w+", re.ASCII)
 _TENSOR_FILE_MEMBER = re.compile(
     r"data\.pkl|data/\d+|byteorder|version|\.format_version|\.storage_alignment|\.data/\w+"
@@ -89,33 +89,33 @@ class _Made(NamedTuple):
 
 
 class _Kind:
-    """A value of which only the kind matters."""
+    """A value; only its kind matters."""
 
 
 _DATA, _LIST = _Kind(), _Kind()
 
 
 class _Dict:
-    """A dictionary, of which the keys matter."""
+    """A dictionary; its keys matter."""
 
     def __init__(self) -> None:
         self.keys: list[Any] = []
 
 
 def check_tensor_file(data: memoryview, where: str) -> None:
-    """Check that a file written by ``torch.save`` holds tensors and plain data only.
+    """Check that a file written by ``torch.save`` holds only tensors and plain data.
 
     Parameters
     ----------
     data : memoryview
-        The whole file, in bytes. An empty one is what PyTorch writes for "no value".
+        The whole file, in bytes. PyTorch writes an empty file for "no value".
     where : str
-        How messages name it.
+        Name of the file in messages.
 
     Raises
     ------
     ImportModelError
-        Loading it would call something that is not on the list, or it is not such a file.
+        Loading it would call a function that is not on the list, or it is not such a file.
     """
     if not data:
         return
@@ -140,22 +140,22 @@ def check_tensor_file(data: memoryview, where: str) -> None:
 
 
 def check_pickle(program: bytes, where: str, records: Mapping[str, int]) -> None:
-    """Follow a pickle without running it.
+    """Interpret a pickle symbolically, without running it.
 
     Parameters
     ----------
     program : bytes
         The pickle.
     where : str
-        How messages name it.
+        Name of the file in messages.
     records : mapping of str to int
         Size in bytes of each record of tensor data, by its key.
 
     Raises
     ------
     ImportModelError
-        It names or calls something that is not on the list, uses an instruction that PyTorch does not write, reads
-        past a record, or is damaged.
+        The pickle names or calls a function that is not on the list, uses an instruction that PyTorch does not write,
+        reads past a record, or is damaged.
     """
     if len(program) > LARGEST_PICKLE_NBYTES:
         raise ImportModelError(f"{where} is a pickle of {len(program)} bytes; the limit is {LARGEST_PICKLE_NBYTES}")
@@ -163,13 +163,13 @@ def check_pickle(program: bytes, where: str, records: Mapping[str, int]) -> None
     try:
         for opcode, argument, position in pickletools.genops(program):
             machine.step(opcode.name, argument, position or 0)
-    # Python warns of a backslash that begins no escape: an error where the caller made warnings errors
+    # Python warns about a backslash without an escape, which is an error if the caller makes warnings errors
     except (ValueError, IndexError, OverflowError, struct.error, DeprecationWarning) as error:
         raise ImportModelError(f"{where} is a damaged pickle: {error}") from error
 
 
 class _Machine:
-    """The unpickler's stack and memo, with what is known about each value instead of the value."""
+    """The unpickler's stack and memo, with known facts about each value instead of the value."""
 
     def __init__(self, program: bytes, where: str, records: Mapping[str, int]) -> None:
         self.program = program
@@ -181,14 +181,14 @@ class _Machine:
         self.memo: list[Any] = []
 
     def step(self, opcode: str, argument: Any, position: int) -> None:
-        """Follow one instruction."""
+        """Interpret one instruction."""
         self.position = position
         action = _ACTIONS.get(opcode)
         self.require(action is not None, f"uses the pickle instruction {opcode}")
         action(self, argument)  # type: ignore[misc]  # None has been refused
 
     def require(self, fine: bool, otherwise: str) -> None:
-        """Refuse the pickle where something does not hold, in the words of what it does."""
+        """Refuse the pickle if a condition is false; `otherwise` describes the fault."""
         if not fine:
             raise ImportModelError(f"{self.where} {otherwise} (at byte {self.position}); {_TRUST}")
 
@@ -216,7 +216,7 @@ class _Machine:
         self.marks.append(len(self.stack))
 
     def remember(self, index: int) -> None:
-        # Sequential, as every pickler writes it: a huge index makes the unpickler allocate a table of that size.
+        # Every pickler writes sequential indices: a huge index would make the unpickler allocate a table of that size.
         self.require(index == len(self.memo), f"stores memo entry {index} where {len(self.memo)} is next")
         self.memo.append(self.top())
 
@@ -237,7 +237,7 @@ class _Machine:
 
     def name(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
-        # pickletools undoes backslash escapes in names; the unpickler does not. Insist on what is written.
+        # pickletools undoes backslash escapes in names, but the unpickler does not. Require the unescaped name.
         written = f"{module}\n{name}\n".encode()
         as_written = self.program[self.position + 1 : self.position + 1 + len(written)] == written
         self.require(as_written, "names a function in a disguised way")
@@ -253,8 +253,8 @@ class _Machine:
 
     def call(self, argument: Any) -> None:
         function, arguments = self.pop_several(2)
-        what = str(function) if isinstance(function, _Global) else "a value that it computed"
-        self.require(isinstance(function, _Global) and function in CALLABLE, f"calls {what}")
+        called = str(function) if isinstance(function, _Global) else "a value that it computed"
+        self.require(isinstance(function, _Global) and function in CALLABLE, f"calls {called}")
         plain = isinstance(arguments, tuple) and not isinstance(arguments, (_Global, _Made))
         self.require(plain, f"calls {function} with something other than a tuple")
         if function.name == "_rebuild_from_type_v2":
@@ -282,7 +282,7 @@ class _Machine:
         self.require(self.top() is _LIST, "appends to an object that is not a list")
 
     def tensor_data(self, argument: Any) -> None:
-        """Check the description of a tensor's data: PyTorch trusts its number of elements."""
+        """Check the description of a tensor's data, since PyTorch trusts its number of elements."""
         match self.pop():
             case ("storage", _Global("torch", kind), str(key), str(), int(count)) if kind in STORAGES:
                 needed = count * STORAGES[kind]
@@ -298,7 +298,7 @@ class _Machine:
 
 
 def _makes_plain_tensor(arguments: tuple[Any, ...]) -> bool:
-    """Allow a plain tensor with the exporter's notes: the function calls its first argument and sets attributes."""
+    """Allow a plain tensor with the exporter's attributes; the function calls its first argument and sets these."""
     match arguments:
         case (_Global("torch._utils", "_rebuild_tensor_v2"), _Global("torch", "Tensor"), tuple(), _Dict() as state):
             return all(isinstance(key, str) and _NOTE_ON_TENSOR.fullmatch(key) for key in state.keys)
@@ -322,7 +322,7 @@ def _push(make: Callable[[Any], Any]) -> Callable[[_Machine, Any], None]:
 
 
 def _nothing(machine: _Machine, argument: Any) -> None:
-    """FRAME says how the rest is written."""
+    """FRAME describes only the encoding of the rest."""
 
 
 _push_argument, _push_data = _push(lambda argument: argument), _push(lambda argument: _DATA)

@@ -1,19 +1,18 @@
-"""Read the program of a ``.pt2`` archive without building it, and refuse the strings that PyTorch would execute.
+"""Check of the program in a ``.pt2`` archive without building it: strings that PyTorch would execute are refused.
 
 The program is JSON, which executes nothing by itself. But PyTorch evaluates many of its strings: sizes of dynamic
 shapes through sympy, which evaluates Python; guards through ``exec``; names of operators through attribute look-up
-anywhere below ``torch``, so that a node can call ``torch.os.system``; descriptions of nested inputs, which name
-modules to import; and the names of all values and parameters, which it pastes into source that it executes. So every
-string is held against the small grammar of what the exporter writes in its field, and a string in a field that is not
-known is refused.
+anywhere below ``torch``, so a node can call ``torch.os.system``; descriptions of nested inputs, which name modules to
+import; and names of values and parameters, which become part of executed source. So every string must match the small
+grammar that the exporter uses in its field. A string in an unknown field is refused.
 
-It must not know about zip files or pickles.
+Must not know about zip files or pickles.
 
 References
 ----------
 ``torch/_export/serde/schema.py``, for the fields; ``serialize.py`` beside it: ``_dict_to_dataclass``,
 ``_parse_sym_expr``, ``deserialize_operator``, ``deserialize_metadata``; ``torch/utils/_pytree.py``:
-``enum_object_hook``, ``_defaultdict_deserialize``. What is pasted where: :mod:`fmtprop.frontends.source_text`.
+``enum_object_hook``, ``_defaultdict_deserialize``. For names in source: :mod:`fmtprop.frontends.source_text`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ LARGEST_EXPONENT: Final = 64
 
 _TRUST = "if you trust the file, load it yourself with torch.export.load and pass the ExportedProgram"
 
-# What the exporter's sizes are made of: sympy's classes, and torch's own beside them.
+# Classes in the exporter's sizes: sympy's and torch's own.
 _SIZE_CLASSES: Final = frozenset(
     """Abs Add And BooleanFalse BooleanTrue CeilDiv CeilToInt CleanDiv Equality FloatPow FloatTrueDiv Float FloorDiv
     FloorToInt GreaterThan Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator LShift LessThan Max Min Mod
@@ -52,18 +51,18 @@ _OPERATORS: Final = frozenset(
     xor""".split()
 )
 _MATH: Final = frozenset({"ceil", "floor", "sqrt", "trunc"})
-# Functions of tensors, and the control flow around them. Other namespaces print, send, or hold code of others.
+# Functions of tensors, and control flow. Other namespaces print, send data, or contain other people's code.
 _TORCH_OP = re.compile(
     r"torch\.ops\.((aten|prims|torchvision)\.(?P<name>\w+)(\.[a-zA-Z]\w*)?|higher_order\.(?P<control>\w+))", re.ASCII
 )
-# They read and write the file that a node names.
+# These operators read or write the file that a node names.
 _FILE_OPS: Final = frozenset({"from_file", "save"})
 _CONTROL: Final = frozenset(
     """associative_scan auto_functionalized auto_functionalized_v2 cond flex_attention hints_wrapper invoke_subgraph
     map_impl out_dtype scan strict_mode tag_activation_checkpoint while_loop with_effects wrap_activation_checkpoint
     wrap_with_autocast wrap_with_set_grad_enabled""".split()
 )
-# The only operators with two underscores on both sides: Python's, as aten spells them.
+# The only operators with two underscores on both sides: Python's operators, with aten's spelling.
 _DUNDER_OP = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
 _TORCH_SIZE_OP = re.compile(r"torch\._?sym_[a-z_]+", re.ASCII)
 
@@ -81,7 +80,7 @@ def parse_json(data: bytes, where: str) -> Any:
     data : bytes
         The text, in UTF-8.
     where : str
-        How messages name it.
+        Name of the member in messages.
 
     Returns
     -------
@@ -91,12 +90,12 @@ def parse_json(data: bytes, where: str) -> Any:
     Raises
     ------
     ImportModelError
-        It is too large, too deeply nested, or not JSON.
+        The text is too large, too deeply nested, or not JSON.
     """
     if len(data) > LARGEST_JSON_NBYTES:
         raise ImportModelError(f"{where} is JSON of {len(data)} bytes; the limit is {LARGEST_JSON_NBYTES}")
     try:
-        return json.loads(str(data, "utf-8"))  # as PyTorch reads it; bytes could be in other encodings
+        return json.loads(str(data, "utf-8"))  # PyTorch reads UTF-8; bytes could have other encodings
     except (ValueError, RecursionError) as error:
         raise ImportModelError(f"{where} is not valid JSON: {error}; export the model again") from error
 
@@ -109,17 +108,17 @@ def check_program(data: bytes, where: str) -> None:
     data : bytes
         The JSON text.
     where : str
-        How messages name it.
+        Name of the member in messages.
 
     Raises
     ------
     ImportModelError
-        A string in it would be executed and is not of the form that the exporter writes.
+        The program has a string that would be executed and does not match the exporter's grammar.
     """
     program = parse_json(data, where)
     if not isinstance(program, dict):
         raise ImportModelError(f"{where} is not an exported program: a JSON {type(program).__name__}")
-    # the field, what it holds, and whether that is within the arguments of a node
+    # the field, its content, and whether it is part of a node's arguments
     pending: list[tuple[str, Any, bool]] = [("", program, False)]
     while pending:
         field, value, in_node = pending.pop()
@@ -131,7 +130,7 @@ def check_program(data: bytes, where: str) -> None:
                 check_key(key, where)
             pending += [(inner, item, in_node) for item in value.values()]
         elif field in _STRINGS:
-            # Text among a node's arguments is written with its quotes escaped: messages of assertions have quotes.
+            # Quotes are escaped in text arguments of a node, such as messages of assertions.
             if value is not None and not (in_node and field in ("as_string", "as_strings")):
                 _STRINGS[field](value, where)
         elif isinstance(value, dict):
@@ -150,7 +149,7 @@ def _refusal(where: str, what: str, text: Any, why: str) -> ImportModelError:
 
 
 def _check_operator(target: Any, where: str) -> None:
-    """PyTorch follows the dots from ``torch``, ``math`` or ``operator`` and calls what it arrives at."""
+    """Check the name of an operator: PyTorch looks it up from ``torch``, ``math`` or ``operator`` on, and calls it."""
     if not isinstance(target, str):
         raise _refusal(where, "operator", target, "it is not a name")
     module, _, name = target.partition(".")
@@ -183,7 +182,7 @@ def _checked(what: str, fits: Callable[[str], bool], rule: str) -> Callable[[Any
 
 
 _check_name = _checked("name", is_name, "it is not a Python identifier; rename it before you export the model")
-#: Check where a parameter, buffer or module is found.
+#: Check the path of a parameter, buffer or module.
 check_path: Final = _checked(
     "path",
     is_path,
@@ -193,7 +192,7 @@ _check_text = _checked("text", is_text, "it has quotes, a backslash or control c
 
 
 def _check_note(text: Any, where: str) -> None:
-    """Let everything pass: PyTorch keeps it as a note."""
+    """Accept everything: PyTorch only stores this string."""
 
 
 # ---------------------------------------------------------------- sizes and guards
@@ -244,12 +243,12 @@ def _operands(node: ast.AST) -> list[ast.expr]:
 
 
 def _exponents(node: ast.AST) -> list[ast.expr]:
-    """Return what an operation raises to or shifts by, if it does."""
+    """Return the exponents or shifts of an operation."""
     return [node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.LShift)) else []
 
 
 def _check_exponent(exponents: list[ast.expr], text: str, where: str) -> None:
-    """Keep a constant power from filling the memory while sympy evaluates it."""
+    """Refuse large exponents: sympy's evaluation of a constant power could fill the memory."""
     for exponent in exponents:
         for node in ast.walk(exponent):
             if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) > LARGEST_EXPONENT:
@@ -276,7 +275,7 @@ def _check_guard(text: Any, where: str) -> None:
                 pending.extend(arguments)
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="torch"), attr="sym_max" | "sym_min"), args=arguments, keywords=[]
-            ):  # since PyTorch 2.14; no other name of torch's
+            ):  # since PyTorch 2.14; no other name of torch is allowed
                 pending.extend(arguments)
             case ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare() if not _exponents(node):
                 pending += _operands(node)
@@ -296,7 +295,7 @@ def _source(node: ast.AST) -> str:
 
 
 def _check_treespec(text: Any, where: str) -> None:
-    """Check the description of nested inputs or outputs: it must not have modules imported."""
+    """Check the description of nested inputs or outputs: it must not cause an import of modules."""
     if not isinstance(text, str):
         raise _refusal(where, "input description", text, "it is not a string")
     pending: list[Any] = [parse_json(text.encode(), where)] if text else []
@@ -311,7 +310,7 @@ def _check_treespec(text: Any, where: str) -> None:
 
 
 def _checked_entries(entries: Mapping[str, Any], text: str, where: str) -> list[Any]:
-    """Return what is still to be checked of one part of a description."""
+    """Check one part of a description; return its parts that must still be checked."""
     if "__enum__" in entries or "fqn" in entries:
         raise _refusal(where, "input description", text, "it names a module to import for an enum")
     if (module := entries.get("default_factory_module", "builtins")) != "builtins":
@@ -323,12 +322,12 @@ def _checked_entries(entries: Mapping[str, Any], text: str, where: str) -> list[
     try:
         rest.append(json.loads(context) if isinstance(context, str) else context)
     except (ValueError, RecursionError):
-        rest.append(context)  # a type may have its own text here; only JSON can ask for an import
+        rest.append(context)  # a type may have any text here; only JSON can cause an import
     return rest
 
 
 def _check_in_spec(text: Any, where: str) -> None:
-    """Check the description of the arguments: keyword arguments become arguments of the source."""
+    """Check the description of the arguments: keyword arguments become arguments in the source."""
     _check_treespec(text, where)
     match json.loads(text or "null"):
         case [_, {"children_spec": [_, {"context": str(keywords)}]}]:
@@ -357,7 +356,7 @@ _STRINGS: Final[Mapping[str, Callable[[Any, str], None]]] = {
     "metadata item": _check_note,
 }
 
-#: Fields whose keys are data: what checks a key, and the field that a value is checked as.
+#: Fields with data as keys -> check of a key, and the field by which a value is checked.
 _TABLES: Final[Mapping[str, tuple[Callable[[Any, str], None], str]]] = {
     **dict.fromkeys(("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values"), (_check_name, "")),
     **dict.fromkeys(("custom_obj_values", "range_constraints", "opset_version"), (_check_name, "")),

@@ -1,9 +1,9 @@
-"""Look inside a ``.pt2`` archive before PyTorch opens it, and refuse what would execute.
+"""Check of a ``.pt2`` archive before PyTorch opens it: members that would execute code are refused.
 
 ``torch.export.load`` trusts its file: it unpickles example inputs and some weights without restriction, evaluates
-strings of the program as Python, and loads compiled libraries. This gate reads the archive without PyTorch and lets
-through what ``torch.export.save`` writes for a module of plain tensors. It knows every kind of member; what it does
-not know, it refuses. Two forms are read: the archive of PyTorch 2.8 and later, and the flat one of 2.5 to 2.7.
+strings of the program as Python, and loads compiled libraries. This check reads the archive without PyTorch and
+accepts only the members that ``torch.export.save`` writes for a module of plain tensors. Unknown members are refused.
+Two forms are accepted: the archive of PyTorch 2.8 and later, and the flat one of 2.5 to 2.7.
 
 It decides nothing about the model, and must not import torch.
 
@@ -39,7 +39,7 @@ _RAW = re.compile(r"data/(weights/weight|constants/tensor)_\d+")
 _NOTE = re.compile(r"archive_format|archive_version|byteorder|version|\.format_version|\.storage_alignment|\.data/\w+")
 _EXTRA = re.compile(r"extra/.+|extra_files/.+")
 
-# Members that mean code or objects, with what they are.
+# Members with code or objects, and their description.
 _FOREIGN = (
     (re.compile(r"data/aotinductor/.*"), "compiled code, which PyTorch would load into this process"),
     (re.compile(r"data/constants/(custom_obj|opaque_obj).*"), "a Python or C++ object, which PyTorch would build"),
@@ -51,8 +51,8 @@ _FOREIGN = (
 def check_archive(path: str | os.PathLike[str]) -> None:
     r"""Refuse a ``.pt2`` archive that would execute anything when PyTorch opens it.
 
-    Call it right before ``torch.export.load``, on a file that nobody else can change meanwhile. It reads pickles and
-    JSON, not the weights: its time does not depend on the size of the model's data.
+    Call it right before ``torch.export.load``, on a file that nobody else can change in between. It reads pickles and
+    JSON, not the weights, so its time does not depend on the size of the model's data.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ def check_archive(path: str | os.PathLike[str]) -> None:
     Raises
     ------
     ImportModelError
-        It is missing, empty, truncated, or not a torch.export archive; or a member would run code, build objects
-        other than tensors, read outside its data, or fill the memory. The message names the member and what it does.
+        The file is missing, empty, truncated, or not a torch.export archive; or a member would run code, build objects
+        other than tensors, read outside its data, or fill the memory. The message names the member and its effect.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def check_archive(path: str | os.PathLike[str]) -> None:
     try:
         with Path(path).open("rb") as file:
             empty = os.fstat(file.fileno()).st_size == 0
-            # Not closed by hand: views into it live as long as an error's traceback does.
+            # Not closed explicitly: the traceback of an error may keep views into it.
             content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ImportModelError(f"cannot read {name}: {error.strerror or error}") from error
@@ -91,10 +91,10 @@ def check_archive(path: str | os.PathLike[str]) -> None:
 
 
 def _without_root(members: Mapping[str, memoryview], name: str) -> Mapping[str, memoryview]:
-    """Take off the folder that PyTorch puts around everything; the flat form has none."""
+    """Remove the folder that contains all members; the flat form has none."""
     if "serialized_exported_program.json" in members:
         if "/" in (first := next(iter(members))):
-            # PyTorch would take that folder for the root and read an archive of the other form in it.
+            # PyTorch would take that folder as the root and read an archive of the other form in it.
             raise ImportModelError(f"{name} is not a torch.export archive: its first member {first!r} lies in a folder")
         return members
     roots = {member.partition("/")[0] for member in members}
@@ -133,7 +133,7 @@ def _check_member(member: str, data: memoryview, members: Mapping[str, memoryvie
 
 
 def _check_payload(config: Any, folder: str, members: Mapping[str, memoryview], where: str) -> None:
-    """Check the list of weights or constants: which member holds each, and whether PyTorch unpickles it."""
+    """Check the list of weights or constants: the member of each, and whether PyTorch unpickles it."""
     entries = config.get("config") if isinstance(config, dict) else None
     if not isinstance(entries, dict):
         raise ImportModelError(f"{where} is not a list of weights")
@@ -156,7 +156,7 @@ def _check_payload(config: Any, folder: str, members: Mapping[str, memoryview], 
 
 
 def _check_size(meta: Any, stored: int, at: str) -> None:
-    """Check that a tensor without data has no elements: PyTorch would allocate whatever it declares."""
+    """Check that a tensor without data has no elements, since PyTorch would allocate its declared size."""
     sizes = meta.get("sizes") if isinstance(meta, dict) else None
     dims = [size.get("as_int") if isinstance(size, dict) else None for size in sizes or ()]
     fixed = [dim for dim in dims if type(dim) is int and dim >= 0]

@@ -1,9 +1,9 @@
-"""Which strings may stand in the Python source that PyTorch writes of a program.
+"""Grammars of strings in the Python source that PyTorch writes for a program.
 
-``torch.fx`` makes a program runnable by writing Python and executing it. It pastes in names of values as they are, and
-names of parameters and keys of inputs between quotes that it does not escape. A string that is more than a name would
-be executed: ``x=print()`` for an input is an argument with a default, ``a") or print("`` for a parameter ends the
-quotes. The grammars here hold what may be pasted where. They say nothing about where a string comes from.
+``torch.fx`` writes a program as Python source and executes it. It inserts names of values unchanged, and names of
+parameters and keys of inputs between quotes, without escapes. A string that is more than a name would be executed: the
+input name ``x=print()`` is an argument with a default; the parameter name ``a") or print("`` ends the quotes. This
+module owns the grammar of each kind of inserted string. Must not know where a string comes from.
 
 References
 ----------
@@ -20,20 +20,20 @@ from typing import Any
 
 from fmtprop.errors import ImportModelError
 
-# Atoms may be any key of a ModuleDict, such as "a-b" or "3x3 conv". Those with two underscores before them lead to what
-# Python itself keeps in objects and classes.
+# Atoms may be any key of a ModuleDict, such as "a-b" or "3x3 conv". Atoms that begin with two underscores are refused:
+# they lead to Python's own attributes of objects and classes.
 _ATOM = r"(?!__)[\w /:+@#,=~|<>!?*&%^$-]*"
 _PATH = re.compile(rf"{_ATOM}(\.{_ATOM})*")
 _TEXT = re.compile(r"""[^"'\\]*""")
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a string can name a value, an argument or a keyword.
+    """Return whether a string can name a value, an argument or a keyword.
 
     Parameters
     ----------
     text : str
-        What stands in the source as it is; nothing at all is harmless.
+        A string that is inserted unchanged; the empty string is harmless.
 
     Examples
     --------
@@ -44,12 +44,12 @@ def is_name(text: str) -> bool:
 
 
 def is_path(text: str) -> bool:
-    """Tell whether a string can lead to a parameter, a buffer or a module, by atoms with dots between them.
+    """Return whether a string can be the path of a parameter, a buffer or a module: atoms separated by dots.
 
     Parameters
     ----------
     text : str
-        What stands in the source as attributes, and between double quotes where an atom is no identifier.
+        A string that is inserted as attributes, or between double quotes if an atom is not an identifier.
 
     Examples
     --------
@@ -60,12 +60,12 @@ def is_path(text: str) -> bool:
 
 
 def is_text(text: str) -> bool:
-    """Tell whether a string stays within quotes of either kind.
+    """Return whether a string cannot end quotes of either kind.
 
     Parameters
     ----------
     text : str
-        A key of an input that is a dictionary, or an input that is a string.
+        A key of an input dictionary, or an input string.
 
     Examples
     --------
@@ -76,9 +76,10 @@ def is_text(text: str) -> bool:
 
 
 def check_parameter(path: str) -> None:
-    """Refuse a parameter or buffer whose name torch cannot write.
+    """Refuse a parameter or buffer with a name that torch cannot write.
 
-    A model in this process is the caller's own code, so this asks less than :func:`is_path`: the source must be valid.
+    A model in this process is the caller's own code, so this check is weaker than :func:`is_path`: the source must be
+    valid.
 
     Parameters
     ----------
@@ -88,14 +89,14 @@ def check_parameter(path: str) -> None:
     Raises
     ------
     ImportModelError
-        An atom of it is a keyword, or would end its quotes.
+        An atom of the path is a keyword, or would end its quotes.
     """
     for atom in path.split("."):
         if keyword.iskeyword(atom) or not is_text(atom.replace("'", "")):
             raise ImportModelError(
                 f"{path!r} cannot be imported: torch writes names of parameters, buffers and modules into Python "
-                f"source, where {atom!r} cannot stand (a keyword, double quotes, a backslash or control characters); "
-                "rename it"
+                f"source, but {atom!r} is not valid there (a keyword, double quotes, a backslash or control "
+                "characters); rename it"
             )
 
 
@@ -110,7 +111,7 @@ def check_keywords(names: Iterable[Any]) -> None:
     Raises
     ------
     ImportModelError
-        One is no identifier, or a keyword.
+        A name is not an identifier, or is a keyword.
     """
     for name in names:
         if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):

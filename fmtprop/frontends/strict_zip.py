@@ -1,11 +1,11 @@
-"""Read a zip file that cannot be misread: the outside of a ``.pt2`` and of every ``torch.save`` file within.
+"""Strict reader of zip files: the container of a ``.pt2`` and of every ``torch.save`` file in it.
 
-Zip readers disagree about sloppy archives: bytes before the first member, two members of one name, two directories,
-names that differ in case. What a check saw is then not what PyTorch opens. So this reader accepts only the one form
-that PyTorch writes: members stored uncompressed, back to back from the first byte, and one directory at the very end.
-Nothing is decompressed, so no archive can swell.
+Zip readers disagree about irregular archives: bytes before the first member, two members with one name, two
+directories, names that differ only in case. Then PyTorch could open other data than a check saw. So this reader
+accepts only the form that PyTorch writes: uncompressed members, one after another from the first byte, and one
+directory at the end. Nothing is decompressed, so no archive can grow in memory.
 
-It must not know what the members mean; :mod:`fmtprop.frontends.pt2_safety` does.
+Must not know the meaning of members; :mod:`fmtprop.frontends.pt2_safety` does.
 
 References
 ----------
@@ -27,7 +27,7 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 
-# Sizes follow the data (bit 3), and names are UTF-8 (bit 11): what PyTorch sets. Bit 0 would be encryption.
+# PyTorch sets bit 3 (sizes follow the data) and bit 11 (names are UTF-8). Bit 0 would mean encryption.
 _KNOWN_FLAGS = 0x0808
 # A data descriptor: signature, checksum and two sizes of 8 bytes.
 _LONGEST_DESCRIPTOR_NBYTES = 24
@@ -43,14 +43,14 @@ class _Entry(NamedTuple):
 
 
 def read_members(archive: memoryview, where: str) -> Mapping[str, memoryview]:
-    """Return the members of a zip file that was written the way PyTorch writes one.
+    """Return the members of a zip file in PyTorch's form.
 
     Parameters
     ----------
     archive : memoryview
         The whole file, in bytes.
     where : str
-        How messages name the file.
+        Name of the file in messages.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def read_members(archive: memoryview, where: str) -> Mapping[str, memoryview]:
     Raises
     ------
     ImportModelError
-        It is empty, truncated, not a zip file, compressed, encrypted, or ambiguous in any way.
+        The file is empty, truncated, not a zip file, compressed, encrypted, or ambiguous.
     """
     if not archive:
         raise ImportModelError(f"{where} is empty; export the model again with torch.export.save")
@@ -92,14 +92,16 @@ def _directory(archive: memoryview, where: str) -> tuple[int, int, int]:
         count, size, start = wide
         here = min(here, count) if here == _FULL16 else here
     if disk or first_disk or (here != count and count < _FULL16) or start + size != end:
-        raise ImportModelError(f"{where} has a zip directory that does not lie where it says; PyTorch writes none such")
+        raise ImportModelError(
+            f"{where} has a zip directory at another place than it declares; PyTorch never does this"
+        )
     return start, end, count
 
 
 def _end64(archive: memoryview, locator: int, at: int, where: str) -> tuple[int, int, int]:
     _, _, position, _ = _END64_LOCATOR.unpack_from(archive, locator)
     if at < 0 or position != at or bytes(archive[at : at + 4]) != b"PK\x06\x06":
-        raise ImportModelError(f"{where} has a zip64 directory that does not lie where it says")
+        raise ImportModelError(f"{where} has a zip64 directory at another place than it declares")
     _, _, _, _, disk, first_disk, here, count, size, start = _END64.unpack_from(archive, at)
     if disk or first_disk or here != count:
         raise ImportModelError(f"{where} is one part of a zip file in several parts")
@@ -122,12 +124,12 @@ def _entries(directory: memoryview, count: int, where: str) -> list[_Entry]:
             raise ImportModelError(f"{where} has a damaged zip directory at entry {len(entries)}")
         name = _check_name(bytes(directory[name_at:extra_at]), where)
         entry = _check_entry(name, fields, bytes(directory[extra_at : extra_at + extra_length]), where)
-        # PyTorch looks names up without regard to case.
-        if (twin := seen.setdefault(name.lower(), name)) != name or len(seen) == len(entries):
-            raise ImportModelError(f"{where} has two members of one name: {twin!r} and {name!r}")
+        # PyTorch ignores the case of names.
+        if (other := seen.setdefault(name.lower(), name)) != name or len(seen) == len(entries):
+            raise ImportModelError(f"{where} has two members of one name: {other!r} and {name!r}")
         entries.append(entry)
     if at != len(directory):
-        raise ImportModelError(f"{where} has {len(directory) - at} bytes in its zip directory that are no entry")
+        raise ImportModelError(f"{where} has {len(directory) - at} bytes in its zip directory that are not an entry")
     return entries
 
 
@@ -180,7 +182,7 @@ def _zip64_values(extra: bytes, name: str, where: str) -> list[int]:
 
 
 def _spans(archive: memoryview, entries: list[_Entry], limit: int, where: str) -> list[tuple[int, int]]:
-    """Return where each member's bytes lie, having checked that they follow each other without gap or overlap."""
+    """Check that members follow each other without gap or overlap; return the range of each member's bytes."""
     spans: dict[str, tuple[int, int]] = {}
     free = 0
     for entry in sorted(entries, key=lambda entry: entry.offset):

@@ -1,4 +1,4 @@
-"""What importers see of a program written in ATen: one normalised call, and the types of its tensors.
+"""An ATen program as importers see it: one normalised call, and the types of its tensors.
 
 This module owns the torch side of :class:`fmtprop.ir.importing.Call`. It must not know fx or how calls are found.
 """
@@ -22,7 +22,7 @@ from fmtprop.ops import emit
 
 __all__ = ["TorchCall", "add_constant", "check_real", "parts_of", "tensor_type"]
 
-#: numbers that importers may read off a constant
+#: data types of constants that importers may read as numbers
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
 
 
@@ -32,9 +32,9 @@ def tensor_type(value: Any, what: str) -> TensorType:
     Parameters
     ----------
     value : object
-        What the exporter recorded.
+        Value recorded by the exporter.
     what : str
-        What it is, for messages: ``"input x"``.
+        Description in messages: ``"input x"``.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def tensor_type(value: Any, what: str) -> TensorType:
 
     Notes
     -----
-    That of a complex tensor is the type of its parts.
+    A complex tensor has the type of its parts.
     """
     if not isinstance(value, torch.Tensor):
         raise ImportModelError(f"{what}: its value is a {type(value).__name__}, only tensors can be in a graph")
@@ -60,12 +60,12 @@ def tensor_type(value: Any, what: str) -> TensorType:
 
 
 def check_real(value: Any, what: str) -> None:
-    """Refuse a complex tensor where the caller's tensors are read or written.
+    """Refuse a complex tensor as an input or output of the model.
 
     Raises
     ------
     ImportModelError
-        It is one.
+        The tensor is complex.
     """
     if isinstance(value, torch.Tensor) and value.is_complex():
         raise ImportModelError(
@@ -75,7 +75,7 @@ def check_real(value: Any, what: str) -> None:
 
 
 def parts_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a graph has of a tensor: of a complex one its parts, along one more axis."""
+    """Return a tensor's form in a graph: a complex tensor becomes its parts, along one more axis."""
     return torch.view_as_real(tensor.resolve_conj().resolve_neg()) if tensor.is_complex() else tensor
 
 
@@ -84,7 +84,7 @@ def parts_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class TorchCall:
-    """A normalised call; what importers see (:class:`fmtprop.ir.importing.Call`).
+    """A normalised call, the argument of importers (:class:`fmtprop.ir.importing.Call`).
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class TorchCall:
     args : mapping
         Every argument by its schema name.
     results : tuple of TensorType
-        What the exporter says the call returns.
+        Types of the results according to the exporter.
     origin : str
         Path of the module that makes the call.
     """
@@ -119,7 +119,7 @@ class TorchCall:
         return emit(self.graph, op, inputs, attrs, origin=self.origin)
 
     def scalar(self, value: Value) -> float | None:
-        """Return the number behind a value that is a one-element constant, else None."""
+        """Return the number of a one-element constant, else None."""
         type_ = self.type(value)
         if type_.size != 1 or type_.dtype not in _SCALAR_DTYPES:
             return None
@@ -132,12 +132,12 @@ class TorchCall:
         return add_constant(self.graph, tensor, self.origin)
 
     def tensor(self, value: Value) -> torch.Tensor | None:
-        """Return the torch tensor behind a constant value, or None where the value is computed."""
+        """Return the torch tensor of a constant value, or None if the value is computed."""
         data = self.graph.constants.get(value.node)
         return None if data is None else materialise(data, self.type(value))
 
 
 def add_constant(graph: Graph, tensor: torch.Tensor, origin: str) -> Value:
-    """Add a tensor that a program makes itself, or its parts, under a running name."""
+    """Add a tensor that the program makes itself, or its parts, under a numbered name."""
     type_ = tensor_type(tensor, "constant")
     return graph.constant(graph.fresh_name("constant"), type_, parts_of(tensor.detach()).contiguous(), origin=origin)

@@ -1,6 +1,6 @@
-"""What PyTorch logs while it reads a model: shown when that succeeds, else the reason in our own error.
+"""PyTorch's log while it reads a model: shown after success; after a failure, its reason goes into fmtprop's error.
 
-PyTorch prints whole tracebacks of what it then raises an error about; some of its errors only say that there was one.
+PyTorch logs whole tracebacks of the errors that it raises, while some of its errors have no reason of their own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _held: ContextVar[list[logging.LogRecord] | None] = ContextVar("held", default=N
 
 
 class _HoldBack(logging.Filter):
-    """Keep records from PyTorch's handlers where this thread asked for it."""
+    """Hide records from PyTorch's handlers if this thread requested it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         held = _held.get()
-        if held is not None and record not in held[-1:]:  # several handlers of one logger ask about it
+        if held is not None and record not in held[-1:]:  # several handlers of one logger call this
             held.append(record)
         return held is None
 
@@ -30,10 +30,10 @@ _FILTER = _HoldBack()
 
 @contextmanager
 def held_back() -> Iterator[list[logging.LogRecord]]:
-    """Yield a list that takes what PyTorch logs meanwhile; it is shown at the end, unless there was an error."""
+    """Yield a list that collects PyTorch's log records; they are shown at the end, unless there is an error."""
     for name in [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]:
         for handler in logging.getLogger(name).handlers:
-            handler.addFilter(_FILTER)  # once: it is the same
+            handler.addFilter(_FILTER)  # added once, as it is the same object
     held: list[logging.LogRecord] = []
     token = _held.set(held)
     try:
@@ -45,7 +45,7 @@ def held_back() -> Iterator[list[logging.LogRecord]]:
 
 
 def reason(error: Exception, held: list[logging.LogRecord]) -> str:
-    """Return the first line of what went wrong: the last error that PyTorch logged, else the one it raised."""
+    """Return the first line of the failure: the last error that PyTorch logged, else the raised one."""
     logged = [record.exc_info[1] for record in held if record.exc_info and record.exc_info[1]]
     cause = logged[-1] if logged else error
     return (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")

@@ -790,7 +790,7 @@ def test_truncated_file(part: float, tmp_path: Path) -> None:
 
 def test_bytes_before_and_after(tmp_path: Path) -> None:
     assert "is truncated, or has bytes after its end" in refused(HONEST_BYTES + b"\0", tmp_path)
-    assert "does not lie where it says" in refused(b"PK\x03\x04" + HONEST_BYTES, tmp_path)
+    assert "at another place than it declares" in refused(b"PK\x03\x04" + HONEST_BYTES, tmp_path)
 
 
 def test_torch_save_file_renamed(tmp_path: Path) -> None:
@@ -859,9 +859,9 @@ ZIPS = {
     "another local method": (LOCAL, 1, 8, "<H", 8, "is described in two ways"),
     "another local size": (LOCAL, 1, 18, "<L", 1, "is described in two ways"),
     "longer local name": (LOCAL, 1, 26, "<H", 60000, "is truncated"),
-    "fewer entries": (END, 0, 8, "<L", 0x00010001, "that are no entry"),
+    "fewer entries": (END, 0, 8, "<L", 0x00010001, "that are not an entry"),
     "more entries": (END, 0, 8, "<L", 0x00FF00FF, "a damaged zip directory"),
-    "directory elsewhere": (END, 0, 16, "<L", 0, "does not lie where it says"),
+    "directory elsewhere": (END, 0, 16, "<L", 0, "at another place than it declares"),
     "longer entry": (ENTRY, 0, 32, "<H", 60000, "a damaged zip directory"),
     "not an entry": (ENTRY, 0, 0, "<L", 0, "a damaged zip directory"),
 }
@@ -875,7 +875,7 @@ def test_zip_file_that_two_readers_read_differently(name: str, tmp_path: Path) -
 
 ZIP64 = {
     "directories disagree": (b"PK\x06\x06", -1, 48, "<Q", 3, "has two directories that disagree"),
-    "directory elsewhere": (b"PK\x06\x07", -1, 8, "<Q", 0, "a zip64 directory that does not lie where it says"),
+    "directory elsewhere": (b"PK\x06\x07", -1, 8, "<Q", 0, "a zip64 directory at another place than it declares"),
     "several parts": (b"PK\x06\x06", -1, 16, "<L", 1, "in several parts"),
 }
 
