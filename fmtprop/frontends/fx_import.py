@@ -1,8 +1,8 @@
-"""From the calls of an exported program to nodes of a graph.
+"""Import of an exported program's calls as nodes of a graph.
 
-This module owns the walk over the fx graph: it normalises each call by its schema, hands it to the importer that an
-op declares for that overload, and falls back to an ``aten`` node where there is none. What the overloads mean is in
-:mod:`fmtprop.ops`; where programs come from is :mod:`fmtprop.frontends.torch_export`'s affair.
+This module owns the walk over the fx graph. It normalises each call by its schema and passes it to the importer that
+an op declares for the overload; without an importer, the call becomes an ``aten`` node. :mod:`fmtprop.ops` owns the
+meaning of overloads, :mod:`fmtprop.frontends.torch_export` the export of programs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["import_calls", "importers"]
 
 _LOG = logging.getLogger(__name__)
 
-#: what a program computes from its own constants is computed at import up to this size
+#: results of a program's own constants are computed at import up to this size
 _FOLDED_NBYTES = 2**24
-#: calls whose results hold whatever memory held: zeros are as good, and nobody else's numbers
+#: calls with uninitialized results: zeros are valid, and reveal no other program's numbers
 _UNWRITTEN = frozenset({"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format"})
-#: calls that read nothing of a tensor but its shape
+#: calls that read only the shape of a tensor
 _SHAPE_ONLY = _UNWRITTEN | frozenset(
     f"aten.{name}.default" for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 )
@@ -84,17 +84,17 @@ def import_calls(graph: Graph, module: fx.GraphModule, values: Mapping[str, Any]
     module : torch.fx.GraphModule
         A functional program: no mutation, no aliasing.
     values : mapping of str to object
-        What each placeholder stands for: a :class:`Value`, or a plain number that is fixed.
+        Meaning of each placeholder: a :class:`Value`, or a fixed plain number.
 
     Returns
     -------
     list
-        What the program returns: Values and plain numbers.
+        The program's results: Values and plain numbers.
 
     Raises
     ------
     ImportModelError
-        A call cannot be expressed; the message names it and the module it comes from.
+        A call cannot be expressed; the message names the call and its module.
     """
     walk = _Walk(graph, values)
     for node in module.graph.nodes:
@@ -117,7 +117,7 @@ class _Walk:
 
     def visit(self, node: fx.Node) -> None:
         if node.name in self.values or node.op == "placeholder" or node.op == "get_attr":
-            return  # placeholders are known; attributes are the branches of control flow, refused where they are used
+            return  # placeholders are known; attributes are branches of control flow, which are refused at their use
         if node.op != "call_function":
             raise ImportModelError(f"{_where(node)}: {node.op} is not part of an exported program")
         target = node.target
@@ -127,7 +127,7 @@ class _Walk:
         elif isinstance(target, OpOverload):
             self.values[node.name] = self.call(node, target)
         elif isinstance(target, HigherOrderOperator) and isinstance((*node.args, None)[0], OpOverload):
-            op = node.args[0]  # in the functional form that the exporter gave it
+            op = node.args[0]  # in the exporter's functional form
             raise ImportModelError(f"{_where(node)}: {op} changes its arguments in place; use one that does not")
         elif isinstance(target, HigherOrderOperator):
             raise ImportModelError(
@@ -142,7 +142,7 @@ class _Walk:
             )
 
     def plain(self, argument: Any) -> Any:
-        """Replace fx nodes by what they stand for, torch's own containers and types by plain ones."""
+        """Replace fx nodes by their values, and torch's containers and types by plain ones."""
         if isinstance(argument, fx.Node):
             if argument.name not in self.values:
                 raise ImportModelError(f"{_where(argument)}: its value is not part of the graph")
@@ -181,9 +181,9 @@ class _Walk:
         return found if several else found[0]
 
     def _as_stored(self, node: fx.Node, target: OpOverload, args: dict[str, Any]) -> dict[str, Any]:
-        """Give a call that reads a tensor's storage the tensor as it lies there, axes in the order of memory.
+        """Give a call that reads a tensor's storage the tensor in storage order: axes in the order of memory.
 
-        A graph's tensors are row-major and start their storage, whatever the strides were in PyTorch.
+        A graph's tensors are row-major and begin at the start of their storage, whatever their strides in PyTorch.
         """
         name = target._schema.arguments[0].name
         source = _by_schema(node, target)[name]
@@ -197,7 +197,7 @@ class _Walk:
         in_place = start == 0 or args.get("storage_offset") is None
         if in_place and recorded.is_contiguous():
             return args
-        # what writes to the storage would have to undo the permutation in its result
+        # a call that writes to the storage would have to undo the permutation in its result
         if not in_place or "scatter" in str(target) or not recorded.permute(order).is_contiguous():
             raise ImportModelError(
                 f"{_where(node)}: {target} reads the memory of {source.name}, which has strides {tuple(strides)} and "
@@ -208,7 +208,7 @@ class _Walk:
         return {**args, name: permuted(call, args[name], order)}
 
     def _check_only(self, node: fx.Node, name: str) -> None:
-        # A static check has been made by the exporter; one on values would need a node without a result.
+        # The exporter has made static checks already; a check on values would need a node without a result.
         if "tensor_metadata" not in name:
             warnings.warn(f"{_where(node)}: run-time check {name} is left out of the graph", UserWarning, stacklevel=2)
 
@@ -221,9 +221,9 @@ class _Walk:
         return NO_RESULT if value is None else tensor_type(value, f"{_where(node)}: result {index} of {name}")
 
     def _is_known(self, name: str, args: Mapping[str, Any], types: tuple[TensorType, ...]) -> bool:
-        """Tell whether a call's results are known now: masks, positions and scalars that the program makes itself.
+        """Return whether a call's results are known at import: masks, positions and scalars that the program makes.
 
-        Folding constants is a pass's affair; but importers see only what is a constant by now.
+        A pass folds constants, but importers see only the constants that are known at import.
         """
         operands = set(_values_in(args))
         if not operands or name in _SHAPE_ONLY:
@@ -236,7 +236,7 @@ class _Walk:
         return value.node in self.graph.constants and not weights
 
     def _evaluate(self, node: fx.Node, target: OpOverload, args: Mapping[str, Any]) -> tuple[Value, ...]:
-        """Run a call now; its results become constants."""
+        """Run a call at import; its results become constants."""
         _check_device(node, args)
 
         def real(argument: Any) -> Any:
@@ -276,7 +276,7 @@ class _Walk:
             raise ImportModelError(f"{_where(node)}: {error}") from error
 
     def _by_importer(self, call: TorchCall, used: set[int]) -> tuple[Value | None, ...] | None:
-        """Let the op that claims the overload make its nodes; None where it declines or means something else."""
+        """Call the importer of the overload; None if it declines or makes results of other types."""
         if call.target not in self.table:
             return None
         made = self.table[call.target][1](call)
@@ -287,7 +287,7 @@ class _Walk:
             value = found[index] if index < len(found) else None
             if value is None and index not in used:
                 continue
-            if value is None:  # the op does not make it, such as the indices of maxima
+            if value is None:  # the op does not make this result, such as the indices of maxima
                 return None
             if call.type(value) != expected:
                 where = f" from {call.origin}" if call.origin else ""  # the model itself has no name
@@ -303,7 +303,7 @@ class _Walk:
 
 
 def _by_schema(node: fx.Node, target: OpOverload) -> dict[str, Any]:
-    """Return every argument of a call by its schema name, defaults filled in."""
+    """Return every argument of a call by its schema name, including defaults."""
     args: dict[str, Any] = {}
     for position, argument in enumerate(target._schema.arguments):
         if position < len(node.args) and not argument.kwarg_only:
@@ -316,7 +316,7 @@ def _by_schema(node: fx.Node, target: OpOverload) -> dict[str, Any]:
 
 
 def _spelled(value: Any) -> Any:
-    """Replace torch's own types by their names: data types by ours, devices, layouts and memory formats by strings."""
+    """Replace torch's types: dtypes by :class:`DataType`, devices, layouts and memory formats by strings."""
     if isinstance(value, Mapping):
         return {key: _spelled(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -330,7 +330,7 @@ def _spelled(value: Any) -> Any:
 
 
 def _is_complex(node: fx.Node) -> bool:
-    """Whether a call reads or gives a complex tensor."""
+    """Whether a call reads or returns a complex tensor."""
     recorded = [at.meta.get("val") for at in (node, *node.all_input_nodes)]
     flat = [item for value in recorded for item in (value if isinstance(value, list | tuple) else [value])]
     return any(isinstance(item, torch.Tensor) and item.is_complex() for item in flat)
@@ -348,7 +348,7 @@ def _values_in(argument: Any) -> Iterator[Value]:
 
 
 def _used_results(node: fx.Node, count: int) -> set[int]:
-    """Return which results of a call anyone reads."""
+    """Return the indices of the results of a call that are read."""
     used: set[int] = set()
     for user in node.users:
         index: Any = user.args[1] if user.target is operator.getitem else None

@@ -1,12 +1,13 @@
-"""Kernels over rows of numbers that lie one behind the other: a second operand that broadcasts, reductions, averages.
+"""Kernels over consecutive rows of numbers: binary operations with a broadcast operand, reductions, averages.
 
-oneDNN has binary kernels for a few patterns of broadcast, and reductions of the last axes of row-major tensors alone:
-everything else runs in its reference loops, a hundred times slower. In memory nearly all of these are one of two
-things: rows combined with other rows or with one number each, and rows that are folded, each by itself or all to one.
+oneDNN has binary kernels for a few broadcast patterns, and reductions only for the last axes of row-major tensors.
+Everything else runs in its reference loops, a hundred times slower. In memory, nearly all of these cases are of two
+kinds: rows are combined with other rows or with one number each; or rows are folded, each to one number or all to one
+row.
 
-The average of each channel of a channels-last tensor has a kernel of its own. oneDNN shares out blocks of channels for
-it, so that much of what a core reads is in another's cache, or one core does it all where channels are few. In
-squeeze-and-excitation blocks these are short steps by the dozen.
+The average of each channel of a channels-last tensor has a separate kernel. oneDNN's threads share blocks of channels,
+so a core reads much from other cores' caches, or one core does all the work if channels are few.
+Squeeze-and-excitation networks have dozens of these short steps.
 
 References
 ----------
@@ -33,28 +34,28 @@ __all__ = [
     "fold_kernel_for",
 ]
 
-#: vectors that are worked on before a loop turns
+#: vectors per turn of a loop
 UNROLLED = 4
 
-#: vectors of columns that are folded at a time, and of channels that are added up at a time, at most
+#: most vectors of columns that are folded at a time, and most vectors of channels that are added up at a time
 _COLUMN_VECTORS, _CHANNEL_VECTORS = 6, 12
 
-#: pieces into which few rows are divided, so that threads have equal shares, and numbers that a piece has at least
+#: pieces into which a few rows are cut (then threads have equal shares), and the least numbers of a piece
 _PIECES, _PIECE_NUMBERS = 16, 256
 
-#: bytes to which the sums of a thread are aligned
+#: alignment of a thread's sums
 _LINE_NBYTES = 64
 
 BROADCASTS = ("add", "sub", "mul", "div")
 
-#: algorithm -> what a fold begins with
+#: algorithm -> initial value of the fold
 FOLDS = {"sum": 0.0, "mean": 0.0, "norm": 0.0, "max": -inf, "min": inf}
 
 _FloatVector, _BitVector = c_float * 16, c_uint32 * 16
 
 
 class BroadcastArguments(Arguments):
-    """What the code of a broadcast finds its work by."""
+    """Arguments of the code of a broadcast."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("src_0", "src_1", "dst", "table")),
@@ -63,7 +64,7 @@ class BroadcastArguments(Arguments):
 
 
 class FoldArguments(Arguments):
-    """What the code of a fold finds its work by."""
+    """Arguments of the code of a fold."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("src", "dst")),
@@ -74,7 +75,7 @@ class FoldArguments(Arguments):
 
 
 class AverageArguments(Arguments):
-    """What the code of an average finds its work by."""
+    """Arguments of the code of an average."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("barrier", "src", "dst", "sums")),
@@ -90,15 +91,15 @@ class BroadcastKernel(StandaloneKernel):
     Parameters
     ----------
     alg : str
-        Of :data:`BROADCASTS`.
+        One of :data:`BROADCASTS`.
     outer : tuple of (int, int)
-        For the axes above a row, outermost first: size, and how far src_1 goes for each step, in elements.
+        The axes above a row, outermost first: size, and src_1's stride in elements.
     length : int
         Numbers in a row.
     shared : bool
-        Whether all of a row shares one number of src_1.
+        Whether a row is combined with one number of src_1.
     dtype : DataType
-        Of all tensors; computed in f32.
+        Data type of all tensors; computed in f32.
     """
 
     alg: str
@@ -114,11 +115,11 @@ class BroadcastKernel(StandaloneKernel):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return prod(size for size, _ in self.outer)
 
     def assembled(self) -> Kernel:
-        """Return the code, the same for all sizes."""
+        """Return the code; it does not depend on sizes."""
         return _assembled("broadcast", self.alg, self.dtype, shared=self.shared)
 
     def work(self, threads: int) -> StandaloneWork:
@@ -134,12 +135,12 @@ class BroadcastKernel(StandaloneKernel):
 
 @dataclass(frozen=True)
 class FoldKernel(StandaloneKernel):
-    """``dst[image, i] = fold(src[image, :, i])``: column by column, or along a row where there is one column.
+    """``dst[image, i] = fold(src[image, :, i])``: column by column, or along a row if there is one column.
 
     Parameters
     ----------
     alg : str
-        Of :data:`FOLDS`; ``"norm"`` is the Euclidean one.
+        One of :data:`FOLDS`; ``"norm"`` is the Euclidean norm.
     images, count, columns : int
         Sizes of src; all at least 1.
     dtype : DataType
@@ -147,7 +148,7 @@ class FoldKernel(StandaloneKernel):
 
     Notes
     -----
-    A maximum and a minimum are NaN where a number is, and infinite where all are, as in PyTorch.
+    A maximum or minimum is NaN if any number is NaN, as in PyTorch.
     """
 
     alg: str
@@ -163,13 +164,13 @@ class FoldKernel(StandaloneKernel):
 
     @property
     def group(self) -> int:
-        """How many vectors of columns are folded at a time: those that leave the least to be done twice."""
+        """Number of vectors of columns that are folded at a time: the one that repeats the least work."""
         lanes = _lanes()
         sizes = range(min(_COLUMN_VECTORS, self.columns // lanes), 0, -1)
         return min(sizes, key=lambda size: -(-self.columns // (size * lanes)) * size)
 
     def assembled(self) -> Kernel:
-        """Return the code, which others with such a number of columns share."""
+        """Return the code; problems with the same `group` share it."""
         if self.columns == 1:
             return _assembled("fold_rows", self.alg, self.dtype)
         return _assembled("fold_columns", self.alg, self.dtype, group=self.group)
@@ -199,7 +200,7 @@ class FoldKernel(StandaloneKernel):
 
 @dataclass(frozen=True)
 class AverageKernel(StandaloneKernel):
-    """``dst[n, c] = mean(src[n, :, c])``, by threads that share out the places of each image.
+    """``dst[n, c] = mean(src[n, :, c])``; threads share the places (pixels) of each image.
 
     Parameters
     ----------
@@ -221,16 +222,16 @@ class AverageKernel(StandaloneKernel):
 
     @property
     def vectors(self) -> int:
-        """Vectors of channels that an image has."""
+        """Number of vectors in a row of channels."""
         return self.channels // _lanes()
 
     @property
     def group(self) -> int:
-        """How many vectors of channels are added up at a time: they divide the channels."""
+        """Number of vectors of channels that are added up at a time: a divisor of `vectors`."""
         return next(size for size in range(_CHANNEL_VECTORS, 0, -1) if self.vectors % size == 0)
 
     def assembled(self) -> Kernel:
-        """Return the code, which others with such a number of channels share."""
+        """Return the code; problems with the same `group` share it."""
         return _assembled("average", None, self.dtype, group=self.group)
 
     def work(self, threads: int) -> StandaloneWork:
@@ -254,17 +255,17 @@ class AverageKernel(StandaloneKernel):
 
 
 def broadcast_kernel_for(alg: str, axes: tuple[tuple[int, int], ...], dtype: DataType) -> BroadcastKernel | None:
-    """Return a kernel, None where there is none on this machine or for such rows.
+    """Return a kernel; None if this machine has none or the rows are too short.
 
     Parameters
     ----------
     alg : str
         oneDNN's name without ``binary_``.
     axes : tuple of (int, int)
-        Of the whole operand as it lies in memory, outermost first: size, and how far the other one goes for each step,
-        in elements; neighbours that one axis could stand for are one.
+        The axes of the operand with all elements, in memory order, outermost first: size, and the other operand's
+        stride in elements. Neighbouring axes that can be one axis are merged.
     dtype : DataType
-        Of all tensors.
+        Data type of all tensors.
     """
     if alg not in BROADCASTS or not _serves(dtype) or not axes or 0 in dict(axes):
         return None
@@ -279,7 +280,7 @@ def broadcast_kernel_for(alg: str, axes: tuple[tuple[int, int], ...], dtype: Dat
 
 
 def fold_kernel_for(alg: str, images: int, count: int, columns: int, dtype: DataType) -> FoldKernel | None:
-    """Return a kernel, None where there is none on this machine or for so few columns.
+    """Return a kernel; None if this machine has none or there are too few columns.
 
     Parameters
     ----------
@@ -292,7 +293,7 @@ def fold_kernel_for(alg: str, images: int, count: int, columns: int, dtype: Data
 
 
 def average_kernel_for(images: int, places: int, channels: int, dtype: DataType) -> AverageKernel | None:
-    """Return a kernel, None where there is none on this machine or for so many channels.
+    """Return a kernel; None if this machine has none for this number of channels.
 
     Parameters
     ----------
@@ -309,7 +310,7 @@ def _serves(dtype: DataType) -> bool:
 
 
 def _pieces(rows: int, length: int) -> int:
-    """Return into how many pieces rows are divided, so that there are enough of them."""
+    """Return the number of pieces into which each row is cut, so that threads have equal shares."""
     if rows >= _PIECES:
         return 1
     divisors = (n for n in range(1, length // _PIECE_NUMBERS + 1) if length % n == 0)
@@ -317,7 +318,7 @@ def _pieces(rows: int, length: int) -> int:
 
 
 def _divided(length: int) -> dict[str, int]:
-    """Return how often loops over so many numbers turn: over several vectors, over one, over single numbers."""
+    """Return the turns of the loops over `length` numbers: over several vectors, one vector, and single numbers."""
     vectors, rest = divmod(length, _lanes())
     return {"blocks": vectors // UNROLLED, "vectors": vectors % UNROLLED, "rest": rest}
 
@@ -332,7 +333,7 @@ def _vector(number: float) -> Array[c_float]:
 
 @cache
 def _assembled(program: str, alg: str | None, dtype: DataType, **options: int) -> Kernel:
-    """Return the code of a program, by its name: with it comes the assembler, which few networks need."""
+    """Return the code of a program by its name. Few networks need the assembler, so it is imported only here."""
     from fmtprop.jit import programs
 
     name = program if alg is None else f"{program}_{alg}"
