@@ -1,4 +1,4 @@
-"""Who executes: oneDNN through its C API, and plain PyTorch as reference and fallback."""
+"""Targets that execute nodes: oneDNN through its C API, and plain PyTorch as reference and fallback."""
 
 from fmtprop.targets.onednn import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget

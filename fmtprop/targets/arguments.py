@@ -1,4 +1,4 @@
-"""Which execution argument of a primitive carries which operand of a node."""
+"""Execution arguments of a primitive for the operands of a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fmtprop.layout import MemoryDesc
 
 
 def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.NativeDesc]]:
-    """Return (operand or result name, argument number, native descriptor) for everything but the scratchpad.
+    """Return (operand or result name, argument number, native descriptor) of all arguments but the scratchpad.
 
     Raises
     ------
@@ -24,7 +24,7 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
         if number is None:
             continue
         md = pd.arg_md(number)
-        if md is None and one.post_op is not None and one.post_op.op == "prelu":  # oneDNN keeps no descriptor of these
+        if md is None and one.post_op is not None and one.post_op.op == "prelu":  # oneDNN has no descriptor of these
             md = dnnl.NativeDesc.from_desc(operands[one.name])
         if md is None:
             raise PlanError(f"{node.label}: primitive {pd.impl} takes no argument {number} for operand {one.name}")
@@ -33,20 +33,20 @@ def arguments(node: Node, pd: dnnl.PrimitiveDesc) -> list[tuple[str, int, dnnl.N
 
 
 def tail_arguments(node: Node) -> list[tuple[str, int]]:
-    """Return (name, argument number) of each post-op's operands; not of a sum's, which lies in dst's buffer."""
+    """Return (name, argument number) of each post-op's operands, except a sum's, which lies in dst's buffer."""
     numbered = ((name, _number(port(node, name))) for post_op in node.post_ops for name in post_op.operands)
     return [(name, number) for name, number in numbered if number is not None]
 
 
 def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
-    """Return the bytes from the start of a tensor's buffer to where a primitive's argument points.
+    """Return the bytes between the start of a tensor's buffer and the address of a primitive's argument.
 
     Parameters
     ----------
     desc : MemoryDesc
-        How the tensor lies in its buffer; a slice starts inside of it.
+        The tensor's format in its buffer; a slice begins inside the buffer.
     md : NativeDesc
-        The argument's descriptor, which counts from its own first element.
+        The argument's descriptor, which counts from its first element.
     """
     if desc.kind != "blocked":
         return 0
@@ -54,7 +54,7 @@ def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
 
 
 def _number(one: Port) -> int | None:
-    """Return a port's argument number; None of a sum's operand, which lies in dst's buffer."""
+    """Return a port's argument number; None for a sum's operand, which lies in dst's buffer."""
     arg = dnnl.Arg[one.declared.arg]
     if one.role is Role.RESULT or one.post_op is None:
         return int(arg) + (one.index if one.declared.variadic else 0)

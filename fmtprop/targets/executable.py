@@ -1,7 +1,7 @@
-"""What a target makes of a choice: an implementation builds an executable, which is bound to memory and then run.
+"""Executable steps: an implementation builds an executable, which is bound to memory and then run.
 
-Whoever runs steps (a plan's context, the packing of constants, the self-check, timings) knows these classes alone: it
-says where operands and results lie, and gets calls.
+All users of steps (a plan's context, the packing of constants, the self-check, timings) know only these classes: they
+give the positions of operands and results, and get calls.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ __all__ = [
     "threads_here",
 ]
 
-#: name of the place that an implementation with a scratchpad works in
+#: name of the scratchpad's place
 SCRATCHPAD = "scratchpad"
 
-#: what memory holds between runs that is another one in each, so that nobody's tensors are kept
+#: content between runs of memory with another tensor in each run, so that no tensor is kept
 _NOTHING = torch.empty(0, device="cpu")
 
-#: what operators called from Python raise about what they are given
+#: exceptions of operators that refuse their arguments
 REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 class Memory:
-    """Memory that operands and results lie in.
+    """Memory of operands and results.
 
     Parameters
     ----------
     tensor : torch.Tensor, optional
-        Flat bytes, or a tensor of its own; the same in each run. Without it, each run puts another one here.
+        Flat bytes, or a whole tensor; the same in each run. Default: each run puts another tensor here.
     desc : MemoryDesc, optional
-        The format of all tensors that are put here.
+        Format of all tensors that are put here.
     """
 
     __slots__ = ("_followers", "_pointer", "desc", "is_fixed", "tensor")
@@ -69,15 +69,15 @@ class Memory:
         self.is_fixed, self.desc = tensor is not None, desc
         self.tensor = _NOTHING if tensor is None else tensor
         self._pointer = 0
-        #: what is to be told its address, and bytes from the start to where that begins
+        #: functions that are called with a new address, and their offsets from the start in bytes
         self._followers: list[tuple[Callable[[int], object], int]] = []
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Let it be another tensor, flat or of its own, from now on."""
+        """Hold another tensor from now on: flat bytes, or a whole tensor."""
         self.tensor = tensor
         if self._followers:
             pointer = tensor.data_ptr()
-            if pointer != self._pointer:  # allocators tend to give the same memory again
+            if pointer != self._pointer:  # allocators often return the same memory again
                 for point, start in self._followers:
                     point(pointer + start)
                 self._pointer = pointer
@@ -87,7 +87,7 @@ class Memory:
         self.tensor = _NOTHING
 
     def follow(self, point: Callable[[int], object], start: int = 0) -> None:
-        """Tell a function the address so many bytes behind the start: now if it is known, and whenever it changes."""
+        """Call a function with the address `start` bytes after the beginning: now, if known, and at each change."""
         if self.is_fixed:
             point(self.tensor.data_ptr() + start)
         else:
@@ -95,27 +95,27 @@ class Memory:
 
 
 class Place:
-    """Where an operand or a result lies.
+    """Position of an operand or a result.
 
     Parameters
     ----------
     memory : Memory
-        In what.
+        The memory that holds it.
     desc : MemoryDesc
-        How; ``offset0`` counts from the memory's start.
+        Its format; ``offset0`` counts from the memory's start.
     is_read : bool
-        Whether anybody reads what a step writes here.
+        Whether anybody reads a result that a step writes here.
     """
 
     __slots__ = ("desc", "is_read", "is_whole", "memory")
 
     def __init__(self, memory: Memory, desc: MemoryDesc, *, is_read: bool = True) -> None:
         self.memory, self.desc, self.is_read = memory, desc, is_read
-        #: whether it is what was put there, as that was made
+        #: whether it is the whole tensor in memory, in its own format
         self.is_whole = memory.desc == desc
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor that lies here now: a view of the memory, unless it is all of a tensor."""
+        """Return the present tensor: a view of the memory, unless it is the whole tensor."""
         tensor, desc = self.memory.tensor, self.desc
         if self.is_whole or tensor.layout is not torch.strided:
             return tensor
@@ -125,14 +125,14 @@ class Place:
 
 
 class Stream:
-    """Where the native calls of one context are executed; made when it is first needed."""
+    """The oneDNN stream of one context's native calls; created on first use."""
 
     def __init__(self) -> None:
         self._native: dnnl.Stream | None = None
 
     @property
     def native(self) -> dnnl.Stream:
-        """OneDNN's."""
+        """The oneDNN stream."""
         if self._native is None:
             self._native = dnnl.Stream(dnnl.Engine.cpu())
         return self._native
@@ -143,19 +143,19 @@ class Stream:
         return self._native is not None and dnnl.lib().runtime == "SYCL"
 
     def wait(self) -> None:
-        """Wait until all that was called has been done."""
+        """Wait until all calls are done."""
         if self._native is not None:
             self._native.wait()
 
     def close(self) -> None:
-        """Release it."""
+        """Release the oneDNN stream."""
         if self._native is not None:
             self._native.close()
 
 
 @contextmanager
 def as_planned() -> Iterator[None]:
-    """Let operators called from Python run in the types that were decided, whatever the caller's modes are."""
+    """Run operators from Python in the planned data types, whatever the caller's modes are."""
     with torch.no_grad():
         if not torch.is_autocast_enabled("cpu"):
             yield
@@ -165,12 +165,12 @@ def as_planned() -> Iterator[None]:
 
 
 class PythonCalls:
-    """Calls of Python functions in a row, as one function of a plan.
+    """Consecutive calls of Python functions, as one function of a plan.
 
     Parameters
     ----------
     pairs : sequence of (Node, callable)
-        What each computes, and the call.
+        The node of each call, and the call.
     """
 
     __slots__ = ("pairs",)
@@ -197,24 +197,24 @@ class PythonCalls:
 
 
 def failed(node: Node, target: str, error: Exception) -> PlanError:
-    """Return the error that says which node's operator failed, and on which target."""
+    """Return the error of a failed operator, with its node and target."""
     where = f" from {node.origin}" if node.origin else ""
     return PlanError(f"{node.label}{where} failed on the {target} target: {error}")
 
 
 class Bound:
-    """An executable and where its operands and results lie, for one run at a time.
+    """An executable with the positions of its operands and results, for one run at a time.
 
     Parameters
     ----------
     native : sequence of Call
         The calls, if they are native.
     python : tuple of (Node, callable), optional
-        What it computes and the one call, if that is of Python. It is made under :func:`as_planned`.
+        The node and its call, if it is a Python call, which is made under :func:`as_planned`.
     keep : sequence of object
-        What lives as long as the calls; what has a ``close`` is closed with them.
+        Objects that live as long as the calls; those with a ``close`` are closed with them.
     failure : callable, optional
-        From a native call's status to the error.
+        Makes the error of a native call's status.
     """
 
     __slots__ = ("_failure", "_keep", "calls", "pairs")
@@ -228,7 +228,7 @@ class Bound:
         failure: Callable[[int], FmtpropError] | None = None,
     ) -> None:
         self._keep, self._failure = keep, failure
-        #: of a call of Python: what it computes, and the function
+        #: node and function of a Python call
         self.pairs = () if python is None else (python,)
         self.calls: tuple[Call, ...] = tuple(native)
         if self.pairs:
@@ -236,7 +236,7 @@ class Bound:
 
     @property
     def is_native(self) -> bool:
-        """Whether its calls are functions of a shared library, with pointers and integers."""
+        """Whether its calls are functions of a shared library with pointers and integers."""
         return not self.pairs
 
     def run(self) -> None:
@@ -245,7 +245,7 @@ class Bound:
         Raises
         ------
         FmtpropError
-            One failed.
+            A call failed.
         """
         if self.is_native:
             self._run()
@@ -254,12 +254,12 @@ class Bound:
                 self._run()
 
     def seconds(self, stream: Stream) -> float:
-        """Make the calls and return how long they took.
+        """Make the calls and return their seconds.
 
         Raises
         ------
         FmtpropError
-            One failed.
+            A call failed.
         """
         failed = 0
         with nullcontext() if self.is_native else as_planned():
@@ -279,7 +279,7 @@ class Bound:
                 raise self.failure(status)
 
     def failure(self, status: int) -> FmtpropError:
-        """Return the error of a call that gave this status."""
+        """Return the error of a call with this status."""
         return PlanError(f"a call returned {status}") if self._failure is None else self._failure(status)
 
     def close(self) -> None:
@@ -293,7 +293,7 @@ class Bound:
 
 
 class Executable(ABC):
-    """An implementation that was built: whatever takes long is done. Equal steps, and all contexts, can share it."""
+    """A built implementation: all slow work is done. Equal steps, and all contexts, can share it."""
 
     @abstractmethod
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
@@ -302,75 +302,76 @@ class Executable(ABC):
         Parameters
         ----------
         node : Node
-            Formatted, with the implementation that this was built of, or its like, as its choice.
+            A formatted node; its choice has this executable's implementation, or an equal one.
         places : mapping of str to Place
-            For each operand, and each result, by name; and the scratchpad's where one is needed. The implementation's
-            :meth:`~Implementation.residual` lies in the first result's memory, what it may add to can.
+            Positions of each operand and each result, by name, and of a scratchpad if one is needed. The
+            implementation's :meth:`~Implementation.residual` lies in the first result's memory; the operand of
+            :meth:`~Implementation.may_add_to` may lie there.
         stream : Stream
-            What native calls are executed on.
+            Stream of the native calls.
         """
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return numbers in a format that nobody else knows, as :class:`Memory` holds them.
+        """Return numbers in a format that only this executable knows, as a tensor for :class:`Memory`.
 
         Parameters
         ----------
         node : Node
             Formatted.
         name : str
-            The operand that has such a format.
+            The operand with this format.
         tensor : torch.Tensor
             Its numbers, dense.
 
         Raises
         ------
         UnsupportedOpError
-            It knows no such format.
+            The executable does not know the format.
         """
-        raise UnsupportedOpError(f"{node.label}: nobody can lay out numbers as operand {name} is read")
+        raise UnsupportedOpError(f"{node.label}: numbers cannot be packed in the format of operand {name}")
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release the native objects; what is bound stays usable."""
+    def close(self) -> None:  # noqa: B027 - most executables have nothing to release
+        """Release the native objects; bound calls stay usable."""
 
 
 class Provider(Target, Protocol):
-    """A target that executes, and is told of what came out wrong."""
+    """A target that executes, and that is told about wrong results."""
 
     def reject(self, node: Node) -> None:
-        """Never offer again what a formatted node chose, if that is this target's: it gave a wrong answer."""
+        """Never offer a formatted node's choice again, if it is this target's: it gave a wrong result."""
 
 
 class Implementation(ABC):
-    """One way to compute nodes, known before it is built: the handle of a candidate, and of a choice."""
+    """One way to compute nodes, before it is built: the handle of a candidate, and of a choice."""
 
-    #: what of it decides results and speed beside its name: part of the keys under which these are remembered
+    #: properties other than the name that decide results and speed: part of the keys of their records
     identity: Mapping[str, str] = MappingProxyType({})
 
-    #: whether it takes any numbers, and as long for all: it can be timed on other ones than it will see
+    #: whether it accepts any numbers and takes equally long for all: it can be timed on arbitrary numbers
     takes_any_numbers = False
 
-    #: whether it was offered for a number of threads, and has to be asked for anew for another one
+    #: whether it was offered for one number of threads, and must be requested again for another
     is_for_threads = False
 
-    #: whether a result may lie where an operand does that the op's declaration says can be overwritten
+    #: whether a result may overwrite an operand, if the op's declaration permits it
     overwrites = False
 
-    #: what costs are modelled by: whether it moves bytes as fast as a copy does, whatever the op; whether operators of
-    #: PyTorch compute it
+    #: for modelled costs: whether it moves bytes as fast as a copy, whatever the op; whether PyTorch's operators
+    #: compute it
     moves_freely, by_operators = False, False
 
-    #: whether its results are tensors that it makes in each run; otherwise they are written to places
+    #: whether it allocates its results in each run; otherwise they are written to places
     makes_results = False
 
     @property
     def scratchpad_nbytes(self) -> int:
-        """Bytes that it works in and that nobody else may use meanwhile."""
+        """Bytes of temporary memory that nothing else may use during the run."""
         return 0
 
     @property
     @abstractmethod
     def repro(self) -> str:
-        """How to see again what it computes: a command line, or words."""
+        """Instructions to repeat the computation: a command line, or words."""
 
     @abstractmethod
     def target(self) -> Provider:
@@ -378,23 +379,23 @@ class Implementation(ABC):
 
     @abstractmethod
     def build(self, threads: int) -> Executable:
-        """Return what runs with a number of threads."""
+        """Return the executable for a number of threads."""
 
     def residual(self, node: Node) -> str | None:
-        """Return the operand that it adds to, and so overwrites with the first result; None if it reads all."""
+        """Return the operand that it adds to, and thus overwrites with the first result; None if there is none."""
         return None
 
     def may_add_to(self, node: Node) -> str | None:
-        """Return the operand that it can add to where nobody else reads that, instead of making a result."""
+        """Return the operand that it can add to, instead of allocating a result, if nobody else reads it."""
         return None
 
     def needs_check(self, node: Node) -> bool:
-        """Say whether a formatted node may come out otherwise than its reference: not where it is the reference."""
+        """Return whether a formatted node's result may differ from its reference (False for the reference itself)."""
         return True
 
 
 class Targets:
-    """Targets that are asked again about implementations of theirs, one of each kind; made when they are needed."""
+    """The targets of given implementations, one of each kind; made on demand."""
 
     def __init__(self) -> None:
         self._made: dict[type[Implementation], Provider] = {}
@@ -406,12 +407,12 @@ class Targets:
         return self._made[type(way)]
 
     def reject(self, node: Node) -> None:
-        """Let none of them offer again what a formatted node chose."""
+        """Tell all of them never to offer a formatted node's choice again."""
         self.of(implementation(node)).reject(node)
 
 
 def threads_here() -> int:
-    """Return the number of threads that executables built now are for."""
+    """Return the number of threads of executables that are built now."""
     try:
         return dnnl.lib().threads
     except LoadError:
@@ -424,7 +425,7 @@ def implementation(node: Node) -> Implementation:
     Raises
     ------
     PlanError
-        None was.
+        The node has no choice.
     """
     choice: Choice | None = node.choice
     if choice is None or choice.handle is None:

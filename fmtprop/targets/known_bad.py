@@ -1,7 +1,7 @@
-"""Combinations that some versions of oneDNN get wrong or run badly; they are routed around.
+"""Combinations with wrong results or bad speed in some versions of oneDNN, which are avoided.
 
-Each row names the versions, what matches and where the defect is described. A combination that fails the plan's own
-check (see :mod:`fmtprop.runtime.selfcheck`) belongs here.
+Each row has the versions, a matching rule and the defect. A combination that fails a plan's self-check (see
+:mod:`fmtprop.runtime.selfcheck`) belongs here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class KnownBad:
     Parameters
     ----------
     first, fixed : tuple of int
-        Versions from ``first`` on and before ``fixed`` have it.
+        Versions from ``first`` on, before ``fixed``, have the defect.
     matches : callable
-        ``(node, formats, impl) -> bool``: formats by name, operands' and results'; the name of the implementation.
+        ``(node, formats, impl) -> bool``: formats of operands and results by name; name of the implementation.
     why : str
-        What goes wrong.
+        The defect.
     """
 
     first: Version
@@ -52,7 +52,7 @@ def _binary_tail_not_dense(node: Node, formats: Request, impl: str) -> bool:
 
 
 def _pooling_tails_of_dst_size(node: Node, formats: Request, impl: str) -> list[MemoryDesc]:
-    """Return what compiled pooling reads at the places of its own dst, a buffer in blocks if dst is row-major."""
+    """Return the tails that compiled pooling reads by dst's positions (of a blocked buffer if dst is row-major)."""
     if node.op != "pooling" or not impl.startswith("jit"):
         return []
     dst = formats["dst"]
@@ -78,7 +78,7 @@ def _layer_normalization_with_gaps(node: Node, formats: Request, impl: str) -> b
     return not (formats["src"].is_dense and formats["dst"].is_dense)
 
 
-#: of defects that the newest version which was tried has, 3.13.2
+#: `fixed` of defects that the newest tested version, 3.13.2, still has
 _NOT_YET: Version = (4, 0)
 
 KNOWN_BAD: tuple[KnownBad, ...] = (
@@ -96,7 +96,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     ),
     KnownBad(
         (3, 0),
-        (3, 13),  # 3.6.2 has it, 3.13.2 has not
+        (3, 13),  # 3.6.2 has it, 3.13.2 does not
         _pooling_with_tail_laid_out_otherwise,
         "pooling's compiled kernels misread a binary post-op's source of dst's size in another format than dst's",
     ),
@@ -122,7 +122,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
 
 
 def known_bad(version: Version, node: Node, formats: Request, impl: str) -> str | None:
-    """Return why this implementation must not be used so with this library version, or None."""
+    """Return the reason why this implementation must not be used with this library version, or None."""
     for row in KNOWN_BAD:
         if row.first <= version < row.fixed and row.matches(node, formats, impl):
             return row.why

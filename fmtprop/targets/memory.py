@@ -1,4 +1,4 @@
-"""Memory that primitives run on, and torch views into it."""
+"""Memory of primitives' operands, and torch views of it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
 from fmtprop.system.machine import memory_nbytes
 
-#: bytes; a cache line, and the widest vector register
+#: bytes of a cache line, and of the widest vector register
 ALIGNMENT = 64
 
 _PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
 
 
 def check_fits(nbytes: int, what: str) -> None:
-    """Refuse a request for more memory than this process may have, before the system kills it for that.
+    """Refuse a request for more memory than this process may use, before the system kills it.
 
     Raises
     ------
     PlanError
-        This process cannot have as much.
+        This process cannot use as much.
     """
     total = memory_nbytes()
     if nbytes > total:
@@ -35,17 +35,17 @@ def check_fits(nbytes: int, what: str) -> None:
 
 
 def aligned_bytes(nbytes: int) -> torch.Tensor:
-    """Return flat uint8 memory whose first byte is aligned to 64 bytes."""
+    """Return flat uint8 memory, aligned to 64 bytes."""
     check_fits(nbytes, "a tensor")
-    # NumPy asks for huge pages where there is room for some: they are there a third sooner than small ones
+    # NumPy requests huge pages for large arrays: they are available in two thirds of the time of small pages
     raw = torch.from_numpy(np.empty(nbytes + ALIGNMENT, np.uint8))
     return raw[-raw.data_ptr() % ALIGNMENT :][:nbytes]
 
 
 def huge_bytes(nbytes: int) -> torch.Tensor:
-    """Return flat uint8 memory for an arena: zeros, on transparent huge pages where the system grants them.
+    """Return flat uint8 memory for an arena: zeros, on transparent huge pages if the system grants them.
 
-    Every page is written to here because a kernel that reads never-written pages reads one shared zero page.
+    Every page is written here, because reads of unwritten pages would all read one shared page of zeros.
     """
     memory = _untouched(nbytes)
     memory[::_PAGE] = 0
@@ -56,7 +56,7 @@ def _untouched(nbytes: int) -> torch.Tensor:
     if nbytes == 0:
         return torch.zeros(0, dtype=torch.uint8, device="cpu")
     size = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
-    # private: shared pages would be written by a forked child too, and get no huge pages
+    # private: a forked child would write shared pages too, and shared pages are not huge
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -98,7 +98,7 @@ def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor
     desc : MemoryDesc
         A plain format.
     start : int
-        Byte from which the descriptor counts.
+        Byte at which the descriptor begins.
     """
     dtype = torch_dtype(desc.dtype)
     whole = (memory.numel() - start) // desc.dtype.nbytes * desc.dtype.nbytes
@@ -107,5 +107,5 @@ def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor
 
 
 def view_of_tensor(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    """Return another plain view of a tensor's own memory, counted from its first element."""
+    """Return another plain view of a tensor's memory, counted from its first element."""
     return tensor.as_strided(desc.dims, desc.strides, tensor.storage_offset() + desc.offset0)

@@ -1,4 +1,4 @@
-"""oneDNN's primitives as implementations, alone or with a kernel of our own behind them for the last post-op."""
+"""oneDNN's primitives as implementations, alone or followed by one of the project's kernels for the last post-op."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["PrimitiveImplementation", "bind_primitive"]
 
 @dataclass(frozen=True, eq=False)
 class PrimitiveImplementation(Implementation):
-    """What a primitive descriptor says.
+    """A primitive descriptor as an implementation.
 
     Parameters
     ----------
     pd : PrimitiveDesc
-        What to run.
+        Descriptor of the primitive.
     offered_by : callable
         Makes the target that offered it.
     after : Kernel, optional
-        What runs on the result behind it, for the node's last post-op.
+        Kernel that runs on the result afterwards, for the node's last post-op.
     """
 
     pd: dnnl.PrimitiveDesc
@@ -44,7 +44,7 @@ class PrimitiveImplementation(Implementation):
 
     @property
     def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
-        """The kernel's code, which no version of the library tells."""
+        """The kernel's code, which the library's version does not identify."""
         return {} if self.after is None else {"after": self.after.fingerprint}
 
     @property
@@ -62,11 +62,11 @@ class PrimitiveImplementation(Implementation):
         return self.offered_by()
 
     def build(self, threads: int) -> Executable:
-        """Return the compiled primitive; the number of threads is the one that it was offered for."""
+        """Return the compiled primitive; `threads` is the number that it was offered for."""
         return _Executable(dnnl.Primitive(self.pd), self.after)
 
     def residual(self, node: Node) -> str | None:
-        """Return what its sum post-op adds to."""
+        """Return the operand that its sum post-op adds to."""
         return next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
 
 
@@ -82,7 +82,7 @@ class _Executable(Executable):
         scratchpad = places[SCRATCHPAD].memory if SCRATCHPAD in places else None
         work = None
         if self._after is not None:
-            dst = places["dst"]  # it begins where the result does: in a concat in place, somewhere inside
+            dst = places["dst"]  # it begins with the result: in a concat in place, somewhere inside the memory
             work = Work(self._after, dst.desc.at_start().nbytes)
             dst.memory.follow(work.set_data_handle, dst.desc.offset0 * dst.desc.dtype.nbytes)
         return bind_primitive(self._primitive, arguments_, scratchpad, stream, work, node.label)
@@ -103,22 +103,22 @@ def bind_primitive(
     after: Work | None = None,
     label: str = "",
 ) -> Bound:
-    """Return a primitive with its arguments, ready to be executed.
+    """Return a primitive with its arguments, ready for execution.
 
     Parameters
     ----------
     primitive : Primitive
-        What to execute.
+        The primitive.
     arguments : sequence of (int, NativeDesc, Memory, int)
-        Number, descriptor, and where it lies: so many bytes behind the memory's start.
+        Number, descriptor, memory, and offset from the memory's start in bytes.
     scratchpad : Memory, optional
-        As much as the primitive needs, or more.
+        At least as large as the primitive needs.
     stream : Stream
-        On which.
+        Stream of the calls.
     after : Work, optional
-        What runs behind it.
+        Kernel that runs afterwards.
     label : str
-        What it computes, for messages.
+        Name of the computation in messages.
     """
     pd, engine, bound = primitive.desc, dnnl.Engine.cpu(), []
     room = pd.query_md("scratchpad")
@@ -141,7 +141,7 @@ def bind_primitive(
 
 
 def laid_out(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:
-    """Return numbers as flat bytes in a format that perhaps only oneDNN knows, laid out by it.
+    """Return numbers as flat bytes in any format that oneDNN knows; oneDNN packs them.
 
     Parameters
     ----------

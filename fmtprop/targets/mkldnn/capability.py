@@ -1,4 +1,4 @@
-"""The table of what the installed PyTorch can run on its own oneDNN, op by op, from its dispatcher's answers."""
+"""Table of the ops that the installed PyTorch can run on its own oneDNN, from its dispatcher's answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["capability_table"]
 
 
 def capability_table() -> str:
-    """Return the table in Markdown: for each op with a primitive, who has a kernel for it.
+    """Return the table in Markdown: for each op with a primitive, the operators with a kernel for it.
 
     Examples
     --------

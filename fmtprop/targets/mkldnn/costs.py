@@ -1,4 +1,4 @@
-"""What it costs to run PyTorch's operators, in seconds: by a model, or by running them here and now."""
+"""Costs of PyTorch's operators in seconds: from a model, or from running them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fmtprop.targets.mkldnn.target import MkldnnTarget
 
 __all__ = ["MkldnnCosts"]
 
-#: seconds of a call from Python, operations per second and thread, bytes per second: of a current core, roughly
+#: rough figures of a current core: seconds of a call from Python, operations per second and thread, bytes per second
 _CALL, _FLOPS, _BANDWIDTH = 1e-5, 6e10, 1e10
 
-#: share of the operations that fused operators and PyTorch's plain ones reach; the latter pack weights on every call
+#: share of the operations per second for fused and for plain operators; plain ones pack weights in every call
 _FUSED, _PLAIN = 0.8, 0.4
 
-#: runs of which the fastest counts, after one that does not
+#: timed runs, of which the fastest counts; one untimed run comes before
 _RUNS = 3
 
 Key = tuple[object, ...]
@@ -39,12 +39,12 @@ class MkldnnCosts:
     Parameters
     ----------
     measure : bool
-        Whether :meth:`prepare` runs each distinct candidate and reorder on random numbers; otherwise a model by
+        Whether :meth:`prepare` runs each distinct candidate and reorder on random numbers. Default: a model by
         operations and bytes.
     budget : float, optional
-        Seconds for that; what is not reached keeps the model's figure.
+        Seconds for measuring; the rest keeps the model's figures.
     progress : callable, optional
-        Called with what is done and how much there is, at the end with the same number twice.
+        Called with (done, total); the last call has equal numbers.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MkldnnCosts:
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
-        """Measure what will be asked, each distinct problem once, where measuring is wanted."""
+        """Measure each distinct problem once, if measuring is requested."""
         if not self.measure:
             return
         jobs: dict[Key, Callable[[], float]] = {}
@@ -78,7 +78,7 @@ class MkldnnCosts:
         tell(len(jobs), len(jobs))
 
     def node(self, node: Node, candidate: Candidate) -> float:
-        """Return the seconds that a node takes when it runs so."""
+        """Return the seconds of a way to run a node."""
         known = self._known.get(_key(node, candidate))
         if known is not None:
             return known
@@ -88,7 +88,7 @@ class MkldnnCosts:
         return _CALL + max(moved if share == _FUSED else 2 * moved, arithmetic)
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return the seconds of a reorder, 0 for none, or None where there is none."""
+        """Return the seconds of a reorder, 0 for equal formats, None if no reorder exists."""
         known = self._known.get(("reorder", src, dst))
         return known if known is not None else self._target.reorder_cost(src, dst)
 
@@ -103,7 +103,7 @@ class MkldnnCosts:
 
 
 def _silent(done: int, total: int) -> None:
-    """Report to nobody."""
+    """Ignore the report."""
 
 
 def _key(node: Node, candidate: Candidate) -> Key:
@@ -112,7 +112,7 @@ def _key(node: Node, candidate: Candidate) -> Key:
 
 
 def _operations(node: Node, candidate: Candidate) -> float:
-    """Return the products and sums of a node; an element-wise op has one for each element."""
+    """Return the multiplications and additions of a node; an element-wise op has one per element."""
     operands, dst, linear = candidate.operands, candidate.results[0], linear_of(node)
     if linear is None:
         return float(prod(dst.dims))
@@ -139,7 +139,7 @@ def _timed(node: Node, candidate: Candidate) -> float:
 
 
 def _tensor(desc: MemoryDesc) -> torch.Tensor:
-    """Return random numbers in a format; integers are zeros, which are an index of everything."""
+    """Return random numbers in a format; integers are zeros, which are valid as any index."""
     dtype = torch_dtype(desc.dtype)
     tensor = torch.zeros(desc.dims, dtype=dtype, device="cpu")
     if desc.dtype.is_floating:

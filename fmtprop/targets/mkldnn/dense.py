@@ -1,6 +1,6 @@
-"""Any op with a primitive on dense tensors, by PyTorch's own operators, in whatever strides these write.
+"""Any op with a primitive on dense tensors, by PyTorch's operators, with the strides that these choose.
 
-Which strides those are is asked of PyTorch: the operators run on meta tensors, which have strides and no data.
+The strides are found by running the operators on meta tensors, which have strides but no data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["dense_candidates"]
 
 
 def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
-    """Yield the one way that PyTorch has, where every operand is strided and it writes what is asked for."""
+    """Yield PyTorch's way, if every operand is strided and PyTorch writes the requested formats."""
     results = result_names(node)
     operands = {
         name: desc if desc.kind != "any" else row_major(desc) for name, desc in request.items() if name not in results
@@ -39,7 +39,7 @@ def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     written = _written(node, operands, call)
     residual = next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
     if written is not None and residual is not None and operands[residual] != written[0]:
-        # what is summed up has one format (V18)
+        # the terms of a sum have one format (V18)
         if request[residual].kind != "any":
             return
         operands[residual] = written[0]
@@ -63,14 +63,14 @@ def _reference(node: Node, names: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def _written(node: Node, operands: dict[str, MemoryDesc], call: Callable[..., Any]) -> tuple[MemoryDesc, ...] | None:
-    """Return the formats that PyTorch writes, None where it cannot say without numbers."""
+    """Return the formats that PyTorch writes; None if they cannot be found without numbers."""
     metas = [
         torch.empty_strided(d.dims, d.strides, dtype=torch_dtype(d.dtype), device="meta") for d in operands.values()
     ]
     try:
         with torch.no_grad():
             results = call(*metas)
-    except (RuntimeError, NotImplementedError):  # an operator without a meta kernel, or one that looks at numbers
+    except (RuntimeError, NotImplementedError):  # an operator without a meta kernel, or one that reads numbers
         return None
     tensors = results if isinstance(results, tuple) else (results,)
     if any(tuple(t.shape) != type_.dims for t, type_ in zip(tensors, node.results, strict=True)):
@@ -82,7 +82,7 @@ def _written(node: Node, operands: dict[str, MemoryDesc], call: Callable[..., An
 
 
 def _format(plain: MemoryDesc, strides: tuple[int, ...]) -> MemoryDesc:
-    """Return the format with these strides if they leave no gap, else row-major: the step copies."""
+    """Return the format with these strides if they have no gap, otherwise row-major: then the step copies."""
     if 0 in plain.dims:
         return plain
     try:
@@ -121,7 +121,7 @@ def _with_tail(node: Node, names: tuple[str, ...], head: Callable[..., torch.Ten
 
 
 def _pooling(node: Node, attrs: Pooling) -> Callable[..., torch.Tensor] | None:
-    """Return PyTorch's pooling; its ``ceil_mode`` is padding after the last window, where that fits."""
+    """Return PyTorch's pooling; ``ceil_mode`` replaces padding after the last window if this is equivalent."""
     if any(pad > kernel // 2 for pad, kernel in zip(attrs.pad_l, attrs.kernel, strict=True)):
         return None
     ceil = attrs.pad_l != attrs.pad_r
@@ -149,7 +149,7 @@ def _pooling(node: Node, attrs: Pooling) -> Callable[..., torch.Tensor] | None:
 
 
 def _same_windows(attrs: Pooling) -> bool:
-    """Whether ``ceil_mode`` adds what ``pad_r`` says: less than a step more than ``pad_l``."""
+    """Whether ``ceil_mode`` adds the same padding as ``pad_r``: more than ``pad_l`` by less than a stride."""
     extra = [right - left for left, right in zip(attrs.pad_l, attrs.pad_r, strict=True)]
     return all(0 <= more < step for more, step in zip(extra, attrs.strides, strict=True))
 

@@ -1,4 +1,4 @@
-"""What the installed PyTorch can do with mkldnn tensors, by asking its dispatcher and its operators."""
+"""Capabilities of the installed PyTorch with mkldnn tensors, from its dispatcher and its operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHANNELS = 8
 
 @lru_cache(maxsize=256)
 def has_kernel(operator: str, key: str = "MkldnnCPU") -> bool:
-    """Tell whether an operator has a kernel of its own for a dispatch key.
+    """Return whether an operator has its own kernel for a dispatch key.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ def has_kernel(operator: str, key: str = "MkldnnCPU") -> bool:
     """
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
-    except RuntimeError:  # there is no operator of that name
+    except RuntimeError:  # there is no operator with that name
         return False
 
 
 @lru_cache(maxsize=8)
 def computes_in(dtype: DataType) -> bool:
-    """Tell whether PyTorch's oneDNN computes in a data type on this CPU."""
+    """Return whether PyTorch's oneDNN computes in a data type on this CPU."""
     if dtype is DataType.F32:
         return bool(torch._C._has_mkldnn)
     question = {DataType.BF16: "_is_mkldnn_bf16_supported", DataType.F16: "_is_mkldnn_fp16_supported"}.get(dtype)
@@ -49,14 +49,14 @@ def computes_in(dtype: DataType) -> bool:
 
 @lru_cache(maxsize=256)
 def accepts_unary(attr: str, scalars: tuple[float, ...], algorithm: str, *, after_add: bool) -> bool:
-    """Tell whether a convolution can apply an element-wise function itself: a small one is run to find out.
+    """Return whether a convolution can apply an element-wise function itself, by running a small one.
 
     Parameters
     ----------
     attr, scalars, algorithm
-        As ``mkldnn::_convolution_pointwise`` takes them.
+        Arguments of ``mkldnn::_convolution_pointwise``.
     after_add : bool
-        Whether it comes after the addition of another tensor.
+        Whether the function is applied after the addition of another tensor.
     """
     src = torch.zeros((1, _CHANNELS, 2, 2), device="cpu").to(memory_format=torch.channels_last)
     weights = torch.zeros((_CHANNELS, _CHANNELS, 1, 1), device="cpu")

@@ -1,4 +1,4 @@
-"""The formats of this target: dense, channels-last, and opaque ones whose blocks PyTorch keeps to itself."""
+"""The formats of this target: dense, channels-last, and opaque ones, of which PyTorch hides the blocks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fmtprop.layout import MemoryDesc
 
 __all__ = ["is_opaque", "opaque", "packed", "packing_of", "row_major"]
 
-#: identity of the format of an activation in an mkldnn tensor: its operators take whatever blocks it has
+#: token of the format of an activation in an mkldnn tensor: operators accept any blocks
 _ACTIVATION = "mkldnn"
 
 
 def opaque(desc: MemoryDesc) -> MemoryDesc:
     """Return the format of a tensor's numbers in an mkldnn tensor.
 
-    The size is that of the numbers alone: what PyTorch pads is known when the tensor exists (:func:`fmtprop.inspect`).
+    The size is that of the numbers only: PyTorch's padding is known when the tensor exists (:func:`fmtprop.inspect`).
     """
     return MemoryDesc.opaque(desc.dims, desc.dtype, desc.nelems * desc.dtype.nbytes, _ACTIVATION)
 
@@ -33,7 +33,7 @@ def packed(desc: MemoryDesc, recipe: Hashable) -> MemoryDesc:
     desc : MemoryDesc
         The weights.
     recipe : hashable
-        What packs them; weights packed by equal recipes are interchangeable.
+        The packing; weights with equal recipes are interchangeable.
     """
     return MemoryDesc.opaque(desc.dims, desc.dtype, desc.nelems * desc.dtype.nbytes, ("packed", recipe))
 

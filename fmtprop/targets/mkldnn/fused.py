@@ -1,9 +1,9 @@
-"""Convolution, deconvolution and inner products through PyTorch's fused operators: the fast ops of this target.
+"""Convolution, deconvolution and inner products by PyTorch's fused operators: the fast ops of this target.
 
-``mkldnn::_convolution_pointwise`` on channels-last tensors is the one route on which PyTorch never packs weights again:
-it runs forward inference, for which :func:`ConvPacking.pack` packed them with the size of the input. (An mkldnn tensor
-as source takes ``aten::mkldnn_convolution``, which runs forward *training* and reorders packed weights on every call,
-so that is not offered.)
+Only with ``mkldnn::_convolution_pointwise`` on channels-last tensors does PyTorch never pack weights again: it runs
+forward inference, for which :func:`ConvPacking.pack` packs them with the size of the input. (An mkldnn tensor as
+source needs ``aten::mkldnn_convolution``, which runs forward *training* and reorders packed weights in every call, so
+it is not offered.)
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _LINEAR = "mkldnn::_linear_pointwise"
 
 @dataclass(frozen=True)
 class ConvPacking:
-    """How to pack the weights of a convolution.
+    """Packing of a convolution's weights.
 
     Parameters
     ----------
     attrs : Conv
         The convolution; its padding is symmetric.
     src : tuple of int
-        Dimensions of its source: they decide what oneDNN prefers.
+        Dimensions of its source, which decide oneDNN's preferred format.
     """
 
     attrs: Conv
@@ -69,20 +69,20 @@ class ConvPacking:
 
 @dataclass(frozen=True)
 class DeconvPacking:
-    """How to pack the weights of a deconvolution; parameters as for :class:`ConvPacking`."""
+    """Packing of a deconvolution's weights; parameters as for :class:`ConvPacking`."""
 
     attrs: Deconv
     src: tuple[int, ...]
 
     @property
     def output_padding(self) -> list[int]:
-        """What PyTorch adds to the end of the result, which oneDNN cuts off less."""
+        """PyTorch's extra size at the end of the result: the amount that oneDNN removes less there."""
         return [left - right for left, right in zip(self.attrs.pad_l, self.attrs.pad_r, strict=True)]
 
     def pack(self, weights: torch.Tensor) -> torch.Tensor:
         """Return an mkldnn tensor of weights [O, I, k…] or [G, O/G, I/G, k…]."""
         attrs = self.attrs
-        # PyTorch keeps them as [I, O/G, k…]
+        # PyTorch's order is [I, O/G, k…]
         weights = weights.transpose(1, 2).flatten(0, 1) if attrs.groups > 1 else weights.transpose(0, 1)
         reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight.default
         packed: torch.Tensor = reorder(
@@ -94,14 +94,14 @@ class DeconvPacking:
 
 @dataclass(frozen=True)
 class LinearPacking:
-    """How to pack the weights of an inner product.
+    """Packing of an inner product's weights.
 
     Parameters
     ----------
     rows : int
         Rows of the source.
     order : tuple of int
-        Order of the weights' axes, the outputs first, in which the source's features lie in memory.
+        Order of the weights' axes, outputs first, that matches the source's features in memory.
     """
 
     rows: int
@@ -115,13 +115,13 @@ class LinearPacking:
 
 
 def stored(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    """Return numbers as a tensor of a format: packed weights, an mkldnn tensor, or dense; no repetition of memory."""
+    """Return numbers as a tensor in a format (packed weights, mkldnn or dense), without broadcast memory."""
     recipe = packing_of(desc)
     if isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
         return recipe.pack(tensor)
     if desc.kind == "opaque":
         return tensor.to_mkldnn()
-    if 0 in desc.strides:  # a repetition, which can't be written
+    if 0 in desc.strides:  # broadcast memory cannot be written
         return tensor.clone()
     return torch.empty_strided(desc.dims, desc.strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
@@ -195,7 +195,7 @@ def _matmul(operator: str, node: Node, request: Request) -> Iterator[Candidate]:
     yield from _offer(request, operator, tail, {**operands, "weights": packed(weights, recipe)}, ())
 
 
-#: the op, by its attributes -> PyTorch's fused operator for it, and the ways to call that one
+#: class of an op's attributes -> PyTorch's fused operator, and the ways to call it
 FUSED: Mapping[type[Attrs], tuple[str, Callable[[str, Node, Request], Iterator[Candidate]]]] = {
     Conv: ("mkldnn::_convolution_pointwise", _convolution),
     Deconv: ("mkldnn::_convolution_transpose_pointwise", _deconvolution),
@@ -205,7 +205,7 @@ FUSED: Mapping[type[Attrs], tuple[str, Callable[[str, Node, Request], Iterator[C
 
 
 def _tail(node: Node, request: Request, *, then_unary: bool, binary: bool = True) -> Tail:
-    """Divide the post-ops; without a binary form, the operator applies a function only."""
+    """Divide the post-ops; an operator without a binary form applies only a function."""
     dims = {name: desc.dims for name, desc in request.items()}
     leading = bool(node.post_ops) and node.post_ops[0].op != "eltwise"
     if leading and not binary:
@@ -224,7 +224,7 @@ def _offer(
     window: tuple[Any, ...],
     view: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
 ) -> Iterator[Candidate]:
-    """Yield the candidate if the formats are those that are asked for, and the dispatcher has the operator."""
+    """Yield the candidate if it has the requested formats and the dispatcher has the operator."""
     name = f"{operator}.binary" if tail.binary else operator
     dst = channels_last(request["dst"]) if window else row_major(request["dst"])
     if "bias" in request:
@@ -244,10 +244,10 @@ def _offer(
 
 
 def _runs(kernel: Kernel, operands: Mapping[str, MemoryDesc]) -> bool:
-    """Tell whether a kernel runs, by running it on zeros.
+    """Return whether a kernel runs, by running it on zeros.
 
-    On AVX-512 without bf16 of its own, oneDNN packs bf16 weights in a format for which it then has no inner product
-    with many rows; PyTorch does not say so before it is asked to compute.
+    On AVX-512 without bf16 instructions, oneDNN packs bf16 weights in a format for which it has no inner product with
+    many rows. PyTorch raises this error only when it computes.
     """
     try:
         with torch.no_grad():
@@ -259,7 +259,7 @@ def _runs(kernel: Kernel, operands: Mapping[str, MemoryDesc]) -> bool:
 
 @dataclass(frozen=True)
 class _Builder:
-    """Closes a fused operator over its arguments, so that a run passes tensors only."""
+    """Builder of a function that calls a fused operator with fixed arguments and takes only tensors."""
 
     names: tuple[str, ...]
     tail: Tail
@@ -323,7 +323,7 @@ class _Builder:
         return bias.reshape(-1).to(dtype)
 
     def _source(self) -> Any:
-        """Return what makes the operator's source of the node's: its rows, where the source has more axes."""
+        """Return the function from the node's source to the operator's: a source with more axes becomes its rows."""
         if self.view is None:
             return lambda tensor: tensor
         order, dims = self.view

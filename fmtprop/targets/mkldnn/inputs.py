@@ -1,7 +1,7 @@
-"""The caller's mkldnn tensors, and blocked formats, as a plan reads them.
+"""Conversion of the caller's mkldnn tensors, and to blocked formats, for a plan.
 
-Owns how a tensor comes to lie as a plan reads it where strides do not say it all: in place where its real format is the
-planned one, else by a reorder.
+Owns the conversion to formats that strides do not describe: in place if the real format is the planned one, otherwise
+by a reorder.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["in_format"]
 
 
 def in_format(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    """Return a tensor's numbers as a plan reads them.
+    """Return a tensor's numbers in a plan's format.
 
     Parameters
     ----------
     tensor : torch.Tensor
-        Of the descriptor's dimensions and data type: dense, or an mkldnn tensor.
+        A dense or mkldnn tensor with the descriptor's dimensions and data type.
     desc : MemoryDesc
-        Plain, blocked, or opaque (that of the mkldnn target).
+        A plain or blocked format, or the opaque one of the mkldnn target.
 
     Returns
     -------
     torch.Tensor
-        For a plain format a dense tensor of these strides; for a blocked one flat memory; for an opaque one an mkldnn
-        tensor. The caller's own memory, if it is in that format.
+        For a plain format, a dense tensor with its strides; for a blocked one, flat memory; for an opaque one, an
+        mkldnn tensor. It is the caller's own memory if that has the format.
     """
     if is_opaque(desc):
         return tensor if tensor.is_mkldnn else tensor.to_mkldnn()

@@ -1,8 +1,8 @@
-"""What PyTorch's mkldnn tensors really look like in memory.
+"""The real memory formats of PyTorch's mkldnn tensors.
 
-Owns the layout of the blob in which PyTorch describes such a tensor: the descriptor struct of the oneDNN that is linked
-into it, which is private and changes between versions. So nothing is read before tensors whose format and numbers are
-known were read right. Must not know of graphs or plans.
+Owns the layout of the bytes in which PyTorch describes such a tensor: the descriptor struct of the oneDNN inside
+PyTorch, which is private and changes between versions. So tensors with known formats and numbers are read first, as a
+test. Must not know graphs or plans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fmtprop.layout import DataType, MemoryDesc, unpack
 
 __all__ = ["bytes_of", "inspect"]
 
-#: bytes of the blob: the struct, and PyTorch's number of groups behind it
+#: bytes of the description: the struct, then PyTorch's number of groups
 _SIZE = 772
 _AXES = 12
 _NDIMS, _DIMS, _DTYPE, _PADDED, _OFFSETS, _OFFSET0, _KIND = 4, 8, 104, 112, 208, 304, 312
@@ -32,25 +32,25 @@ _DTYPES = {1: DataType.F16, 2: DataType.BF16, 3: DataType.F32, 4: DataType.S32, 
 
 
 def inspect(tensor: torch.Tensor) -> MemoryDesc:
-    """Return the memory format of a PyTorch mkldnn tensor, which PyTorch itself keeps to itself.
+    """Return the memory format of a PyTorch mkldnn tensor, which PyTorch hides.
 
     Parameters
     ----------
     tensor : torch.Tensor
-        An mkldnn tensor: what ``to_mkldnn()`` gave, or an operator that computed with such. Packed weights of a
-        grouped convolution have the groups as an axis of their own, as oneDNN sees them.
+        An mkldnn tensor, from ``to_mkldnn()`` or from an operator on such tensors. Packed weights of a grouped
+        convolution have a separate axis of groups, as in oneDNN.
 
     Returns
     -------
     MemoryDesc
-        Tag, blocks, padded dimensions: how its numbers lie in memory.
+        Tag, blocks and padded dimensions of the tensor in memory.
 
     Raises
     ------
     InputError
-        It is no mkldnn tensor, or an empty one.
+        The tensor is not an mkldnn tensor, or is empty.
     LibraryError
-        This version of PyTorch describes its tensors in another way, or the tensor has what no descriptor says.
+        This version of PyTorch describes its tensors in another way, or no descriptor expresses the tensor's format.
 
     References
     ----------
@@ -134,7 +134,7 @@ def _longs(blob: bytes, offset: int, count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _check_version() -> None:
-    """Read tensors that are known, once."""
+    """Read known tensors, once."""
     missing = [name for name in ("_get_mkldnn_serialized_md", "_nbytes", "data_ptr") if not _has(name)]
     if missing:
         raise LibraryError(_other_version(f"it has no torch.ops.mkldnn.{missing[0]}"))
@@ -147,7 +147,7 @@ def _check_version() -> None:
 
 
 def _misread() -> str:
-    """Return what is wrong: with plain tensors of several ranks and types, with a packed one by its numbers."""
+    """Return the first error in reading known tensors: plain ones of several ranks and types, and a packed one."""
     known = [((7,), "f32"), ((5, 3), "f32"), ((2, 3, 5, 7), "f32"), ((2, 3, 5, 7), "s8"), ((2, 3, 4, 5, 6), "f32")]
     for dims, dtype in known:
         torch_dtype = torch.int8 if dtype == "s8" else torch.float32

@@ -1,4 +1,4 @@
-"""What a step of this target calls: a function of torch tensors, which gives new ones."""
+"""Implementation of this target's steps: a function of torch tensors, which returns new tensors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Kernel(Implementation):
     Parameters
     ----------
     call : callable
-        Takes the operands in the order of the candidate's operands; gives a new tensor, or several.
+        Takes the operands in the order of the candidate's operands; returns a new tensor, or several.
     residual_operand : str, optional
         An operand that ``call_into`` overwrites with the result: it adds into it.
     call_into : callable, optional
         Like ``call``, in place.
     may_share : bool
-        Whether a result may be an operand, or a view of one: then it is copied.
+        Whether a result may be an operand or a view of one; such a result is copied.
     """
 
     call: Callable[..., Any]
@@ -45,17 +45,17 @@ class Kernel(Implementation):
 
     @property
     def repro(self) -> str:
-        """In words: there is no program for it."""
+        """A description in words: there is no program that repeats it."""
         return "the operator on the same numbers in these formats, and the op's reference on them"
 
     def target(self) -> Provider:
         """Return a target of this kind."""
-        from fmtprop.targets.mkldnn.target import MkldnnTarget  # which offers these
+        from fmtprop.targets.mkldnn.target import MkldnnTarget  # the target that offers kernels
 
         return MkldnnTarget()
 
     def build(self, threads: int) -> Executable:
-        """Return what calls it; PyTorch's operators ask for the number of threads themselves."""
+        """Return the executable; PyTorch's operators find the number of threads themselves."""
         return _Executable(self)
 
     def may_add_to(self, node: Node) -> str | None:
@@ -63,7 +63,7 @@ class Kernel(Implementation):
         return self.residual_operand
 
     def needs_check(self, node: Node) -> bool:
-        """Say whether it is more than a copy, of numbers with a tolerance."""
+        """Return whether it is more than a copy, and its data type has a tolerance."""
         return node.op != "reorder" and all(type_.dtype.is_floating for type_ in node.results)
 
 
@@ -73,7 +73,7 @@ class _Executable(Executable):
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
         kernel, names = self._kernel, () if node.choice is None else tuple(node.choice.operands)
-        # what is the same in each run is looked up once
+        # values that are the same in each run are looked up once
         read = tuple((places[name], places[name].tensor() if places[name].memory.is_fixed else None) for name in names)
         written = tuple(places[name].memory for name in result_names(node))
         call, several = kernel.call, len(written) > 1
@@ -105,7 +105,7 @@ class _Executable(Executable):
 
 
 def _laid_out(tensor: torch.Tensor, desc: MemoryDesc | None) -> torch.Tensor:
-    """Return a tensor with the descriptor's strides: itself, or a copy; None stands for whatever blocks it has."""
+    """Return a tensor with the descriptor's strides: itself or a copy; without a descriptor, itself."""
     if desc is None or all(n == 1 or a == b for n, a, b in zip(desc.dims, tensor.stride(), desc.strides, strict=True)):
         return tensor
     return torch.empty_strided(desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu").copy_(tensor)

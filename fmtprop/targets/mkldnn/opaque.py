@@ -1,7 +1,7 @@
-"""Ops on opaque tensors: the operators that have a kernel for PyTorch's mkldnn tensors.
+"""Ops on opaque tensors, by operators with a kernel for PyTorch's mkldnn tensors.
 
-Whether there is such a kernel is asked of the dispatcher, not listed: :data:`RULES` only says which operator means
-which op, and under which conditions. A weighty exception is convolution, see :mod:`fmtprop.targets.mkldnn.fused`.
+The dispatcher decides whether such a kernel exists: :data:`RULES` has only the operator of each op and its conditions.
+Convolution is an exception, see :mod:`fmtprop.targets.mkldnn.fused`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Dims = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Rule:
-    """An operator that means an op on mkldnn tensors.
+    """An operator that computes an op on mkldnn tensors.
 
     Parameters
     ----------
     op : str
         The op.
     operator : str
-        The operator that the dispatcher is asked for.
+        The operator to look up in the dispatcher.
     applies : callable
-        From the node's attributes and its operands' dimensions to whether the operator means the same.
+        ``(attributes, dimensions of operands) -> bool``: whether the operator computes the same.
     make : callable
-        From the attributes to the function of the operands in their order.
+        ``(attributes, names of operands) -> function`` of the operands in this order.
     dense : frozenset of str
         Operands that stay dense: vectors of parameters.
     """
@@ -140,7 +140,7 @@ RULES: tuple[Rule, ...] = (
         lambda attrs, names: lambda src, weights: F.prelu(src, weights.reshape(-1)),
         frozenset({"weights"}),
     ),
-    # known to be there for dense tensors only; the dispatcher is asked all the same
+    # exists only for dense tensors at present; the dispatcher is asked nevertheless
     Rule("concat", "aten::cat", lambda attrs, dims: True, lambda attrs, names: lambda *t: torch.cat(t, attrs.axis)),
     Rule("binary", "aten::sub.Tensor", _same_dims("sub"), lambda attrs, names: torch.sub),
     Rule("binary", "aten::div.Tensor", _same_dims("div"), lambda attrs, names: torch.div),
@@ -161,7 +161,7 @@ def _is_silu(attrs: Attrs) -> bool:
 
 
 def opaque_candidates(node: Node, request: Request) -> Iterator[Candidate]:
-    """Yield the way to run a node on opaque tensors, where PyTorch has one."""
+    """Yield the way to run a node on opaque tensors, if PyTorch has one."""
     tail, results = _tail(node), result_names(node)
     if tail is None or len(results) != 1:
         return
@@ -177,7 +177,7 @@ def opaque_candidates(node: Node, request: Request) -> Iterator[Candidate]:
 
 
 def _tail(node: Node) -> list[Rule] | None:
-    """Return the operators of the post-ops, None where one of them has none on mkldnn tensors."""
+    """Return the operators of the post-ops; None if one has no operator on mkldnn tensors."""
     found = []
     for post_op in node.post_ops:
         rules = [r for r in RULES if r.op == post_op.op == "eltwise" and r.available and r.applies(post_op.attrs, {})]

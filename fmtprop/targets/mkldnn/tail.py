@@ -1,6 +1,6 @@
-"""Post-ops on this target: what an operator applies itself, and what is applied to its result.
+"""Post-ops on this target: those that an operator applies itself, and those that follow it.
 
-Owns the names by which PyTorch's fused operators know oneDNN's element-wise functions.
+Owns the names of oneDNN's element-wise functions in PyTorch's fused operators.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SIXTH = 1 / 6
 
 @dataclass(frozen=True)
 class Unary:
-    """An element-wise function as PyTorch's fused operators take it."""
+    """An element-wise function, as an argument of PyTorch's fused operators."""
 
     attr: str = "none"
     scalars: tuple[float, ...] = ()
     algorithm: str = ""
 
 
-#: one of each function that fused operators may know
+#: one of each function that fused operators may have
 UNARIES = (
     *(Unary(attr) for attr in ("relu", "sigmoid", "tanh", "swish", "hardswish", "hardsigmoid")),
     Unary("leaky_relu", (0.1,)),
@@ -46,13 +46,13 @@ class Tail:
     Parameters
     ----------
     binary : str
-        What the operator does first with the operand ``other``; empty for nothing.
+        Operation that is applied first, with the operand ``other``; empty for none.
     other : str
         Name of that operand.
     unary : Unary
-        What it applies then.
+        Function that is applied then.
     rest : tuple of PostOp
-        What is left for PyTorch's own operators.
+        Post-ops that PyTorch's separate operators apply.
     """
 
     binary: str = ""
@@ -73,7 +73,7 @@ def split(post_ops: Sequence[PostOp], dst: MemoryDesc, dims: dict[str, tuple[int
     dims : dict of str to tuple of int
         Dimensions of the operands.
     then_unary : bool
-        Whether the operator applies a function after it has taken another tensor in.
+        Whether the operator can apply a function after the operation with another tensor.
     """
     waiting = list(post_ops)
     binary = other = ""

@@ -1,6 +1,6 @@
 """The mkldnn target: PyTorch's own oneDNN as an executor.
 
-Owns which ways to run a node there are, in which order, and the reorders. Must not know how nodes are ordered or run.
+Owns the ways to run a node, their order, and the reorders. Must not know how nodes are ordered or run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fmtprop.targets.mkldnn.opaque import opaque_candidates
 
 __all__ = ["MkldnnTarget"]
 
-#: rough costs of a reorder for comparing choices: seconds per call, bytes per second
+#: rough costs of a reorder, for comparisons: seconds per call, bytes per second
 _CALL, _BANDWIDTH = 1e-5, 5e9
 
 
 class MkldnnTarget:
-    """Candidates from the PyTorch that is installed: fused operators, mkldnn operators, dense operators.
+    """Candidates from the installed PyTorch: fused operators, mkldnn operators, dense operators.
 
     Notes
     -----
-    Answers are kept by value (op, attributes, post-ops, request): equal layers are asked for once.
+    Answers are cached by value (op, attributes, post-ops, request), so equal layers are examined once.
     """
 
     name = "mkldnn"
@@ -52,23 +52,23 @@ class MkldnnTarget:
         return self._answers[key]
 
     def reject(self, node: Node) -> None:
-        """Never offer again what a formatted node chose, if it is this target's: it gave a wrong answer."""
+        """Never offer a formatted node's choice again, if it is this target's: it gave a wrong result."""
         if node.choice is not None and node.choice.target == self.name:
             self._rejected.add(_identity(node, node.choice.impl, node.choice.operands))
             self._answers.clear()
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return a rough time by the bytes moved; None where there is no way."""
+        """Return a rough time by the bytes moved; None if no reorder exists."""
         if src == dst:
             return 0.0
         if _converter(src, dst) is None:
             return None
-        # PyTorch enters and leaves an mkldnn tensor by way of row-major
+        # PyTorch converts to and from an mkldnn tensor through row-major
         passes = 1 + sum(is_opaque(a) and b != row_major(b) for a, b in ((src, dst), (dst, src)))
         return _CALL + passes * (src.nbytes + dst.nbytes) / _BANDWIDTH
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
-        """Return channels-last, row-major and, where PyTorch has mkldnn tensors of that rank, opaque."""
+        """Return channels-last, row-major and, if PyTorch has mkldnn tensors of that rank, opaque."""
         plain = MemoryDesc(dims, dtype)
         found = [channels_last(plain), plain] if 3 <= len(dims) <= 5 and 0 not in dims else [plain]
         if computes_in(dtype) and 1 <= len(dims) <= 5 and 0 not in dims:
@@ -80,7 +80,7 @@ class MkldnnTarget:
             yield from _reorders(request)
             return
         if any(post_op.op == "convolution" for post_op in node.post_ops):
-            return  # PyTorch has no operator for two convolutions; as two nodes their weights are packed
+            return  # PyTorch has no operator for two convolutions; as two nodes, their weights can be packed
         fused = tuple(fused_candidates(node, request))
         yield from fused
         if not _packs_weights(node, request):
@@ -93,9 +93,9 @@ def _identity(node: Node, impl: str, operands: Request) -> object:
 
 
 def _packs_weights(node: Node, request: Request) -> bool:
-    """Whether the plain operator would pack weights on every call, which the fused one spares.
+    """Whether the plain operator would pack weights in every call, unlike the fused one.
 
-    Where row-major weights are asked for in so many words, that is what is wanted.
+    An explicit request for row-major weights is accepted.
     """
     linear = linear_of(node)
     if linear is None or not linear.windowed or request["weights"].kind != "any":
@@ -117,17 +117,17 @@ def _reorders(request: Request) -> Iterator[Candidate]:
 
 
 def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.Tensor], torch.Tensor]] | None:
-    """Return the operator that changes one format into another, and how it is called; None where there is none."""
+    """Return name and function of the operator that converts one format to another; None if there is none."""
     recipe = packing_of(dst)
     if src.is_plain and isinstance(recipe, ConvPacking | DeconvPacking | LinearPacking):
         kind = {ConvPacking: "convolution", DeconvPacking: "convolution_transpose", LinearPacking: "linear"}
-        # in the data type of the product: packed in another, weights are packed again on every call, or refused
+        # in the product's data type: with another one, weights are packed again in every call, or refused
         dtype = torch_dtype(dst.dtype)
         return f"mkldnn::_reorder_{kind[type(recipe)]}_weight", lambda weights: recipe.pack(weights.to(dtype))
     same = src.dtype is dst.dtype
     if src.is_plain and is_opaque(dst) and same and dst.ndim <= 5:
         return "aten::to_mkldnn", torch.Tensor.to_mkldnn
-    # a tensor of its own can have gaps (an output in the caller's format), but no element twice
+    # a new tensor can have gaps (an output in the caller's format), but no repeated element
     can_be_made = dst.is_plain and not dst.has_broadcast and dst.offset0 == 0
     if is_opaque(src) and same and can_be_made:
         if dst == row_major(dst):
