@@ -14,16 +14,16 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import NATIVE_FLOATS, is_native, lowering, promoted
+from fmtprop.ops.building import NATIVE_FLOATS, is_native, primitive_of, promoted
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps
 
 # ---------------------------------------------------------------- attributes
 
@@ -103,15 +103,6 @@ def operator(
 def loses(attrs: Binary) -> frozenset[str]:
     """Name what maxima lose: of NaN and a number they give the number."""
     return frozenset({"nan"}) if attrs.alg in ("max", "min") else frozenset()
-
-
-def primitive(attrs: Binary, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the binary primitive descriptor."""
-    from fmtprop import dnnl
-
-    problem = dnnl.Binary(src_0=descs["src_0"], src_1=descs["src_1"], dst=descs["dst"], alg=f"binary_{attrs.alg}")
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src_0": "src_0", "src_1": "src_1", "dst": "dst"})
 
 
 def _append(attrs: Binary, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
@@ -237,7 +228,7 @@ BINARY = OpDef(
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("Binary"),
     elementwise=True,
     positive=lambda attrs: frozenset({"src_0", "src_1"}) if attrs.alg == "div" else frozenset(),
     sliced=each_image,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmtprop.errors import GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value, label_of
-from fmtprop.ir.op import Lowering, opdef
+from fmtprop.ir.op import Lowering, Operand, Primitive, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
     from fmtprop.layout import MemoryDesc
 
 T = TypeVar("T")
@@ -68,23 +70,54 @@ def emit(
     return graph.add(Node(name, op, attrs, results, origin=origin), present)[0]
 
 
-def lowering(pd: PrimitiveDesc, queries: Mapping[str, str]) -> Lowering:
-    """Return a lowering whose formats are plain queries of the primitive descriptor.
+def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None = None) -> Primitive:
+    """Return the rule of an op that is one of oneDNN's primitives.
 
     Parameters
     ----------
-    pd : PrimitiveDesc
-        What oneDNN answered.
-    queries : mapping of str to str
-        Operand or result name -> query name (``"src"``, ``"weights"``, ``"src_1"``, …).
+    problem : str
+        Class of :mod:`fmtprop.dnnl`, such as ``"Softmax"``. Its fields are operands and results of their names, or
+        attributes of theirs; ``alg`` begins with the primitive's name there.
+    extra : callable, optional
+        ``attrs -> fields`` that have other names among the attributes.
     """
+
+    def primitive(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        from fmtprop import dnnl
+
+        make, named = _problem(problem)
+        given: dict[str, Any] = {name: getattr(attrs, name) for name in named if hasattr(attrs, name)}
+        if "alg" in given:
+            given["alg"] = f"{make.kind}_{attrs.alg}"
+        tensors = {name: desc for name, desc in descs.items() if name in named}
+        if "srcs" in named:
+            given["srcs"] = operand_list("src", descs)
+            tensors |= {f"src_{index}": desc for index, desc in enumerate(given["srcs"])}
+        given |= {name: desc for name, desc in tensors.items() if name in named}
+        given |= extra(attrs) if extra is not None else {}
+        return lowering(dnnl.create(make(**given), attr), tensors)
+
+    return primitive
+
+
+@cache
+def _problem(name: str) -> tuple[Any, tuple[str, ...]]:
+    from fmtprop import dnnl
+
+    make = getattr(dnnl, name)
+    return make, tuple(field.name for field in fields(make))
+
+
+def lowering(pd: PrimitiveDesc, names: Iterable[str]) -> Lowering:
+    """Return a lowering whose formats are queries of the primitive descriptor, by oneDNN's names of operands."""
+    wanted = tuple(names)
 
     def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
         found = {}
-        for operand, query in queries.items():
-            native = candidate.query_md(query)
+        for name in wanted:
+            native = candidate.query_md(name)
             if native is not None:
-                found[operand] = native.desc
+                found[name] = native.desc
         return found
 
     return Lowering(pd, resolve)
@@ -135,6 +168,13 @@ def check_summands(op: str, count: int) -> None:
             "enough digits: the reference target adds them in a tree"
         )
 
+
+#: operands of what has learned weights
+WEIGHTED = (
+    Operand("src", "SRC"),
+    Operand("weights", "WEIGHTS", parameter=True),
+    Operand("bias", "BIAS", optional=True, parameter=True),
+)
 
 #: element types of oneDNN's floating-point primitives
 NATIVE_FLOATS = frozenset({DataType.F32, DataType.BF16, DataType.F16})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,15 +12,12 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
-from fmtprop.ops.building import is_native, lowering, normalised_axis, operand_list, promoted
+from fmtprop.ops.building import is_native, normalised_axis, operand_list, primitive_of, promoted
 from fmtprop.ops.view_attrs import reshaped
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -79,15 +75,6 @@ def operator(
 ) -> Callable[[], object] | None:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     return partial(torch.cat, operand_list("src", tensors), attrs.axis, out=results[0])
-
-
-def primitive(attrs: Concat, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the concat primitive descriptor."""
-    from fmtprop import dnnl
-
-    sources = operand_list("src", descs)
-    pd = dnnl.create(dnnl.Concat(srcs=sources, dst=descs["dst"], axis=attrs.axis), attr)
-    return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
 
 
 def parts(attrs: Concat, whole: MemoryDesc, types: Mapping[str, TensorType]) -> Mapping[str, MemoryDesc] | None:
@@ -151,7 +138,7 @@ CONCAT = OpDef(
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("Concat"),
     parts=parts,
     sliced=each_image_across_axis,
     cost=Cost(pace=0.65, pytorch=0.6),

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +18,15 @@ from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import WEIGHTED, primitive_of
 from fmtprop.ops.linear import make_inner_product, make_matmul
 from fmtprop.ops.regrouping import Regrouping
 from fmtprop.ops.view_attrs import reshaped
-from fmtprop.ops.window import check_window, same_padding, torch_padding, window_count
+from fmtprop.ops.window import check_window, products, same_padding, torch_padding, window_count
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr, PrimitiveDesc
@@ -35,18 +34,22 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- attributes
 
 
+C = TypeVar("C", bound="Window")
+
+
 @dataclass(frozen=True)
-class Conv(Attrs):
-    """Attributes of a convolution, one number per spatial axis.
+class Window(Attrs):
+    """Attributes that a convolution and a deconvolution have, one number per spatial axis.
 
     Parameters
     ----------
     strides : tuple of int
-        Step of the window, at least 1.
+        Step of the window, over src of a convolution and dst of a deconvolution, at least 1.
     dilates : tuple of int
         Positions skipped between two taps; 0 is dense (PyTorch's dilation minus 1).
     pad_l, pad_r : tuple of int
-        Zeros before and after the source.
+        Zeros before and after the source of a convolution; what is cut off dst of a deconvolution, whose ``pad_r`` may
+        be negative, down to ``1 - stride``: PyTorch's ``output_padding`` is subtracted from it.
     groups : int
         Number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
 
@@ -66,21 +69,16 @@ class Conv(Attrs):
     pad_r: tuple[int, ...]
     groups: int = 1
 
-    def __post_init__(self) -> None:
-        check_window("convolution", self.strides, dilates=self.dilates, pad_l=self.pad_l, pad_r=self.pad_r)
-        if self.groups < 1:
-            raise ShapeError(f"convolution groups is {self.groups}, but must be at least 1")
-
     @classmethod
     def make(
-        cls,
+        cls: type[C],
         ndim: int,
         strides: int = 1,
         dilates: int = 0,
         pad_l: int = 0,
         pad_r: int | None = None,
         groups: int = 1,
-    ) -> Conv:
+    ) -> C:
         """Return attributes that are the same on all `ndim` spatial axes; padding is symmetric unless `pad_r` is given.
 
         Examples
@@ -90,6 +88,20 @@ class Conv(Attrs):
         """
         right = pad_l if pad_r is None else pad_r
         return cls((strides,) * ndim, (dilates,) * ndim, (pad_l,) * ndim, (right,) * ndim, groups)
+
+    def check(self, op: str, pad_r: tuple[int, ...]) -> None:
+        """Check all but the sign of what is after the source."""
+        check_window(op, self.strides, dilates=self.dilates, pad_l=self.pad_l, pad_r=pad_r)
+        if self.groups < 1:
+            raise ShapeError(f"{op} groups is {self.groups}, but must be at least 1")
+
+
+@dataclass(frozen=True)
+class Conv(Window):
+    """Attributes of a convolution, as of :class:`Window`."""
+
+    def __post_init__(self) -> None:
+        self.check("convolution", self.pad_r)
 
 
 # ---------------------------------------------------------------- meaning
@@ -170,22 +182,10 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
     UnsupportedOpError
         dst behind a depthwise convolution is in a format that has no tag.
     """
-    from fmtprop import dnnl
-
     fused = attr is not None and any(op.kind == "convolution" for op in attr.ops)
     asked = descs["dst"].desc
-    problem = dnnl.Convolution(
-        src=descs["src"],
-        weights=descs["weights"],
-        bias=descs.get("bias"),
-        dst=_before_depthwise(attrs, descs) if fused else descs["dst"],
-        strides=attrs.strides,
-        dilates=attrs.dilates,
-        pad_l=attrs.pad_l,
-        pad_r=attrs.pad_r,
-    )
-    pd = dnnl.create(problem, attr)
-    own = lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+    dst = _before_depthwise(attrs, descs) if fused else descs["dst"]
+    own = primitive_of("Convolution")(attrs, {**descs, "dst": dst}, attr)
     if not fused:
         return own
 
@@ -195,7 +195,7 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
             raise FormatError(f"convolution: {candidate.impl} writes dst as {formats['dst']}, not as {asked}")
         return formats
 
-    return Lowering(pd, resolve)
+    return Lowering(own.pd, resolve)
 
 
 def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDesc:
@@ -306,11 +306,6 @@ def _import_named_padding(call: Call) -> Value | None:
     return import_convolution(call, pads)
 
 
-def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
-    grouped = len(weights) > len(src)
-    return prod(dst) * max(src[1] / weights[0] if grouped else src[1], 1.0) * prod(weights[2 + grouped :])
-
-
 def _append(attrs: Conv, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
     weights, *bias = operands
     kernel, stride, padding = set(weights.dims[3:]), set(attrs.strides), {*attrs.pad_l, *attrs.pad_r}
@@ -359,17 +354,13 @@ def samples() -> Iterable[Sample]:
 CONVOLUTION = OpDef(
     name="convolution",
     attrs=Conv,
-    operands=(
-        Operand("src", "SRC"),
-        Operand("weights", "WEIGHTS", parameter=True),
-        Operand("bias", "BIAS", optional=True, parameter=True),
-    ),
+    operands=WEIGHTED,
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
     primitive=primitive,
     equivalents=(_as_matmul, _as_inner_product),
-    linear=Linear(_products, windowed=True),
+    linear=Linear(lambda src, weights, dst: products(dst, src[1], weights), windowed=True),
     spreads=True,
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu", "convolution"}),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,71 +15,34 @@ import torch.nn.functional as F
 from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import Category, OpDef, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
-from fmtprop.ops.building import lowering
-from fmtprop.ops.convolution import check_channels, grouped_dims, import_padded, problem
+from fmtprop.ops.building import WEIGHTED, primitive_of
+from fmtprop.ops.convolution import Window, check_channels, grouped_dims, import_padded, problem
 from fmtprop.ops.view_attrs import permuted, reshaped
-from fmtprop.ops.window import check_window, extent, torch_padding
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+from fmtprop.ops.window import extent, products, torch_padding
 
 # ---------------------------------------------------------------- attributes
 
 
 @dataclass(frozen=True)
-class Deconv(Attrs):
-    """Attributes of a deconvolution, one number per spatial axis.
-
-    Parameters
-    ----------
-    strides : tuple of int
-        Step of the window over dst, at least 1.
-    dilates : tuple of int
-        Positions skipped between two taps; 0 is dense.
-    pad_l, pad_r : tuple of int
-        What is cut off dst before and after. ``pad_r`` may be negative, down to ``1 - stride``: PyTorch's
-        ``output_padding`` is subtracted from it.
-    groups : int
-        Number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
-
-    Raises
-    ------
-    ShapeError
-        A value is out of range, or lengths differ.
+class Deconv(Window):
+    """Attributes of a deconvolution, as of :class:`~fmtprop.ops.convolution.Window`.
 
     References
     ----------
     oneDNN developer guide, "Convolution", section "Deconvolution".
     """
 
-    strides: tuple[int, ...]
-    dilates: tuple[int, ...]
-    pad_l: tuple[int, ...]
-    pad_r: tuple[int, ...]
-    groups: int = 1
-
     def __post_init__(self) -> None:
-        magnitudes = tuple(abs(pad) for pad in self.pad_r)
-        check_window("deconvolution", self.strides, dilates=self.dilates, pad_l=self.pad_l, pad_r=magnitudes)
+        self.check("deconvolution", tuple(map(abs, self.pad_r)))
         for axis, (pad, stride) in enumerate(zip(self.pad_r, self.strides, strict=True)):
             if pad + stride < 1:
                 raise ShapeError(
                     f"deconvolution pad_r[{axis}] is {pad}, but must be at least {1 - stride} (1 - stride)"
                 )
-        if self.groups < 1:
-            raise ShapeError(f"deconvolution groups is {self.groups}, but must be at least 1")
-
-    @classmethod
-    def make(
-        cls, ndim: int, strides: int = 1, dilates: int = 0, pad_l: int = 0, pad_r: int | None = None, groups: int = 1
-    ) -> Deconv:
-        """Return attributes that are the same on all `ndim` spatial axes; symmetric unless `pad_r` is given."""
-        right = pad_l if pad_r is None else pad_r
-        return cls((strides,) * ndim, (dilates,) * ndim, (pad_l,) * ndim, (right,) * ndim, groups)
 
 
 # ---------------------------------------------------------------- meaning
@@ -124,24 +85,6 @@ def reference(attrs: Deconv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (dst,)
 
 
-def primitive(attrs: Deconv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the direct deconvolution's primitive descriptor."""
-    from fmtprop import dnnl
-
-    problem = dnnl.Deconvolution(
-        src=descs["src"],
-        weights=descs["weights"],
-        bias=descs.get("bias"),
-        dst=descs["dst"],
-        strides=attrs.strides,
-        dilates=attrs.dilates,
-        pad_l=attrs.pad_l,
-        pad_r=attrs.pad_r,
-    )
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
-
-
 # ---------------------------------------------------------------- importers
 
 
@@ -177,11 +120,6 @@ def _import_either(call: Call) -> Value | None:
     return _import(call) if call["transposed"] else import_padded(call)
 
 
-def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
-    grouped = len(weights) > len(src)
-    return prod(src) * max(dst[1] / weights[0] if grouped else dst[1], 1.0) * prod(weights[2 + grouped :])
-
-
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -203,16 +141,12 @@ def samples() -> Iterable[Sample]:
 DECONVOLUTION = OpDef(
     name="deconvolution",
     attrs=Deconv,
-    operands=(
-        Operand("src", "SRC"),
-        Operand("weights", "WEIGHTS", parameter=True),
-        Operand("bias", "BIAS", optional=True, parameter=True),
-    ),
+    operands=WEIGHTED,
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
-    primitive=primitive,
-    linear=Linear(_products, windowed=True),
+    primitive=primitive_of("Deconvolution"),
+    linear=Linear(lambda src, weights, dst: products(src, dst[1], weights), windowed=True),
     spreads=True,
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),

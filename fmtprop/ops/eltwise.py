@@ -15,13 +15,13 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.building import is_native, primitive_of
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps
 
 # ---------------------------------------------------------------- attributes
 
@@ -149,16 +149,6 @@ def loses(attrs: Eltwise) -> frozenset[str]:
     return _LOSES.get(attrs.alg, frozenset())
 
 
-def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the eltwise primitive descriptor."""
-    from fmtprop import dnnl
-
-    alg = f"eltwise_{attrs.alg}"
-    problem = dnnl.Eltwise(src=descs["src"], dst=descs["dst"], alg=alg, alpha=attrs.alpha, beta=attrs.beta)
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
-
-
 def _append(attrs: Eltwise, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
     tail.append_eltwise(f"eltwise_{attrs.alg}", attrs.alpha, attrs.beta)
 
@@ -271,7 +261,7 @@ ELTWISE = OpDef(
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("Eltwise"),
     elementwise=True,
     positive=lambda attrs: frozenset({"src"}) if attrs.alg in _POSITIVE else frozenset(),
     sliced=each_image,

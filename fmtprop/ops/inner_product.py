@@ -15,11 +15,11 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable, transposed
-from fmtprop.ops.building import lowering
-from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
+from fmtprop.ops.building import WEIGHTED, primitive_of
+from fmtprop.ops.linear import make_matmul, make_pointwise
 from fmtprop.ops.matmul import import_product
 from fmtprop.ops.regrouping import Regrouping
 
@@ -77,12 +77,6 @@ def operator(
     if bias is None:
         return partial(torch.mm, src, weights, out=results[0])
     return partial(torch.addmm, bias, src, weights, out=results[0])
-
-
-def primitive(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the inner product's primitive descriptor."""
-    pd = make_inner_product(descs, attr)
-    return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
 
 
 def _as_matmul(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -145,16 +139,12 @@ def samples() -> Iterable[Sample]:
 INNER_PRODUCT = OpDef(
     name="inner_product",
     attrs=InnerProduct,
-    operands=(
-        Operand("src", "SRC"),
-        Operand("weights", "WEIGHTS", parameter=True),
-        Operand("bias", "BIAS", optional=True, parameter=True),
-    ),
+    operands=WEIGHTED,
     category=Category.COMPUTE,
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("InnerProduct"),
     equivalents=(_as_matmul, _as_convolution),
     linear=Linear(lambda src, weights, dst: float(prod(src) * dst[1])),
     spreads=True,

@@ -6,40 +6,27 @@ Owns their creation from descriptors that are regrouped already. Must not know a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.ops.regrouping import Make
 
 
-def make_matmul(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
-    """Create [M, K] x [K, N], bias [1, N] or of dst's size."""
-    from fmtprop import dnnl
+def _make(problem: str, **parameters: Any) -> Make:
+    def make(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
+        from fmtprop import dnnl
 
-    problem = dnnl.Matmul(src=descs["src"], weights=descs["weights"], bias=descs.get("bias"), dst=descs["dst"])
-    return dnnl.create(problem, attr)
+        return dnnl.create(getattr(dnnl, problem)(**descs, **parameters), attr)
 
-
-def make_inner_product(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
-    """Create the inner product of [M, K] and [N, K], bias [N]."""
-    from fmtprop import dnnl
-
-    problem = dnnl.InnerProduct(src=descs["src"], weights=descs["weights"], bias=descs.get("bias"), dst=descs["dst"])
-    return dnnl.create(problem, attr)
+    return make
 
 
-def make_pointwise(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
-    """Create the convolution of [1, K, M, 1] with [N, K, 1, 1], bias [N]."""
-    from fmtprop import dnnl
+#: [M, K] x [K, N], bias [1, N] or of dst's size
+make_matmul = _make("Matmul")
 
-    problem = dnnl.Convolution(
-        src=descs["src"],
-        weights=descs["weights"],
-        bias=descs.get("bias"),
-        dst=descs["dst"],
-        strides=(1, 1),
-        dilates=(0, 0),
-        pad_l=(0, 0),
-        pad_r=(0, 0),
-    )
-    return dnnl.create(problem, attr)
+#: the inner product of [M, K] and [N, K], bias [N]
+make_inner_product = _make("InnerProduct")
+
+#: the convolution of [1, K, M, 1] with [N, K, 1, 1], bias [N]
+make_pointwise = _make("Convolution", strides=(1, 1), dilates=(0, 0), pad_l=(0, 0), pad_r=(0, 0))

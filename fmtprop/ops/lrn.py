@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +18,9 @@ import torch.nn.functional as F
 from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import lowering
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+from fmtprop.ops.building import primitive_of
 
 # ---------------------------------------------------------------- attributes
 
@@ -96,23 +92,6 @@ def loses(attrs: Lrn) -> frozenset[str]:
     return frozenset({"nan", "inf"}) if attrs.alg == "across_channels" else frozenset()
 
 
-def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the primitive descriptor of the local response normalization."""
-    from fmtprop import dnnl
-
-    problem = dnnl.Lrn(
-        src=descs["src"],
-        dst=descs["dst"],
-        alg=f"lrn_{attrs.alg}",
-        local_size=attrs.size,
-        alpha=attrs.alpha,
-        beta=attrs.beta,
-        k=attrs.k,
-    )
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
-
-
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -132,7 +111,7 @@ LRN = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    primitive=primitive,
+    primitive=primitive_of("Lrn", lambda attrs: {"local_size": attrs.size}),
     spreads=True,
     sliced=each_image,
     cost=Cost(lambda attrs, gathered: 40.0, pytorch=0.05),

@@ -23,7 +23,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.binary import Binary
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
 from fmtprop.ops.regrouping import Regrouping
@@ -122,8 +122,7 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     if 0 in descs["weights"].dims[-2:-1]:
         raise UnsupportedOpError("matmul: sums of nothing are 0, which oneDNN does not write; PyTorch does")
     if len(descs["weights"].dims) == ndim:
-        pd = make_matmul(descs, attr)
-        return lowering(pd, {"src": "src", "weights": "weights", "bias": "bias", "dst": "dst"})
+        return primitive_of("Matmul")(attrs, descs, attr)
     rows = (tuple(range(ndim - 1)), (ndim - 1,))
     tensors = {"src": rows, "weights": ((0,), (1,)), "bias": rows, "dst": rows}
     return Regrouping("matmul", tensors).lower(descs, attr, make_matmul)

@@ -192,7 +192,7 @@ def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
 
 def _lowered(pd: PrimitiveDesc, descs: Mapping[str, NativeDesc]) -> Lowering:
     """Return the lowering: src and dst as the primitive says, every vector plain."""
-    images = lowering(pd, {"src": "src", "dst": "dst"})
+    images = lowering(pd, ("src", "dst"))
     vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
 
     def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:

@@ -23,7 +23,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import axes_of, batched, computable, first_of, ints, unbatched
-from fmtprop.ops.building import FEW_SUMMANDS, check_summands, lowering
+from fmtprop.ops.building import FEW_SUMMANDS, check_summands, primitive_of
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, extent, torch_padding, window_count
@@ -188,23 +188,10 @@ def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     UnsupportedOpError
         An average of too many elements.
     """
-    from fmtprop import dnnl
-
     if attrs.alg != "max":
         # a window may reach far beyond its source
         check_summands("pooling", prod(map(min, attrs.kernel, descs["src"].dims[2:])))
-    problem = dnnl.Pooling(
-        src=descs["src"],
-        dst=descs["dst"],
-        alg=f"pooling_{attrs.alg}",
-        kernel=attrs.kernel,
-        strides=attrs.strides,
-        dilates=attrs.dilates,
-        pad_l=attrs.pad_l,
-        pad_r=attrs.pad_r,
-    )
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
+    return primitive_of("Pooling")(attrs, descs, attr)
 
 
 # ---------------------------------------------------------------- importers

@@ -13,15 +13,15 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.building import is_native, primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps
 
 # ---------------------------------------------------------------- attributes
 
@@ -64,14 +64,6 @@ def operator(
     """Return PyTorch's operator for it, whose result is copied."""
     src, weights = tensors["src"], tensors["weights"]
     return lambda: results[0].copy_(torch._prelu_kernel(src, weights))
-
-
-def primitive(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the prelu primitive descriptor."""
-    from fmtprop import dnnl
-
-    pd = dnnl.create(dnnl.Prelu(src=descs["src"], weights=descs["weights"], dst=descs["dst"]), attr)
-    return lowering(pd, {"src": "src", "weights": "weights", "dst": "dst"})
 
 
 def _append(attrs: Prelu, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
@@ -117,7 +109,7 @@ PRELU = OpDef(
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("Prelu"),
     cost=Cost(pytorch=0.35),
     as_post_op=PostOpForm("prelu", _append),
     samples=samples,

@@ -17,7 +17,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import first_of
-from fmtprop.ops.building import check_summands, is_native, lowering, normalised_axis
+from fmtprop.ops.building import check_summands, is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import reshaped
 
@@ -136,13 +136,9 @@ def primitive(attrs: Reduction, descs: Mapping[str, NativeDesc], attr: Primitive
     UnsupportedOpError
         A sum of too many elements.
     """
-    from fmtprop import dnnl
-
     if attrs.alg not in ("max", "min", "mul"):
         check_summands("reduction", math.prod(descs["src"].dims[axis] for axis in attrs.axes))
-    alg = f"reduction_{attrs.alg}"
-    pd = dnnl.create(dnnl.Reduction(src=descs["src"], dst=descs["dst"], alg=alg, p=attrs.p, eps=attrs.eps), attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
+    return primitive_of("Reduction")(attrs, descs, attr)
 
 
 # ---------------------------------------------------------------- importers

@@ -115,7 +115,7 @@ class Regrouping:
         asked = {name: self._decided(name, native.desc) for name, native in given.items()}
         seen = {name: self._seen(name, desc) for name, desc in asked.items()}
         pd = make(_natives(seen), None if attr is None else self._attributes(attr, dims["dst"]))
-        plain = lowering(pd, {name: name for name in given})
+        plain = lowering(pd, given)
 
         def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
             formats = {}

@@ -72,7 +72,7 @@ def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
         wanted = src.desc.with_dtype(dst.data_type)
         # Not the gaps of a slice, nor the repetition of an expanded tensor.
         dst = dnnl.NativeDesc.from_desc(wanted if wanted.is_dense else MemoryDesc(wanted.dims, wanted.dtype))
-    return lowering(dnnl.create(dnnl.Reorder(src=src, dst=dst), attr), {"src": "src", "dst": "dst"})
+    return lowering(dnnl.create(dnnl.Reorder(src=src, dst=dst), attr), ("src", "dst"))
 
 
 # ---------------------------------------------------------------- importers

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +17,10 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import lowering
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+from fmtprop.ops.building import primitive_of
 
 # ---------------------------------------------------------------- attributes
 
@@ -107,15 +103,6 @@ def loses(attrs: Resampling) -> frozenset[str]:
     return frozenset({"nan", "inf"}) if attrs.alg == "linear" else frozenset()
 
 
-def primitive(attrs: Resampling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the resampling's primitive descriptor; factors follow from the dimensions."""
-    from fmtprop import dnnl
-
-    problem = dnnl.Resampling(src=descs["src"], dst=descs["dst"], alg=f"resampling_{attrs.alg}")
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
-
-
 # ---------------------------------------------------------------- importers
 
 
@@ -196,7 +183,7 @@ RESAMPLING = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    primitive=primitive,
+    primitive=primitive_of("Resampling"),
     sliced=each_image,
     loses=loses,
     # sum and binary go wrong on blocked formats in oneDNN 3.2

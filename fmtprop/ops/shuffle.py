@@ -86,7 +86,7 @@ def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     size = descs["src"].dims[attrs.axis] // attrs.groups
     problem = dnnl.Shuffle(src=descs["src"], dst=descs["dst"], axis=attrs.axis, group_size=size)
     pd = dnnl.create(problem, attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
+    return lowering(pd, ("src", "dst"))
 
 
 def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:

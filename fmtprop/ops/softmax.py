@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +13,10 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import is_native, lowering, normalised_axis
+from fmtprop.ops.building import is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -83,15 +79,6 @@ def loses(attrs: Softmax) -> frozenset[str]:
     return frozenset({"nan", "inf"})
 
 
-def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the softmax primitive descriptor."""
-    from fmtprop import dnnl
-
-    alg = f"softmax_{attrs.alg}"
-    pd = dnnl.create(dnnl.Softmax(src=descs["src"], dst=descs["dst"], alg=alg, axis=attrs.axis), attr)
-    return lowering(pd, {"src": "src", "dst": "dst"})
-
-
 # ---------------------------------------------------------------- importers
 
 
@@ -127,7 +114,7 @@ SOFTMAX = OpDef(
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("Softmax"),
     sliced=each_image_across_axis,
     reads=Reads.ROWS,
     cost=Cost(lambda attrs, gathered: 30.0, pytorch=0.15, across=0.25),

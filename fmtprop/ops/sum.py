@@ -13,13 +13,13 @@ import torch
 from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import lowering, operand_list, promoted
+from fmtprop.ops.building import operand_list, primitive_of, promoted
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps
 
 # ---------------------------------------------------------------- attributes
 
@@ -84,15 +84,6 @@ def operator(
     return partial(torch.add, tensors["src_0"], tensors["src_1"], alpha=attrs.scales[1], out=results[0])
 
 
-def primitive(attrs: Sum, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the sum primitive descriptor."""
-    from fmtprop import dnnl
-
-    sources = operand_list("src", descs)
-    pd = dnnl.create(dnnl.Sum(srcs=sources, dst=descs["dst"], scales=attrs.scales), attr)
-    return lowering(pd, {**{f"src_{i}": f"src_{i}" for i in range(len(sources))}, "dst": "dst"})
-
-
 def _append(attrs: Sum, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
     tail.append_sum(attrs.scales[0])
 
@@ -118,7 +109,7 @@ SUM = OpDef(
     infer=infer,
     reference=reference,
     operator=operator,
-    primitive=primitive,
+    primitive=primitive_of("Sum"),
     elementwise=True,
     sliced=each_image,
     cost=Cost(pace=0.75, pytorch=0.6),

@@ -7,6 +7,7 @@ know tensors or graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fmtprop.errors import ShapeError
 
@@ -37,6 +38,12 @@ def check_window(op: str, strides: Sequence[int], **others: Sequence[int]) -> No
         for axis, value in enumerate(values):
             if value < low:
                 raise ShapeError(f"{op} {name}[{axis}] is {value}, but must be at least {low}")
+
+
+def products(each: Sequence[int], channels: int, weights: Sequence[int]) -> float:
+    """Return the products of which each element of a tensor has one for each tap and channel of its group."""
+    grouped = len(weights) > len(each)
+    return prod(each) * max(channels / weights[0] if grouped else channels, 1.0) * prod(weights[2 + grouped :])
 
 
 def extent(kernel: int, dilate: int) -> int:
