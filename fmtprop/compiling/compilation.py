@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
+import torch
+
 from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.contest import Contest, contest
 from fmtprop.compiling.contestants import DIRECT, GREEDY, Contestant, Contestants
@@ -19,18 +21,25 @@ from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.stages import check_memory, make_room, normalise, random_inputs
 from fmtprop.compiling.tensor_planner import plan_tensors
 from fmtprop.errors import PlanError, UnsupportedOpError
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
+from fmtprop.ir.node import Node, Value
 from fmtprop.ir.tensors import defer
+from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Observer
+from fmtprop.passes.for_threads import ForThreads
 from fmtprop.passes.optimal import Certificate
-from fmtprop.passes.target import Setting
+from fmtprop.passes.target import Setting, Target
 from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
+from fmtprop.runtime.threads import on_cpu, running_with
+from fmtprop.runtime.weights import PackedForms
 from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from fmtprop.targets.executable import Targets, implementation
 from fmtprop.tuning import MEASURING, TunedCosts, Tuning, costs_for
 
 __all__ = ["Compilation"]
@@ -107,6 +116,8 @@ class Compilation:
         Ways to run the model that failed and were left out, and why.
     seconds : dict of str to float
         Time that each stage took.
+    weights : PackedForms
+        The constants, as plans for any number of threads have them.
     """
 
     normal: Graph
@@ -122,6 +133,8 @@ class Compilation:
         self.wrong: list[Mismatch] = []
         self.dropped: Mapping[str, str] = {}
         self.seconds: dict[str, float] = {}
+        #: the constants of all plans for the formatted graph
+        self.weights = PackedForms()
         self._last = perf_counter()
         self._target, self._fallback = OneDnnTarget(), ReferenceTarget()
         self._store = Store()
@@ -151,7 +164,9 @@ class Compilation:
         check_memory(self.imported)
         self.normalise()
         if self.options.target == "mkldnn":
-            self.formatted, self.plan, self.certificate = plan_tensors(self.normal, self.options, self._lap)
+            self.formatted, self.plan, self.certificate = plan_tensors(
+                self.normal, self.options, self._lap, self.weights
+            )
         else:
             self._freeze()
         self._costs = None  # much, and of no more use
@@ -195,7 +210,7 @@ class Compilation:
             if self.owned:
                 self.normal.constants.clear()  # the formatted graph has them still
             make_room(graph)
-            plan = self._attempts.of(name, partial(build_plan, graph, self._target, consume=self.owned))
+            plan = self._attempts.of(name, partial(self._build, graph, self._target))
             self._lap("plan")
             if plan is not None:
                 break
@@ -205,6 +220,58 @@ class Compilation:
             self._store.remember(key, winner)
         self.plan, self.formatted, self.certificate, self.contest = plan, graph, chosen.certificate, chosen.contest
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
+
+    def _build(self, graph: Graph, target: Target) -> Plan:
+        return build_plan(graph, target, consume=self.owned, constants=ConstantStore(self.weights))
+
+    def plan_for(self, threads: int) -> Plan:
+        """Make the plan for another number of threads: in the same formats, by primitives that are chosen anew.
+
+        Returns
+        -------
+        Plan
+            It shares the packed constants. The first plan, with a warning, where a node has no primitive.
+
+        Raises
+        ------
+        PlanError
+            Primitives keep failing their check.
+        """
+        targets = Targets()
+        renewed = ForThreads(lambda node: targets.of(implementation(node)), self._fallback)
+        name = self.formatted.name
+        with running_with(threads), on_cpu(), torch.autocast("cpu", enabled=False):
+            for _ in range(_ATTEMPTS):
+                try:
+                    graph = renewed.run(self._with_constants())
+                except UnsupportedOpError as error:
+                    warnings.warn(
+                        f"model {name} keeps running with {self.plan.threads} threads: {error}; compile it again with "
+                        f"{threads}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                    return self.plan
+                verify(graph, Stage.FORMATTED)
+                plan = self._build(graph, self._target)
+                wrong = check_steps(plan.steps, self._store, plan.packed) if self._checked else []
+                if not wrong:
+                    return plan
+                for mismatch in wrong:
+                    warnings.warn(f"{mismatch}; choosing another implementation", RuntimeWarning, stacklevel=2)
+                    targets.reject(mismatch.node)
+        raise PlanError(
+            f"model {name}: primitives for {threads} threads keep failing their check; the last: {wrong[0]}"
+        )
+
+    def _with_constants(self) -> Graph:
+        """Return the formatted graph with constants that are read from packed forms where somebody needs them."""
+        graph = self.formatted.copy()
+        for node in graph.nodes():
+            if node.op == "constant":
+                make = partial(self.weights.read, Value(node.name))
+                graph.constants[node.name] = Deferred(node.results[0], node.descs[0].strides, make, fresh=True)
+        return graph
 
     def _begin(self, ended: str) -> None:
         if self.options.stage is not None:

@@ -66,8 +66,8 @@ class CompiledModel:
         self.compile_seconds, self.precision = compilation.seconds, compilation.precision
         self.certificate, self.contest = compilation.certificate, compilation.contest
         self.tuning, self.dropped = compilation.tuning, compilation.dropped
-        plan, options, graph = self.plan, self.options, self.graph
-        self._executor = Executor(plan, checked=options.verify != "off")
+        plan, graph = self.plan, self.graph
+        self._executor = Executor(plan, compilation.plan_for)
         self._flat = _is_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
         self._pool: StreamPool | None = None

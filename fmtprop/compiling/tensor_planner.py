@@ -16,7 +16,9 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, resolve_pins
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.selfcheck import check_steps
+from fmtprop.runtime.weights import PackedForms
 from fmtprop.store import Store
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.mkldnn import MkldnnCosts, MkldnnTarget
@@ -26,7 +28,9 @@ from fmtprop.tuning import MEASURING
 __all__ = ["plan_tensors", "tensor_assigner"]
 
 
-def plan_tensors(normal: Graph, options: Options, lap: Callable[[str], None]) -> tuple[Graph, Plan, Certificate | None]:
+def plan_tensors(
+    normal: Graph, options: Options, lap: Callable[[str], None], forms: PackedForms
+) -> tuple[Graph, Plan, Certificate | None]:
     """Assign formats by the policy, and freeze the result.
 
     Parameters
@@ -37,6 +41,8 @@ def plan_tensors(normal: Graph, options: Options, lap: Callable[[str], None]) ->
         How.
     lap : callable
         Told of each stage that ended.
+    forms : PackedForms
+        Takes note of the constants.
 
     Raises
     ------
@@ -48,7 +54,7 @@ def plan_tensors(normal: Graph, options: Options, lap: Callable[[str], None]) ->
     formatted, certificate = _assign(normal, options)
     verify(formatted, Stage.FORMATTED)
     lap("assign")
-    plan = build_plan(formatted, MkldnnTarget())
+    plan = build_plan(formatted, MkldnnTarget(), constants=ConstantStore(forms))
     lap("plan")
     if options.verify != "off":
         for mismatch in check_steps(plan.steps, Store(), plan.packed):

@@ -136,7 +136,7 @@ class _Builder:
     def _visit(self, node: Node) -> None:
         if node.choice is None:
             raise PlanError(f"{node.label} has no choice: assign formats before planning")
-        if node.op == "constant":
+        if node.op == "constant" or (node.name not in self.computed and not node.is_boundary):
             return  # packed at its first read: weights are packed one by one
         inputs = {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()}
         if node.op == "input":
@@ -147,12 +147,42 @@ class _Builder:
         elif is_in_place(node):
             self._join(node, inputs)
         elif is_view(self.graph, node.name):
-            source = self.graph.desc_of(self.graph.inputs(node.name)["src"])
-            self._place(node, 0, inputs["src"].buffer, inputs["src"].desc.offset0 - source.offset0)
-        elif node.name not in self.computed:
-            self._run_once(node, inputs)
+            self._view(node)
         else:
             self._add_step(node, inputs)
+
+    def _view(self, node: Node) -> None:
+        value = self.graph.inputs(node.name)["src"]
+        place = self._place_of(value)
+        self._place(node, 0, place.buffer, place.desc.offset0 - self.graph.desc_of(value).offset0)
+
+    def _supply(self, node: Node) -> None:
+        """Store a constant, or compute a node of constants; where another plan has it in its format, that is taken."""
+        if node.op != "constant" and is_view(self.graph, node.name):
+            self._view(node)
+            return
+        values = [Value(node.name, index) for index in range(len(node.results))]
+        known = [self.constants.forms.find(self._origin(value), self.graph.desc_of(value)) for value in values]
+        flats = [flat for flat in known if flat is not None]
+        if len(flats) == len(values):
+            for index, flat in enumerate(flats):
+                self._place(node, index, self._constant(self.constants.keep(flat)))
+            if node.op == "reorder":
+                self.packers[self.places[values[0]].buffer] = node
+        elif node.op == "constant":
+            self._place(node, 0, self._add_constant(node))
+        else:
+            self._run_once(node, {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()})
+
+    def _origin(self, value: Value) -> Value:
+        """Return what a constant value is in another format."""
+        node = self.graph.node(value.node)
+        while node.op == "reorder" and node.name not in self.computed:
+            source = self.graph.inputs(node.name)["src"]
+            if self.graph.desc_of(source).dtype is not node.descs[0].dtype:
+                break
+            value, node = source, self.graph.node(source.node)
+        return value
 
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
@@ -178,8 +208,7 @@ class _Builder:
     def _place_of(self, value: Value) -> Access:
         """Return the position of a value; a constant is stored now."""
         if value not in self.places:
-            node = self.graph.node(value.node)
-            self._place(node, 0, self._add_constant(node))
+            self._supply(self.graph.node(value.node))
         return self.places[value]
 
     def _forget(self, value: Value) -> None:
@@ -376,6 +405,10 @@ class _Builder:
             nbytes = root.nbytes if root.home is not Home.CONSTANT or index >= 0 else 0
             buffers.append(Buffer(root.home, nbytes, root.first, root.last, offsets.get(i, 0), index))
         constants = tuple(self.constants[index] for index in kept)
+        for value, access in self.places.items():
+            root = self.roots[access.buffer]
+            if root.home is Home.CONSTANT and root.index in renumbered and not is_view(self.graph, value.node):
+                self.constants.forms.note(self._origin(value), self.graph.desc_of(value), self.constants[root.index])
         return tuple(buffers), layout.nbytes, peak_nbytes(list(lifetimes.values())), constants
 
 

@@ -16,7 +16,7 @@ from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.runtime.weights import WEIGHTS
+from fmtprop.runtime.weights import WEIGHTS, PackedForms
 from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
 from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
 
@@ -27,7 +27,8 @@ Operands = Mapping[str, tuple[torch.Tensor, MemoryDesc]]
 class ConstantStore:
     """Flat bytes of every constant, by number; equal bytes that belong to the store have one number."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: PackedForms | None = None) -> None:
+        self.forms = forms or PackedForms()
         self._bytes: list[torch.Tensor] = []
         #: number of uses of each constant
         self._uses: list[int] = []

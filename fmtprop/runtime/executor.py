@@ -13,8 +13,7 @@ from fmtprop import dnnl
 from fmtprop.runtime.boundary import Boundary, Endpoint
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
-from fmtprop.runtime.threads import current_threads, for_threads, running_with
-from fmtprop.store import Store
+from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.system.locks import ProcessLock
 
 
@@ -25,8 +24,8 @@ class Executor:
     ----------
     plan : Plan
         What to run.
-    checked : bool
-        Whether to check primitives that are made for another number of threads.
+    plan_for : callable, optional
+        Makes the plan for another number of threads; without it, all runs use the first plan's number.
     arena : torch.Tensor, optional
         Memory for the activations of runs with the plan's number of threads, except concurrent ones. Executors that
         never run at the same time can share it.
@@ -39,14 +38,16 @@ class Executor:
     thread.
     """
 
-    def __init__(self, plan: Plan, *, checked: bool = True, arena: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, plan: Plan, plan_for: Callable[[int], Plan] | None = None, *, arena: torch.Tensor | None = None
+    ) -> None:
         self.plan = plan
         self._boundary = Boundary(
             plan.name,
             tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs),
             tuple(Endpoint(name, access.desc) for name, access in plan.outputs),
         )
-        self._checked = checked
+        self._plan_for = plan_for
         self._runners = {plan.threads: _Runner(plan)}
         if arena is not None:
             self._runners[plan.threads].free.append(Context(plan, arena))
@@ -154,7 +155,7 @@ class Executor:
         with self._planning.current:
             runner = self._runners.get(threads)
             if runner is None:
-                plan = for_threads(self.plan, threads, Store() if self._checked else None)
+                plan = self._plan_for(threads) if self._plan_for is not None else self.plan
                 # if there is no plan for this number, use the first plan's contexts
                 runner = _Runner(plan) if plan is not self.plan else self._runners[self.plan.threads]
                 self._runners[threads] = runner

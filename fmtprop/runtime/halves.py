@@ -35,7 +35,7 @@ class Halves:
     ----------
     plan : Plan
         With a backward half.
-    checked : bool
+    plan_for : callable, optional
         As for :class:`Executor`.
 
     Raises
@@ -49,11 +49,11 @@ class Halves:
     ticket, a small tensor: as long as that is in memory, saved by autograd for instance, nobody else gets the memory.
     """
 
-    def __init__(self, plan: Plan, *, checked: bool = True) -> None:
+    def __init__(self, plan: Plan, plan_for: Callable[[int], Plan] | None = None) -> None:
         if plan.turn is None:
             raise PlanError(f"model {plan.name} has no backward half: compile it with training=True")
         self.plan, turn = plan, plan.turn
-        self._executor = Executor(plan, checked=checked)
+        self._executor = Executor(plan, plan_for)
         inputs = tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs)
         self._forward = Boundary(plan.name, inputs[: turn.input], ())
         self._backward = Boundary(plan.name, inputs[turn.input :], ())

@@ -1,14 +1,19 @@
-"""Weights that plans share: equal bytes are in memory once.
+"""Weights that plans share: equal bytes are in memory once, and a model's constants are known by their formats.
 
-Owns the table of known bytes. Must not know formats: plans that pack a constant in the same format get equal bytes.
+Owns these two tables. Neither keeps anything alive.
 """
 
 from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
+from fmtprop.errors import PlanError
+from fmtprop.ir.node import Value
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import ALIGNMENT
 
@@ -52,3 +57,36 @@ class WeightStore:
 
 #: the store of this process
 WEIGHTS = WeightStore()
+
+
+class PackedForms:
+    """The formats in which plans of one formatted graph have its constants: flat bytes, by origin and format.
+
+    The origin of what a reorder made of constants is the reorder's source. Bytes go with the last plan that has them.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[tuple[Value, MemoryDesc], torch.Tensor] = WeakValueDictionary()
+
+    def find(self, origin: Value, desc: MemoryDesc) -> torch.Tensor | None:
+        """Return a constant in a format, None where no plan has it so."""
+        return self._known.get((origin, desc))
+
+    def note(self, origin: Value, desc: MemoryDesc, flat: torch.Tensor) -> None:
+        """Take note of a constant in a format."""
+        self._known[origin, desc] = flat
+
+    def read(self, origin: Value) -> torch.Tensor:
+        """Return a constant, dense and row-major, from any of its formats.
+
+        Raises
+        ------
+        PlanError
+            No plan has it in a format that can be read.
+        """
+        for (known, desc), flat in list(self._known.items()):
+            if known == origin and desc.kind == "blocked":
+                array = unpack(flat[: desc.nbytes].numpy(), desc)
+                tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)
+                return tensor.view(torch_dtype(desc.dtype))
+        raise PlanError(f"constant {origin} is in no format that can be read back: compile the model again")

@@ -106,7 +106,7 @@ class Step:
     def _planned(self) -> tuple[Joint, Halves]:
         joint = import_joint(*self.programs, self.outputs, "step")
         self.net = self._plan(joint.graph, replace(self.options, boundary=joint.boundary))
-        return joint, Halves(self.net.plan, checked=self.options.verify != "off")
+        return joint, Halves(self.net.plan, self.net.compilation.plan_for)
 
 
 class Evaluation:

@@ -14,8 +14,8 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
+from fmtprop.ir.node import Value
 from fmtprop.runtime import Plan
-from fmtprop.runtime.threads import for_threads
 from fmtprop.runtime.weights import WeightStore
 
 OPTIONS = {"tune": "model", "policy": "propagate", "verify": "off"}
@@ -69,10 +69,26 @@ def test_regions_of_torch_compile_hold_one_copy(monkeypatch: pytest.MonkeyPatch)
 
 def test_plans_for_two_numbers_of_threads_hold_one_copy() -> None:
     model = network()
-    first, second = (fp.compile(model, image(size), **OPTIONS).plan for size in (16, 24))
-    others = [for_threads(plan, plan.threads + 1, None) for plan in (first, second)]
+    nets = [fp.compile(model, image(size), **OPTIONS) for size in (16, 24)]
+    others = [net.compilation.plan_for(net.plan.threads + 1) for net in nets]
     if formats(others[0]) == formats(others[1]):
         assert nbytes(others) == nbytes(others[:1])
+
+
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_constants_are_read_back_from_the_formats_that_plans_have_them_in(policy: str) -> None:
+    model = network()[:3]
+    net = fp.compile(model, image(16), **OPTIONS | {"policy": policy}, winograd=False)
+    graph, weights = net.graph, net.compilation.weights
+    assert not graph.constants
+    read = [weights.read(Value(node.name)).reshape(-1) for node in graph.nodes() if node.op == "constant"]
+    for parameter in model.parameters():
+        assert any(torch.equal(one, parameter.reshape(-1)) for one in read)
+    net.close()
+    del net
+    gc.collect()
+    with pytest.raises(fp.PlanError, match="is in no format that can be read back"):
+        weights.read(Value(next(node.name for node in graph.nodes() if node.op == "constant")))
 
 
 def test_other_weights_are_others() -> None:

@@ -69,18 +69,17 @@ def test_a_child_can_plan_for_other_threads_while_its_parent_was_about_to(monkey
     import torch
 
     import fmtprop as fp
-    from fmtprop.runtime import executor
 
     net = fp.compile(torch.nn.Linear(4, 4).eval(), torch.ones(2, 4), tune="model")
     reached, go_on = threading.Event(), threading.Event()
-    honest = executor.for_threads
+    honest = net._executor._plan_for
 
     def slow(*arguments):
         reached.set()
         go_on.wait()
         return honest(*arguments)
 
-    monkeypatch.setattr(executor, "for_threads", slow)
+    monkeypatch.setattr(net._executor, "_plan_for", slow)
     thread = threading.Thread(target=lambda: net._executor.prepare(torch.get_num_threads() + 1))
     thread.start()
     reached.wait()

@@ -14,8 +14,6 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import Binary, Pooling
 from fmtprop.passes.formats import channels_last
 from fmtprop.runtime import selfcheck
-from fmtprop.runtime.threads import for_threads
-from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.kernels import JIT
 from fmtprop.tuning.identity import describe
@@ -116,7 +114,7 @@ def test_a_network_runs_them_and_tells_so(gate):
 def test_a_plan_for_other_threads_runs_them_too(gate, threads):
     module, x = gate
     net = compiled(module, x)
-    other = for_threads(net.plan, threads, Store())
+    other = net.compilation.plan_for(threads)
     assert [s.node.choice.impl for s in kernels(other)] == [s.node.choice.impl for s in kernels(net.plan)]
     before = torch.get_num_threads()
     try:
