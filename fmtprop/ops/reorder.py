@@ -15,6 +15,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.view_attrs import expanded
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -98,6 +99,12 @@ def _to(operand: str = "self") -> Importer:
     return importer
 
 
+def _copy(call: Call) -> Value | None:
+    """Import a copy into a tensor: of that, only the type is left."""
+    value = converted(call, call["src"], call.results[0].dtype)
+    return None if value is None else expanded(call, value, call.results[0].dims)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -122,6 +129,7 @@ REORDER = OpDef(
     samples=samples,
     torch={
         "aten._to_copy.default": _to(),
+        "aten.copy.default": _copy,
         "aten.to.dtype": _to(),
         "aten.to.dtype_layout": _to(),
         "aten.to.device": _to(),

@@ -9,6 +9,7 @@ from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
@@ -20,6 +21,8 @@ __all__ = ["NORMALISE"]
 NORMALISE: tuple[Pass, ...] = (
     # first, so that the patterns of the others are not interrupted
     RemoveIdentities(),
+    # behind it, as nothing dead reads a tensor in the making
+    JoinWrites(),
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),

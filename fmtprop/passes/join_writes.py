@@ -1,0 +1,136 @@
+"""Joining of what a model writes into a tensor piece by piece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.building import is_native
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.host import HostCall
+from fmtprop.ops.view_attrs import Reshape, Slice
+from fmtprop.passes.editing import bypass, only_reader
+
+_SELECT, _SLICE = "aten.select_scatter.default", "aten.slice_scatter.default"
+
+
+@dataclass(frozen=True)
+class JoinWrites:
+    """Replace writes into parts of a tensor, one after the other, by one ``concat`` of what is there in the end.
+
+    A loop that fills a tensor (``out[:, t] = …``) comes as one copy of the whole tensor for each turn. What nobody
+    wrote over is a slice of the tensor that there was before.
+
+    Notes
+    -----
+    Requires a graph without dead nodes. Ensures that no write of a floating-point tensor along one axis, without a
+    step, is left.
+    """
+
+    name: ClassVar[str] = "join-writes"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            write = _write(graph, node)
+            if write is not None and not _is_written_over(graph, write):
+                _join(graph, write)
+        graph.remove_dead()
+        return graph
+
+
+@dataclass(frozen=True)
+class _Write:
+    """One write: a source that takes the places from start to stop of an axis."""
+
+    node: Node
+    whole: Value
+    source: Value
+    axis: int
+    start: int
+    stop: int
+
+
+def _write(graph: Graph, node: Node) -> _Write | None:
+    if not isinstance(node.attrs, HostCall) or node.attrs.target not in (_SELECT, _SLICE):
+        return None
+    given, inputs, dims = json.loads(node.attrs.arguments), graph.inputs(node.name), node.results[0].dims
+    names = [given[name].get("tensor") for name in ("self", "src")]
+    if None in names:  # complex numbers, as their parts
+        return None
+    whole, source = (inputs[name] for name in names)
+    axis, size = given.get("dim", 0) % len(dims), dims[given.get("dim", 0)]
+    if node.attrs.target == _SELECT:
+        start = given["index"] % size
+        stop, step = start + 1, 1
+    else:
+        start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(size)
+    fits = graph.type_of(source).dtype is node.results[0].dtype and is_native(node.results[0])
+    return _Write(node, whole, source, axis, start, stop) if fits and step == 1 and start < stop else None
+
+
+def _before(graph: Graph, write: _Write) -> _Write | None:
+    """Return the write into the same tensor right before, of which nobody else sees the result."""
+    before = _write(graph, graph.node(write.whole.node))
+    alone = before is not None and before.axis == write.axis and only_reader(graph, write.whole) is not None
+    return before if alone else None
+
+
+def _is_written_over(graph: Graph, write: _Write) -> bool:
+    reader = only_reader(graph, Value(write.node.name))
+    after = _write(graph, reader) if reader is not None else None
+    return after is not None and after.whole == Value(write.node.name) and after.axis == write.axis
+
+
+def _join(graph: Graph, last: _Write) -> None:
+    writes = [last]
+    while (before := _before(graph, writes[-1])) is not None:
+        writes.append(before)
+    writes.reverse()
+    axis, type_ = last.axis, last.node.results[0]
+    writer: list[int] = [-1] * type_.dims[axis]  # of each place, which write was the last
+    for index, write in enumerate(writes):
+        writer[write.start : write.stop] = [index] * (write.stop - write.start)
+    pieces = list(_pieces(graph, writes, writer))
+    if len(pieces) > 1:
+        node = Node(graph.fresh_name("concat"), "concat", Concat(axis), (type_,), origin=last.node.origin)
+        pieces = list(graph.insert(node, {f"src_{i}": p for i, p in enumerate(pieces)}, before=last.node.name))
+    bypass(graph, last.node, pieces)
+
+
+def _pieces(graph: Graph, writes: Sequence[_Write], writer: Sequence[int]) -> Iterator[Value]:
+    """Yield what lies in the tensor in the end, in its order along the axis."""
+    last = writes[-1]
+    for index, group in groupby(range(len(writer)), key=writer.__getitem__):
+        places = list(group)
+        if index < 0:
+            yield _window(graph, last, writes[0].whole, places[0], len(places))
+            continue
+        write, dims = writes[index], list(last.node.results[0].dims)
+        dims[last.axis] = write.stop - write.start
+        source = write.source
+        if graph.type_of(source).dims != tuple(dims):  # a selected place has no axis
+            source = _view(graph, last, source, "reshape", Reshape(tuple(dims)))
+        yield _window(graph, last, source, places[0] - write.start, len(places))
+
+
+def _window(graph: Graph, last: _Write, value: Value, start: int, size: int) -> Value:
+    dims = list(graph.type_of(value).dims)
+    if size == dims[last.axis]:
+        return value
+    starts = [0] * len(dims)
+    starts[last.axis], dims[last.axis] = start, size
+    return _view(graph, last, value, "slice", Slice(tuple(starts), tuple(dims), (1,) * len(dims)))
+
+
+def _view(graph: Graph, last: _Write, value: Value, op: str, attrs: Reshape | Slice) -> Value:
+    dims = attrs.shape if isinstance(attrs, Reshape) else attrs.sizes
+    node = Node(graph.fresh_name(op), op, attrs, (graph.type_of(value).with_dims(dims),), origin=last.node.origin)
+    (result,) = graph.insert(node, {"src": value}, before=last.node.name)
+    return result
