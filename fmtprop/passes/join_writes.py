@@ -12,7 +12,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ops.building import is_native
 from fmtprop.ops.concat import Concat
-from fmtprop.ops.host import HostCall
+from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.view_attrs import Reshape, Slice
 from fmtprop.passes.editing import bypass, only_reader
 
