@@ -285,7 +285,7 @@ class Graph:
 
     def replace_uses(self, old: Value, new: Value) -> None:
         """Make every reader of ``old`` read ``new``."""
-        for reader, operand in self.readers(old):
+        for reader, operand in self._reading(old):
             self.set_input(reader, operand, new)
 
     def insert(self, node: Node, inputs: Mapping[str, Value], before: str) -> tuple[Value, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -53,14 +54,17 @@ class FusePostOps:
     def run(self, graph: Graph) -> Graph:
         """Return the fused graph."""
         graph = graph.copy()
-        for node in graph.nodes():
+        nodes = graph.nodes()
+        # once: to put a large graph in order again after each fusion takes longer than all else that this pass does
+        ranks = {node.name: rank for rank, node in enumerate(nodes)}
+        for node in nodes:
             form = None if node.is_boundary or node.post_ops else opdef(node.op).as_post_op
             # a convolution in a convolution is for a policy that compares
             if form is None or form.kind == "convolution":
                 continue
             if node.exact and loses_special_values(node):
                 continue
-            for fusion in _fusions(graph, node):
+            for fusion in _fusions(graph, node, ranks):
                 if self._fits(graph, node, fusion) and self._is_optimized(graph, node, fusion):
                     self._absorb(graph, node, fusion)
                     break
@@ -143,34 +147,31 @@ class _Fusion(NamedTuple):
     operand: Value | None
 
 
-def _fusions(graph: Graph, node: Node) -> list[_Fusion]:
+def _fusions(graph: Graph, node: Node, ranks: Mapping[str, int]) -> list[_Fusion]:
     """Return the ways to absorb a node, the best first."""
     inputs = graph.inputs(node.name)
     if node.op != "binary":
         source, *others = inputs.values()
         if node.op == "sum":
-            return _sums(graph, node, inputs)
+            return _sums(node, inputs, ranks)
         return [_Fusion(source, node.op, node.attrs, others[0] if others else None)]
     found = [_Fusion(inputs["src_0"], "binary", node.attrs, inputs["src_1"])]
     if isinstance(node.attrs, Binary) and node.attrs.alg in COMMUTATIVE:
         found.append(_Fusion(inputs["src_1"], "binary", node.attrs, inputs["src_0"]))
-    return _latest_first(graph, found)
+    return _latest_first(found, ranks)
 
 
-def _sums(graph: Graph, node: Node, inputs: dict[str, Value]) -> list[_Fusion]:
+def _sums(node: Node, inputs: dict[str, Value], ranks: Mapping[str, int]) -> list[_Fusion]:
     """Return the ways to absorb an unweighted sum of two tensors: it is an addition."""
     if not isinstance(node.attrs, Sum) or node.attrs.scales != (1.0, 1.0):
         return []
     a, b = inputs["src_0"], inputs["src_1"]
     add = Binary("add")
-    return _latest_first(graph, [_Fusion(a, "binary", add, b), _Fusion(b, "binary", add, a)])
+    return _latest_first([_Fusion(a, "binary", add, b), _Fusion(b, "binary", add, a)], ranks)
 
 
-def _latest_first(graph: Graph, found: list[_Fusion]) -> list[_Fusion]:
-    if len(found) == 1:
-        return found
-    rank = {node.name: index for index, node in enumerate(graph.nodes())}
-    return sorted(found, key=lambda fusion: -rank[fusion.producer.node])
+def _latest_first(found: list[_Fusion], ranks: Mapping[str, int]) -> list[_Fusion]:
+    return sorted(found, key=lambda fusion: -ranks[fusion.producer.node])
 
 
 def _is_compiled(graph: Graph, binary: Node) -> bool:
