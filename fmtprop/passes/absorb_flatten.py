@@ -12,11 +12,10 @@ from fmtprop.passes.editing import is_constant, viewed_constant
 
 @dataclass(frozen=True)
 class AbsorbFlatten:
-    """Let an inner product read [N, C, H, W] itself instead of its flattened form [N, C·H·W].
+    """Make inner products read [N, C, H, W] instead of its flattened form [N, C·H·W].
 
-    The weights, a constant, become [O, C, H, W] without a copy. The activations can then stay in whatever format
-    their producer gives: a blocked or channels-last tensor cannot be flattened without a reorder, but oneDNN packs the
-    weights to match it.
+    The constant weights become [O, C, H, W] without a copy. Then the activations can keep their producer's format: a
+    blocked or channels-last tensor cannot be flattened without a reorder, but oneDNN packs the weights to match it.
 
     Notes
     -----

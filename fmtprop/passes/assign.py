@@ -1,9 +1,9 @@
 """Format assignment: every tensor gets a memory descriptor, every change of format becomes a reorder node.
 
-The pass walks the graph in topological order, asks the policy which requests are worth making and the target which of
-them it can serve, and builds a new graph. It owns the mechanics that all greedy policies share: one reorder serves
-all readers, a reorder back to a format that already exists is not made, a reorder that changes nothing is not made,
-views transform descriptors and fall back to a reorder where a format can't take them (SPEC M8).
+The pass walks the graph in topological order and builds a new graph. The policy proposes requests, and the target
+answers which of them it can serve. The pass owns the mechanics of all greedy policies: one reorder serves all readers;
+a reorder to an existing format, or without a change, is not made; views transform descriptors, with a reorder before
+if a format cannot express the view (SPEC M8).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
 from fmtprop.passes.target import Candidate, Setting, can_be_read
 
-#: types whose every number is an f32 too
+#: types whose numbers are all f32 numbers, too
 _HALVES = frozenset({DataType.BF16, DataType.F16})
 
 
@@ -40,12 +40,12 @@ class AssignFormats:
     setting : Setting
         Who runs the graph.
     rule : callable, optional
-        A policy of the caller's own instead of the named one: from a :class:`~fmtprop.passes.policies.Question` to
-        the :class:`~fmtprop.passes.policies.Option` worth trying, best first.
+        The caller's own policy instead of the named one: from a :class:`~fmtprop.passes.policies.Question` to the
+        :class:`~fmtprop.passes.policies.Option` to try, best first.
 
     Notes
     -----
-    Requires a normal graph, gives a formatted one: each node has ``descs`` and ``choice``.
+    Requires a normal graph, returns a formatted one: each node has ``descs`` and ``choice``.
 
     References
     ----------
@@ -70,8 +70,8 @@ class AssignFormats:
 class Placed(NamedTuple):
     """A value of the new graph and the descriptor that its readers should see.
 
-    The descriptor differs from the value's own only in its data type: a pending conversion, done together with the
-    format change that the first reader asks for.
+    The descriptor can differ from the value's in the data type: this is a pending conversion, which is combined with
+    the first reader's change of format.
     """
 
     value: Value
@@ -126,11 +126,11 @@ class Assignment:
         self._place(node, {"src": value}, (), Choice("boundary", "output", {"src": wanted}, "format of the caller"))
 
     def _visit_cast(self, node: Node) -> None:
-        """Leave a conversion of data type pending, to be done in one reorder with the reader's format."""
+        """Leave a conversion of data type pending: one reorder converts it together with the reader's format."""
         value, desc = self._operands(node)["src"]
         stored, pending = self.out.desc_of(value).dtype, desc.dtype
         if pending is not stored and not (pending is DataType.F32 and stored in _HALVES):
-            # The pending conversion rounds: another one after it must start from what it leaves.
+            # The pending conversion rounds: another one after it must start from its result.
             value = self._convert(Placed(value, desc), desc, node, "src")
             self.root[value] = value
         self.tensors[Value(node.name)] = Placed(value, desc.with_dtype(node.results[0].dtype))
@@ -147,13 +147,13 @@ class Assignment:
                 if not can_be_read(result, self.setting.target, self.setting.fallback):
                     raise FormatError(f"{self.setting.target.name} cannot read {result}")
             except FormatError as error:
-                refusal = refusal or str(error)  # the error itself holds this frame
+                refusal = refusal or str(error)  # the error itself would keep this frame alive
                 continue
             value = self._convert(tensor, desc, node, "src")
             reason = "view: no data moves" if not refusal else f"view after a reorder: {refusal}"
             self._place(node, {"src": value}, (result,), Choice("view", "view", {"src": desc}, reason))
             return
-        # backwards, say: no descriptor expresses it, so the data moves
+        # no descriptor expresses it (such as a reversal), so the data moves
         operands = {"src": tensor.desc}
         candidate = self._fall_back(node, operands)
         value = self._convert(tensor, candidate.operands["src"], node, "src")
@@ -172,7 +172,7 @@ class Assignment:
             for index, (name, desc) in enumerate(zip(result_names(node), candidate.results, strict=True)):
                 value = Value(node.name, index)
                 back = self._convert(Placed(value, desc), plain(desc), node, name)
-                self.root[back] = back  # readers start from the plain copy: that is what this policy pays
+                self.root[back] = back  # readers start from the plain copy: this is the cost of this policy
                 self.tensors[value] = Placed(back, plain(desc))
 
     # ------------------------------------------------------------------ deciding
@@ -202,7 +202,7 @@ class Assignment:
         )
 
     def _at_their_places(self, candidate: Candidate, operands: Mapping[str, Placed]) -> Candidate:
-        """Let operands be read where they lie: which format a target chooses never says where a slice begins."""
+        """Keep the operands' offsets: a target's format never includes the beginning of a slice."""
         moved = {}
         for name, tensor in operands.items():
             actual = self.out.desc_of(tensor.value)
@@ -221,7 +221,7 @@ class Assignment:
             self.tensors[value] = Placed(value, desc)
 
     def _convert(self, tensor: Placed, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
-        """Return the tensor's value in the wanted format: itself, a copy that exists, or a new reorder."""
+        """Return the tensor's value in the wanted format: itself, an existing copy, or a new reorder."""
         value, actual = tensor.value, self.out.desc_of(tensor.value)
         if actual == wanted:
             return value
@@ -248,9 +248,9 @@ class Assignment:
             for candidate in target.candidates(node, {"src": have, "dst": wanted}):
                 return self.out.add(node.with_(descs=(wanted,), choice=candidate.choice(reason)), {"src": source})[0]
         middle = plain(wanted).with_dtype(have.dtype)
-        if middle not in (have, wanted):  # strides that interleave, say: out of them first
+        if middle not in (have, wanted):  # such as interleaving strides: convert from them first
             return self._reorder(self._reorder(source, middle, reader, operand), wanted, reader, operand)
-        raise UnsupportedOpError(f"{node.label}: nobody can convert {have!r} to {wanted!r} for {reader.name}.{operand}")
+        raise UnsupportedOpError(f"{node.label}: no target converts {have!r} to {wanted!r} for {reader.name}.{operand}")
 
 
 def _row_major(type_: TensorType) -> MemoryDesc:
@@ -258,7 +258,7 @@ def _row_major(type_: TensorType) -> MemoryDesc:
 
 
 def _desc_of_constant(node: Node, data: object) -> MemoryDesc:
-    """Return how a constant lies in memory: its tensor's own strides where they are dense, else row-major."""
+    """Return a constant's format: its tensor's strides if they are dense, otherwise row-major."""
     type_ = node.results[0]
     stride = getattr(data, "stride", None)
     if stride is None or 0 in type_.dims:

@@ -1,7 +1,7 @@
-"""What a pass is, and how passes run one after another.
+"""The protocol of a pass, and pipelines of passes.
 
-A pass is a frozen dataclass: its fields are its options, ``run`` takes a graph and returns another one. A pipeline is
-a plain tuple of passes; the graph is verified after each, so that the pass that broke it is the one that is named.
+A pass is a frozen dataclass: its fields are its options, ``run`` takes a graph and returns another one. A pipeline has
+a plain tuple of passes; the graph is verified after each, so an error names the pass that caused it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fmtprop.ir.verify import Stage, verify
 
 __all__ = ["Observer", "Pass", "Pipeline"]
 
-#: called with a pass's name and the graph that it gave
+#: called with a pass's name and its result
 Observer = Callable[[str, Graph], None]
 
 
@@ -27,7 +27,7 @@ class Pass(Protocol):
     name: ClassVar[str]
 
     def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph; the one given stays as it is."""
+        """Return the rewritten graph; the given graph does not change."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Pipeline:
     Parameters
     ----------
     passes : tuple of Pass
-        What to run.
+        The passes, in order.
     stage_after : Stage
-        What the last one's graph must be; between passes it must be well-formed (``Stage.IMPORTED``).
+        Stage of the last pass's result; between passes the graph must be well-formed (``Stage.IMPORTED``).
 
     Examples
     --------
@@ -66,7 +66,7 @@ class Pipeline:
         Raises
         ------
         PassError
-            A pass failed, or gave a graph that breaks a rule; the message names it and those that ran before.
+            A pass failed, or its result breaks a rule; the message names it and the passes before it.
         """
         verify(graph, Stage.IMPORTED)
         done: list[str] = []

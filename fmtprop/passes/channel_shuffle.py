@@ -16,12 +16,12 @@ from fmtprop.passes.editing import bypass, only_reader
 class RecogniseShuffle:
     """Replace the three views by one ``shuffle``.
 
-    The axis is split into (groups, size / groups), both are exchanged, and the axis is put together again: no blocked
-    format can express the views, while oneDNN's shuffle keeps whatever format its source has.
+    The axis is split into (groups, size / groups), the two are exchanged and then merged again. No blocked format can
+    express these views, but oneDNN's shuffle keeps its source's format.
 
     Notes
     -----
-    Requires merged views. Ensures that no such chain is left whose inner values nobody else reads.
+    Requires merged views. Ensures that no such chain is left, unless its inner values have other readers.
 
     References
     ----------
@@ -54,13 +54,13 @@ def _recognise(graph: Graph, joined: Node) -> None:
 
 
 def _behind(graph: Graph, node: Node, op: str) -> Node | None:
-    """Return the producer of a view's source where it is that op and has no other reader."""
+    """Return the producer of a view's source if it is that op and has no other reader."""
     producer = graph.node(graph.inputs(node.name)["src"].node)
     return producer if producer.op == op and only_reader(graph, Value(producer.name)) is not None else None
 
 
 def _shuffle(dims: tuple[int, ...], split: tuple[int, ...], order: tuple[int, ...]) -> Shuffle | None:
-    """Return the shuffle that a split and an exchange make of a tensor, None where they are something else."""
+    """Return the shuffle that is equivalent to a split and an exchange; None if there is none."""
     for axis in range(len(dims)):
         exchanged = (*range(axis), axis + 1, axis, *range(axis + 2, len(dims) + 1))
         if order == exchanged and split[:axis] == dims[:axis] and split[axis + 2 :] == dims[axis + 1 :]:

@@ -1,4 +1,4 @@
-"""Small steps that several rewrites share: reading constants, replacing a node, finding a value's only reader."""
+"""Helpers of several rewrites: reading constants, replacing a node, finding a value's only reader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def constant(graph: Graph, value: Value) -> torch.Tensor | None:
 
 
 def new_constant(graph: Graph, data: torch.Tensor | Deferred, before: Node, origin: str = "") -> Value:
-    """Add a constant right before a node, so that the order of execution stays as it was."""
+    """Add a constant right before a node, so that the order of execution does not change."""
     type_ = data.type_ if isinstance(data, Deferred) else tensor_type(data)
     node = Node(graph.fresh_name(f"{before.name}_constant"), "constant", Attrs(), (type_,), origin=origin)
     (value,) = graph.insert(node, {}, before=before.name)
@@ -37,7 +37,7 @@ def new_constant(graph: Graph, data: torch.Tensor | Deferred, before: Node, orig
 def viewed_constant(
     graph: Graph, value: Value, view: Callable[[torch.Tensor], torch.Tensor], before: Node, origin: str
 ) -> Value:
-    """Add a view of a constant: it shares the constant's memory, or is made as late as the constant itself."""
+    """Add a view of a constant: it shares the constant's memory, or is deferred like the constant."""
     node, data = graph.node(value.node), graph.constants[value.node]
     if not isinstance(data, Deferred):
         return new_constant(graph, view(materialise(data, node.results[0])), before, origin)
@@ -47,7 +47,7 @@ def viewed_constant(
 
 
 def unused_name(stem: str, out: Graph, source: Graph) -> str:
-    """Return a name for a new node of a graph in the making that no node of the one it is made from has."""
+    """Return an unused name for a new node of graph `out`, which no node of graph `source` has either."""
     while True:
         name = out.fresh_name(stem)
         if name not in source:
@@ -55,7 +55,7 @@ def unused_name(stem: str, out: Graph, source: Graph) -> str:
 
 
 def only_reader(graph: Graph, value: Value) -> Node | None:
-    """Return the only node that reads a value, None where there are several, or it reads it twice."""
+    """Return the only node that reads a value; None if there are several, or if it reads the value twice."""
     return graph.node(graph.readers(value)[0][0]) if graph.reader_count(value) == 1 else None
 
 

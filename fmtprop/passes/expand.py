@@ -1,4 +1,4 @@
-"""One node replaced by several that compute the same: what such rewrites share."""
+"""Base of rewrites that replace one node by several nodes with the same result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["ExpandingPass", "Expansion", "has_constant_parameters", "is_f32"]
 
 
 class Expansion:
-    """What takes the place of one node; the last of its nodes has that node's name.
+    """The nodes that replace one node; the last of them has that node's name.
 
     Parameters
     ----------
     graph, out : Graph
-        Where the node is, and where to add what takes its place.
+        The node's graph, and the graph to which the replacement is added.
     node : Node
         The node.
     """
@@ -54,7 +54,7 @@ class Expansion:
         return value
 
     def carry_post_ops(self, name: str, post_ops: Sequence[PostOp], operands: Mapping[str, Value]) -> None:
-        """Give one of the nodes post-ops; a sum becomes an addition: nobody knows here what may be overwritten."""
+        """Give one of the nodes post-ops; a sum becomes an addition, since its operand may have other readers."""
         tail = [replace(p, op="binary", attrs=Binary("add")) if p.op == "sum" else p for p in post_ops]
         named = [replace(p, operand=p.operand and post_op_operand(number)) for number, p in enumerate(tail)]
         added = {new.operand: operands[old.operand] for old, new in zip(tail, named, strict=True) if old.operand}
@@ -62,7 +62,7 @@ class Expansion:
         self.out.set_inputs(name, {**self.out.inputs(name), **{key: value for key, value in added.items() if key}})
 
     def name(self, part: str) -> str:
-        """Return the name of a part; the last one, without any, has the node's own, so that its readers find it."""
+        """Return the name of a part; the last part, with an empty name, has the node's name for its readers."""
         name = f"{self.node.name}.{part}" if part else self.node.name
         taken = part and (name in self.out or name in self.graph)
         return unused_name(name, self.out, self.graph) if taken else name
@@ -70,17 +70,17 @@ class Expansion:
 
 @dataclass(frozen=True)
 class ExpandingPass(ABC):
-    """Rewrite nodes, those given by name, to several that compute the same; what a subclass is for says which and how.
+    """Rewrite nodes to several nodes with the same result; a subclass defines which nodes, and how.
 
     Parameters
     ----------
     names : collection of str, optional
-        Nodes to rewrite; by default all that can be.
+        Nodes to rewrite. Default: all eligible ones.
 
     Notes
     -----
-    Normal graph to normal graph; a graph without such nodes comes back as it is. The last node of what takes a node's
-    place has its name. Whether it pays depends on the machine: it is for a policy that compares.
+    Normal graph to normal graph; a graph without such nodes is returned unchanged. The last node of a replacement has
+    the replaced node's name. The gain depends on the machine, so a policy must compare costs.
     """
 
     name: ClassVar[str]
@@ -88,7 +88,7 @@ class ExpandingPass(ABC):
     names: Collection[str] | None = None
 
     def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph; the same object where nothing is to be rewritten."""
+        """Return the rewritten graph; the same object if there is nothing to rewrite."""
         rewritten = {node.name for node in self.eligible(graph)}
         if not rewritten:
             return graph
@@ -104,12 +104,12 @@ class ExpandingPass(ABC):
         return out
 
     def eligible(self, graph: Graph) -> list[Node]:
-        """Return the nodes that are rewritten, in order."""
+        """Return the nodes to rewrite, in order."""
         nodes = graph.nodes() if self.names is None else [graph.node(name) for name in self.names]
         return [node for node in nodes if self.applies(graph, node)]
 
     def growth(self, graph: Graph, node: Node) -> float:
-        """Return how many times the rounding error of a node is to be expected once it is rewritten."""
+        """Return the expected rounding error of the replacement over that of the node."""
         return 1.0
 
     @abstractmethod
@@ -118,11 +118,11 @@ class ExpandingPass(ABC):
 
     @abstractmethod
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
-        """Add to a new graph what takes a node's place."""
+        """Add the replacement of a node to a new graph."""
 
 
 def has_constant_parameters(graph: Graph, node: Node) -> bool:
-    """Whether a node computes something on a source that varies, by parameters that are constants."""
+    """Whether a node computes on a varying source with constant parameters."""
     inputs = graph.inputs(node.name)
     learned = [inputs[one.name] for one in ports(node, inputs) if one.role is Role.PARAMETER]
     return (
@@ -134,6 +134,6 @@ def has_constant_parameters(graph: Graph, node: Node) -> bool:
 
 
 def is_f32(graph: Graph, node: Node) -> bool:
-    """Whether a node reads and writes nothing but f32."""
+    """Whether a node reads and writes only f32."""
     values = (*graph.inputs(node.name).values(), Value(node.name))
     return all(graph.type_of(value).dtype is DataType.F32 for value in values)

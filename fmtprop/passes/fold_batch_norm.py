@@ -1,4 +1,4 @@
-"""Folding of per-channel scaling and shifting, batch normalization above all, into the weights before it."""
+"""Folding of per-channel scaling and shifting (mostly batch normalization) into the weights before it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
 
-#: elements that are scaled at once
+#: elements that are scaled at a time
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class FoldBatchNorm:
-    """Fold ``y = x * scale + shift`` per channel into the weights and bias of the op that gives x.
+    """Fold ``y = x * scale + shift`` per channel into the weights and bias of x's producer.
 
     Batch normalization with constant statistics; a binary add, sub, mul or div with a constant that has one element or
     one per channel; an eltwise ``linear``. The producer is a convolution, deconvolution, inner product or 2-D matmul
-    with constant weights and bias, and nobody else reads x. New weights are computed in f64 and rounded once; where
+    with constant weights and bias, and x has no other reader. New weights are computed in f64 and rounded once; if
     they would not be finite, nothing is folded.
 
     Notes
     -----
-    Requires folded constants: weights behind a view are not seen. Ensures that no foldable node follows a producer.
+    Requires folded constants: weights behind a view are not found. Ensures that no foldable node follows a producer.
     """
 
     name: ClassVar[str] = "fold-batch-norm"
@@ -51,14 +51,14 @@ class FoldBatchNorm:
 
 
 class Affine(NamedTuple):
-    """Per-channel factor and summand in f64; one element where all channels share it."""
+    """Per-channel factor and summand in f64; one element if all channels share it."""
 
     scale: torch.Tensor
     shift: torch.Tensor
 
 
 def _fold_reader(graph: Graph, producer: Node, linear: Linear) -> bool:
-    """Fold the only reader of a producer into it; return whether there was something to fold."""
+    """Fold the only reader of a producer into it; return whether this was possible."""
     value = Value(producer.name)
     reader = only_reader(graph, value)
     if reader is None or producer.post_ops or reader.post_ops or reader.results != producer.results:
@@ -76,7 +76,7 @@ def _fold_reader(graph: Graph, producer: Node, linear: Linear) -> bool:
 
 
 def _affine(graph: Graph, node: Node, src: Value, axis: int) -> Affine | None:
-    """Return what a node does to ``src`` along an axis, None where it is not an affine function with constants."""
+    """Return a node as an affine function of ``src`` along an axis; None if it is not one with constants."""
     inputs = graph.inputs(node.name)
     if isinstance(node.attrs, Eltwise):
         if node.attrs.alg != "linear":
@@ -90,7 +90,7 @@ def _affine(graph: Graph, node: Node, src: Value, axis: int) -> Affine | None:
 
 
 def batch_norm_affine(graph: Graph, attrs: BatchNorm, inputs: dict[str, Value]) -> Affine | None:
-    """Return what a batch normalization does to each channel, None where its parameters are not constant."""
+    """Return a batch normalization as a function of each channel; None if its parameters are not constant."""
     vectors = {name: constant(graph, value) for name, value in inputs.items() if name != "src"}
     known = {name: tensor.double() for name, tensor in vectors.items() if tensor is not None}
     if len(known) != len(vectors):
@@ -125,7 +125,7 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
 
 
 def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine) -> bool:
-    """Give a producer new weights and a new bias; return False, nothing changed, where that is not possible."""
+    """Give a producer new weights and a new bias; return False, without a change, if this is impossible."""
     inputs = graph.inputs(producer.name)
     type_ = graph.type_of(inputs["weights"])
     known = all(is_constant(graph, inputs[name]) for name in ("weights", "bias") if name in inputs)
@@ -133,7 +133,7 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
         return False
     dst, bias = producer.results[0], constant(graph, inputs["bias"]) if "bias" in inputs else None
     if bias is not None and bias.numel() != bias.shape[-1]:
-        return False  # of a product: one along other axes than the outputs
+        return False  # for a product, a factor along another axis than the outputs
     channels = dst.dims[linear.output_axis(dst.ndim)]
     scale, shift = affine.scale.expand(channels), affine.shift.expand(channels)
     old_bias = torch.zeros(channels, dtype=torch.float64) if bias is None else bias.double().reshape(-1)
@@ -142,7 +142,7 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
     source = graph.node(inputs["weights"].node)
     data = graph.constants[source.name]
     weights = data if isinstance(data, Deferred) else materialise(data, type_).detach()
-    # not so certain where the largest number and the largest factor never meet
+    # a bound: the largest number and the largest factor may be in different rows
     largest = _largest(weights) * _largest(scale)
     if not (largest <= torch.finfo(dtype).max and new_bias.isfinite().all()):
         return False
@@ -157,7 +157,7 @@ def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine)
 
 
 def _largest(numbers: torch.Tensor | Deferred) -> float:
-    """Return a bound of the numbers' magnitude, NaN where one is none."""
+    """Return a bound of the numbers' magnitudes; NaN if a number is NaN."""
     if isinstance(numbers, Deferred):
         return _largest(numbers.make()) if numbers.largest is None else numbers.largest
     if not numbers.numel():
@@ -167,7 +167,7 @@ def _largest(numbers: torch.Tensor | Deferred) -> float:
 
 
 def _scaled(weights: torch.Tensor, rows: torch.Tensor, in_place: bool) -> torch.Tensor:
-    """Multiply in f64 and round once; in pieces, for which PyTorch's f64 copies stay in cache."""
+    """Multiply in f64 and round once; in pieces, so that PyTorch's f64 copies stay in cache."""
     out = weights if in_place else torch.empty_like(weights)
     count = max(1, _PIECE * weights.shape[0] // max(weights.numel(), 1))
     factors = rows.expand(weights.shape[0], *rows.shape[1:])

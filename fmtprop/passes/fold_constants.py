@@ -1,4 +1,4 @@
-"""Constant folding: what depends on constants alone is computed once, now."""
+"""Constant folding: nodes that depend only on constants are computed once, by the pass."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, 
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Replace every node whose operands are all constants by the constants that it gives.
+    """Replace every node with only constant operands by its results as constants.
 
-    Views of constants become strided tensors that share the original's memory; nothing is copied for them.
-    Initialisers are drawn only where a folded node reads them.
+    Views of constants become strided tensors that share the original's memory, without a copy. Initialisers are drawn
+    only if a folded node reads them.
 
     Notes
     -----
-    Requires a well-formed graph. Ensures that every node but inputs and constants depends on an input of the graph, or
-    has no operand at all.
+    Requires a well-formed graph. Ensures that every node except inputs and constants depends on an input of the graph,
+    or has no operand.
     """
 
     name: ClassVar[str] = "fold-constants"
@@ -51,7 +51,7 @@ def _fold(graph: Graph, node: Node) -> None:
     try:
         with torch.no_grad():
             results = _viewed(graph, node, inputs) if is_view(graph, node.name) else _made(graph, node, inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # PyTorch's refusals, in its own words
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # PyTorch's errors
         raise GraphError(f"{node.label} cannot be computed from its constants: {error}") from error
     bypass(graph, node, results)
 

@@ -1,4 +1,4 @@
-"""Folding of explicit padding into the window op after it."""
+"""Folding of explicit padding into the convolution or pooling after it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fmtprop.ops.pooling import Pooling
 
 @dataclass(frozen=True)
 class FoldPadding:
-    """Let a convolution or pooling pad by itself what a constant padding before it pads.
+    """Make a convolution or pooling apply the constant padding before it by itself.
 
-    Zeros before a convolution; zeros before an average, which then counts them; minus infinity before a maximum.
-    Padding of other axes, or wider than a pooling's window, stays.
+    Foldable are zeros before a convolution, zeros before an average (which then counts them), and minus infinity
+    before a maximum. Padding of other axes, or wider than a pooling's window, stays.
 
     Notes
     -----
@@ -54,7 +54,7 @@ def _fold(graph: Graph, node: Node) -> None:
 
 
 def _padding(node: Node, spatial: int) -> _Padding | None:
-    """Return what a node adds around the spatial axes, None where it is not a constant padding of them alone."""
+    """Return a node's padding of the spatial axes; None if it is not constant, or pads other axes."""
     attrs = node.attrs
     if not isinstance(attrs, Pad):
         return None
@@ -65,7 +65,7 @@ def _padding(node: Node, spatial: int) -> _Padding | None:
 
 
 def _padded(attrs: Attrs, padding: _Padding) -> Attrs | None:
-    """Return the attributes with the padding added, None where that would be another function."""
+    """Return the attributes with the padding added; None if this would be another function."""
     if isinstance(attrs, Conv):
         return _added(attrs, padding) if padding.value == 0 else None
     if not isinstance(attrs, Pooling):
@@ -77,7 +77,7 @@ def _padded(attrs: Attrs, padding: _Padding) -> Attrs | None:
     if attrs.alg == "avg_exclude_padding":
         if any(attrs.pad_l) or any(attrs.pad_r):
             return None
-        # The explicit zeros are elements like any other: they count.
+        # The explicit zeros are elements of the source: they count in the average.
         attrs = replace(attrs, alg="avg_include_padding")
     return _added(attrs, padding)
 

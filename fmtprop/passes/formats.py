@@ -1,4 +1,4 @@
-"""The formats worth trying for a tensor, by name, independent of any library."""
+"""Formats to try for a tensor, independent of any library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fmtprop.layout.parts import in_place_parts as in_place_parts
 
 _LETTERS = "abcdefghijkl"
 
-#: planning asks for the same formats again and again, and compares them: the same object is equal at once
+#: planning asks for the same formats again and again, and compares them: comparing an object with itself is fast
 _kept = lru_cache(maxsize=4096)
 
 
 def describe(desc: MemoryDesc) -> str:
-    """Return a short name of a format for messages: its tag, or the whole descriptor where it has none."""
+    """Return a short name of a format for messages: its tag, or the whole descriptor if it has none."""
     return f"{desc.dtype}:{desc.tag}" if desc.tag is not None else str(desc)
 
 
@@ -50,7 +50,7 @@ def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
 
 
 def dense(desc: MemoryDesc) -> MemoryDesc:
-    """Return the dense descriptor with the same order of axes and blocks: a strided slice without its gaps."""
+    """Return the dense descriptor with the same order of axes and blocks, such as a strided slice without its gaps."""
     if desc.kind != "blocked" or desc.is_packed:
         return desc
     tag = desc.tag
@@ -65,7 +65,7 @@ def dense(desc: MemoryDesc) -> MemoryDesc:
 
 
 def like(desc: MemoryDesc, other: MemoryDesc) -> MemoryDesc | None:
-    """Return ``desc``'s tensor in the format of ``other`` (same rank), or None where that makes no sense."""
+    """Return ``desc``'s tensor in the format of ``other`` (same rank), or None if this is not possible."""
     if other.kind != "blocked" or desc.ndim != other.ndim:
         return None
     if desc.dims == other.dims:
@@ -80,7 +80,7 @@ def like(desc: MemoryDesc, other: MemoryDesc) -> MemoryDesc | None:
 
 
 def usual(desc: MemoryDesc) -> list[MemoryDesc]:
-    """Return the formats to try where the obvious one has no good implementation: the field's usual four."""
+    """Return the four usual formats, to try if the obvious one has no good implementation."""
     found = [channels_last(desc), channel_blocked(desc, 16), channel_blocked(desc, 8), plain(desc)]
     return list(dict.fromkeys(found))
 
@@ -92,11 +92,11 @@ def worth_trying(dims: tuple[int, ...], dtype: DataType, blocks: tuple[int, ...]
     Parameters
     ----------
     dims : tuple of int
-        Sizes; rows (rank 2 and below), and what no convolution reads, have the row-major format alone.
+        Sizes; tensors of rank 2 and below, and those that no convolution reads, have only the row-major format.
     dtype : DataType
         Type of the elements.
     blocks : tuple of int
-        Block sizes to try; one that would be mostly padding is left out.
+        Block sizes to try; a size that would be mostly padding is left out.
     """
     row_major = MemoryDesc(dims, dtype)
     if not 3 <= len(dims) <= 5 or 0 in dims:

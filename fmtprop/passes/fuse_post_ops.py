@@ -1,4 +1,4 @@
-"""Fusion: element-wise tails become post-ops of the primitive that produces their source."""
+"""Fusion: element-wise ops become post-ops of the primitive that produces their source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmtprop.ops.sum import Sum
 from fmtprop.passes.editing import bypass, is_constant, only_reader
 from fmtprop.passes.target import Target, is_optimized
 
-#: oneDNN takes at most this many post-ops
+#: oneDNN's limit of post-ops
 _LIMIT = 32
 
 
@@ -25,22 +25,22 @@ _LIMIT = 32
 class FusePostOps:
     """Absorb eltwise, binary, prelu and residual additions into the op before them, in chains.
 
-    A node is absorbed where nobody else reads the producer's result, both results have one type, and the producer's
-    op can absorb it. An addition of a tensor that may be overwritten becomes ``sum``, which reads it from the
-    destination's buffer, where it is the first post-op; otherwise ``binary``, whose operand has the dims of dst, or is
-    constant along all axes but one (the channels, or a matmul's last), or along all. Where both sides of an addition
-    could absorb it, the one that runs later does. Slopes of a prelu are constants, one for each channel.
+    A node is absorbed if the producer's result has no other reader, both results have the same type, and the
+    producer's op can absorb it. An addition of a tensor that may be overwritten becomes ``sum`` if it is the first
+    post-op; ``sum`` reads the tensor from the destination's buffer. Otherwise it becomes ``binary``: its operand has
+    the dims of dst, or varies along one axis (the channels, or a matmul's last), or along none. If both producers of
+    an addition could absorb it, the later one does. Slopes of a prelu are constants, one per channel.
 
     Parameters
     ----------
     target : Target, optional
-        Who will execute. With it, a node is absorbed only where the target runs both as one in optimized code: what it
-        has but loops for is better two nodes, each of which finds its own best way.
+        The executing target. With it, a node is absorbed only if the target has optimized code for both together;
+        otherwise two nodes with separate implementations are better than reference loops.
 
     Notes
     -----
-    Requires a well-formed graph without formats; folded batch normalizations leave more to absorb. Ensures that no
-    absorbable node is left. No cycle can arise: only the absorbed node read the producer.
+    Requires a well-formed graph without formats; after folding of batch normalizations, more can be absorbed. Ensures
+    that no absorbable node is left. There can be no cycle, since only the absorbed node read the producer.
 
     References
     ----------
@@ -59,7 +59,7 @@ class FusePostOps:
         ranks = {node.name: rank for rank, node in enumerate(nodes)}
         for node in nodes:
             form = None if node.is_boundary or node.post_ops else opdef(node.op).as_post_op
-            # a convolution in a convolution is for a policy that compares
+            # only a policy that compares costs fuses a convolution into a convolution
             if form is None or form.kind == "convolution":
                 continue
             if node.exact and loses_special_values(node):
@@ -105,15 +105,15 @@ class FusePostOps:
         producer, operand = graph.node(fusion.producer.node), fusion.operand
         if operand is None or not isinstance(fusion.attrs, Binary) or fusion.attrs.alg != "add":
             return False
-        # After another post-op, most of oneDNN's kernels refuse a sum, but take a binary.
+        # After another post-op, most of oneDNN's kernels refuse a sum but accept a binary.
         if "sum" not in opdef(producer.op).post_ops or producer.post_ops:
             return False
         if graph.type_of(operand) != node.results[0]:
             return False
-        # A part seldom lies in memory as a result does: a sum would copy it, where a binary reads it as it is.
+        # A part of a buffer rarely has a result's format: a sum would copy it, but a binary reads it in place.
         if graph.type_of(storage(graph, operand)).size != node.results[0].size:
             return False
-        # What runs before this node runs before the producer too once that reads the operand: the edges say so.
+        # Once the producer reads the operand, the edges order the operand's ancestors before the producer.
         operand_name = next(name for name, value in graph.inputs(node.name).items() if value == operand)
         if overwrite_hazard(graph, operand, node.name, operand_name):
             return False
@@ -121,7 +121,7 @@ class FusePostOps:
         return not any(value in shared for value in graph.inputs(producer.name).values())
 
     def _fused(self, graph: Graph, node: Node, fusion: _Fusion) -> tuple[Node, dict[str, Value]]:
-        """Return the producer with one post-op more, and that one's operand."""
+        """Return the producer with one more post-op, and the post-op's operand."""
         producer = graph.node(fusion.producer.node)
         op, attrs = fusion.op, fusion.attrs
         if self._sum_in_place(graph, node, fusion):
@@ -139,7 +139,7 @@ class FusePostOps:
 
 
 class _Fusion(NamedTuple):
-    """One way to absorb a node: who would, as what, with which other operand."""
+    """One way to absorb a node: the producer, the post-op, and its other operand."""
 
     producer: Value
     op: str
@@ -162,7 +162,7 @@ def _fusions(graph: Graph, node: Node, ranks: Mapping[str, int]) -> list[_Fusion
 
 
 def _sums(node: Node, inputs: dict[str, Value], ranks: Mapping[str, int]) -> list[_Fusion]:
-    """Return the ways to absorb an unweighted sum of two tensors: it is an addition."""
+    """Return the ways to absorb an unweighted sum of two tensors, which is an addition."""
     if not isinstance(node.attrs, Sum) or node.attrs.scales != (1.0, 1.0):
         return []
     a, b = inputs["src_0"], inputs["src_1"]
@@ -175,21 +175,21 @@ def _latest_first(found: list[_Fusion], ranks: Mapping[str, int]) -> list[_Fusio
 
 
 def _is_compiled(graph: Graph, binary: Node) -> bool:
-    """Return whether oneDNN has more than reference loops for how a binary op's second source broadcasts."""
+    """Return whether oneDNN has optimized code for the broadcast of a binary op's second source."""
     dims, dst = graph.type_of(graph.inputs(binary.name)["src_1"]).dims, binary.results[0].dims
     wide = {axis for axis, size in enumerate(dims) if size != 1}
     return dims == dst or (wide <= {0, 1} and 1 in wide) or wide <= {len(dst) - 1}
 
 
 def _are_slopes(graph: Graph, operand: Value, dst: TensorType) -> bool:
-    """Return whether a prelu post-op can read its slopes: constant f32 numbers, one for each channel."""
+    """Return whether a prelu post-op can read its slopes: constant f32 numbers, one per channel."""
     type_ = graph.type_of(operand)
     per_channel = tuple(size if axis == 1 else 1 for axis, size in enumerate(dst.dims))
     return is_constant(graph, operand) and type_.dtype is DataType.F32 and type_.dims == per_channel
 
 
 def _broadcasts(graph: Graph, operand: Value, producer: Node) -> bool:
-    """Return whether a binary post-op's operand has a shape that optimized implementations take."""
+    """Return whether optimized implementations accept the shape of a binary post-op's operand."""
     dims, dst = graph.type_of(operand).dims, producer.results[0]
     linear = linear_of(producer)
     axes = {1} if linear is None else {1, linear.output_axis(dst.ndim)}

@@ -1,7 +1,7 @@
-"""Which nodes must treat NaN and infinities as PyTorch does, whatever an implementation makes of them.
+"""Marks of nodes that must treat NaN and infinities exactly as PyTorch does.
 
-Owns the marks; what loses which of them is said by an op's declaration (`OpDef.loses`), and who asks for it leaves such
-implementations out.
+Owns the marks. An op's declaration lists the special values that its primitive loses (`OpDef.loses`); targets do not
+offer such implementations for marked nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmtprop.ir.tensors import Constant, materialise
 
 __all__ = ["MarkExact"]
 
-#: bytes of the largest constants whose numbers are looked at
+#: numbers of larger constants are not examined
 _LARGEST = 16 << 20
 
 
@@ -29,13 +29,13 @@ class MarkExact:
     Parameters
     ----------
     everything : bool
-        Whether that holds for all nodes. Otherwise it holds for maxima and minima that may meet infinities alone: where
-        these come from an input, a constant or an operator of PyTorch's (a mask, say), and not through a layer with
-        weights.
+        Whether to mark all nodes. Otherwise only maxima and minima that may read infinities are marked: those that
+        come from an input, a constant or a PyTorch operator (such as a mask) without a layer with weights between.
 
     Notes
     -----
-    Requires a well-formed graph without formats. Before fusion: a marked node that loses special values is no post-op.
+    Requires a well-formed graph without formats, before fusion: a marked node that loses special values never becomes
+    a post-op.
     """
 
     name: ClassVar[str] = "mark-exact"
@@ -57,7 +57,7 @@ class MarkExact:
 
 
 def _infinite(graph: Graph) -> set[Value]:
-    """Return the values that may hold infinities while the weights are finite."""
+    """Return the values that may hold infinities although the weights are finite."""
     found: set[Value] = set()
     for node in graph.nodes():
         if node.op == "output" or _is_spoiled(node):
@@ -76,11 +76,11 @@ def _is_spoiled(node: Node) -> bool:
 
 
 def _has_infinity(graph: Graph, node: Node) -> bool:
-    """Tell whether a constant has an infinity that counts: weights have none, and may be too large to look at."""
+    """Return whether a constant has a relevant infinity; weights have none, and may be too large to examine."""
     (type_,) = node.results
     read = any(not _is_spoiled(graph.node(reader)) for reader, _ in graph.readers(Value(node.name)))
     data = graph.constants[node.name]
-    # what is no constant's data is refused by those who pack it
+    # the packing refuses data that is not a constant's
     if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST and isinstance(data, Constant)):
         return False
     return bool(torch.isinf(materialise(data, type_)).any())

@@ -1,8 +1,8 @@
-"""Groups of few channels merged into fewer and wider ones, whose weights are zero between what were different groups.
+"""Groups of few channels merged into fewer, wider groups; weights between the original groups are zero.
 
-Kernels work on vectors of channels. Where a group has fewer channels, most of each vector is empty, or there is no
-kernel at all and a general matrix product runs group by group: on AVX2, a ResNeXt's 32 groups of 4 channels take 2.4 ms
-so and 0.6 ms as 8 groups of 16, with four times the products (oneDNN 3.2, two cores, 56x56).
+Kernels work on vectors of channels. If a group has fewer channels, most of each vector is empty, or there is no kernel
+and a general matrix product runs group by group. On AVX2, a ResNeXt's 32 groups of 4 channels take 2.4 ms in this way
+and 0.6 ms as 8 groups of 16, with four times the products (oneDNN 3.2, two cores, 56x56).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_paramet
 
 __all__ = ["MergeGroups"]
 
-#: groups that are merged into one, at most: so many times the products are computed
+#: most groups that are merged into one; the number of products grows by this factor
 _MOST = 8
 
 
@@ -38,11 +38,11 @@ class MergeGroups(ExpandingPass):
     names : collection of str, optional
         See :class:`~fmtprop.passes.expand.ExpandingPass`.
     width : int
-        As few groups are merged as make the channels of each a multiple of this, or leave a single group.
+        The fewest groups are merged so that each has a multiple of this number of channels, or one group is left.
 
     Notes
     -----
-    Exact for finite numbers. An infinity or a NaN also reaches, as NaN, the groups that its own is merged with.
+    Exact for finite numbers. An infinity or a NaN also gives NaN in the groups that are merged with its own.
     """
 
     name: ClassVar[str] = "merge-groups"
@@ -57,7 +57,7 @@ class MergeGroups(ExpandingPass):
         """Add the convolution of fewer groups, and the nodes that make its weights."""
         attrs, parts, merged = node.attrs, Expansion(graph, out, node), _merged(graph, node, self.width)
         if not isinstance(attrs, Conv) or merged == 1:
-            raise GraphError(f"{node.label} is no convolution with groups to be merged; see MergeGroups.eligible")
+            raise GraphError(f"{node.label} is not a convolution with groups to be merged; see MergeGroups.eligible")
         type_ = graph.type_of(parts.inputs["weights"])
         groups, outputs, inputs, *window = type_.dims
         left = groups // merged
@@ -74,13 +74,13 @@ class MergeGroups(ExpandingPass):
 
 
 def _merged(graph: Graph, node: Node, width: int) -> int:
-    """Return how many groups of a convolution become one; 1 where it stays as it is."""
+    """Return the number of groups of a convolution that become one; 1 for no change."""
     attrs = node.attrs
     if node.op != "convolution" or not isinstance(attrs, Conv) or attrs.groups == 1:
         return 1
     groups, outputs, inputs, *_ = graph.type_of(graph.inputs(node.name)["weights"]).dims
     if outputs == inputs == 1:
-        return 1  # depthwise: there are kernels for just that
+        return 1  # depthwise: special kernels exist
     for merged in range(1, min(groups, _MOST) + 1):
         fits = not (merged * outputs % width or merged * inputs % width)
         if groups % merged == 0 and (fits or merged == groups):

@@ -1,7 +1,7 @@
-"""Concats that begin with all of another concat take that one as a source.
+"""Nesting of concats: a concat that begins with all sources of another concat reads that concat instead.
 
-A dense block joins ``[a, b]``, then ``[a, b, c]``, then ``[a, b, c, d]``: each list begins with the one before. Nested,
-all of them can lie in one buffer, where each new tensor is written once and none is copied.
+A dense block joins ``[a, b]``, then ``[a, b, c]``, then ``[a, b, c, d]``: each list begins with the previous one.
+Nested concats can all share one buffer: each new tensor is written once and never copied.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ __all__ = ["NestConcats"]
 
 @dataclass(frozen=True)
 class NestConcats:
-    """Rewrite ``concat(a, b, c)`` to ``concat(concat(a, b), c)`` where ``concat(a, b)`` exists; merge equal concats.
+    """Rewrite ``concat(a, b, c)`` to ``concat(concat(a, b), c)`` if ``concat(a, b)`` exists; merge equal concats.
 
     Notes
     -----
-    Normal graph to normal graph; bit-equal. Copies as many bytes as before where concats do copy. It pays where they
-    can be in place: see :class:`fmtprop.runtime.placement.Placement`.
+    Normal graph to normal graph, with bit-equal results. If concats copy, the number of bytes is unchanged. The gain
+    is for concats in place: see :class:`fmtprop.runtime.placement.Placement`.
     """
 
     name: ClassVar[str] = "nest-concats"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph; the one given where no concat begins like another."""
+        """Return the rewritten graph; the given one if no concat begins with another."""
         known: dict[_Joined, str] = {}
         concats = [node for node in graph.nodes() if node.op == "concat" and not node.post_ops]
         for node in concats:
             known.setdefault(_joined(graph, node, len(graph.inputs(node.name))), node.name)
-        # all are looked up before any is changed
+        # all prefixes are found before any concat is changed
         nested = [(node, *prefix) for node in concats if (prefix := _prefix(graph, node, known)) is not None]
         if not nested:
             return graph
@@ -50,7 +50,7 @@ class NestConcats:
         return graph
 
 
-#: what is joined, how, and the result's data type
+#: attributes, data type of the result, and sources
 _Joined = tuple[Attrs, DataType, tuple[Value, ...]]
 
 
@@ -64,7 +64,7 @@ def _sources(graph: Graph, node: Node) -> list[Value]:
 
 
 def _prefix(graph: Graph, node: Node, known: dict[_Joined, str]) -> tuple[str, int] | None:
-    """Return another concat of the longest list of sources with which a node's begins, and the list's length."""
+    """Return the concat of the longest beginning of a node's sources, and the number of these sources."""
     for length in range(len(graph.inputs(node.name)), 1, -1):
         other = known.get(_joined(graph, node, length))
         if other is not None and other != node.name:

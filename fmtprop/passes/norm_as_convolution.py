@@ -1,8 +1,8 @@
-"""Batch normalization as the depthwise convolution with a window of one that it is.
+"""Batch normalization as an equivalent depthwise convolution with a window of one.
 
-``(x - mean) / sqrt(variance + epsilon) * scale + shift`` is a factor and a summand for each channel. oneDNN has more
+``(x - mean) / sqrt(variance + epsilon) * scale + shift`` is a factor and a summand per channel. oneDNN has more
 kernels for depthwise convolutions than for batch normalization, in more formats; on AVX2 the best takes half the time.
-The factors are made by nodes that depend on constants alone, so once, by PyTorch's own formula.
+The factors are made once, by nodes on constants, with PyTorch's formula.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class NormAsConvolution(ExpandingPass):
     name: ClassVar[str] = "norm-as-convolution"
 
     def applies(self, graph: Graph, node: Node) -> bool:
-        """Whether a node is a batch normalization whose factors are numbers."""
+        """Whether a node is a batch normalization with finite factors."""
         if not (
             isinstance(node.attrs, BatchNorm)
             and 3 <= node.results[0].ndim <= 5
-            and node.results[0].dims[1] > 1  # of one channel it is an ordinary convolution
+            and node.results[0].dims[1] > 1  # with one channel it would be an ordinary convolution
             and is_f32(graph, node)
             and has_constant_parameters(graph, node)
         ):
             return False
         affine = batch_norm_affine(graph, node.attrs, graph.inputs(node.name))
-        # elsewhere only the normalization itself gives what it should
+        # otherwise only the normalization itself gives the right result
         return affine is not None and all(bool(vector.float().isfinite().all()) for vector in affine)
 
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
-        """Add the convolution and what makes its factors."""
+        """Add the convolution and the nodes that make its factors."""
         attrs, parts = node.attrs, Expansion(graph, out, node)
         if not isinstance(attrs, BatchNorm):
-            raise GraphError(f"{node.label} is no batch normalization")
+            raise GraphError(f"{node.label} is not a batch normalization")
         inputs, channels, spatial = parts.inputs, node.results[0].dims[1], node.results[0].ndim - 2
         variance = parts.emit("eltwise", "variance", {"src": inputs["variance"]}, Eltwise("linear", 1.0, attrs.epsilon))
         deviation = parts.emit("eltwise", "deviation", {"src": variance}, Eltwise("sqrt"))

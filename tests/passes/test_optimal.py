@@ -124,7 +124,7 @@ def test_a_pin_is_obeyed_and_paid_for():
     [
         ({"nobody.dst": "nchw"}, "names no node"),
         ({"conv.dts": "nchw"}, "has no 'dts'; it has src, weights, dst"),
-        ({"conv.dst": "nChw8"}, "is no format of"),
+        ({"conv.dst": "nChw8"}, "is not a format of"),
         ({"conv.dst": 8}, "must be a MemoryDesc or a format tag, got int"),
         ({"conv.dst": MemoryDesc((1, 2, 3))}, "dims and data type must be its own"),
         ({"x.dst": "nchw"}, "give its format as boundary['x']"),
@@ -142,7 +142,7 @@ def test_a_pin_that_nobody_offers_names_what_is_to_be_had():
     g = Graph("one")
     g.output(conv(g, g.input("x", TensorType((1, 16, 8, 8))), 16, "conv"))
     pins = resolve_pins(g, {"conv.dst": "abdc"})
-    with pytest.raises(UnsupportedOpError, match=r"pin 'conv\.dst' asks for f32:abdc.*to be had: .*f32:abcd"):
+    with pytest.raises(UnsupportedOpError, match=r"pin 'conv\.dst' asks for f32:abdc.*available: .*f32:abcd"):
         solve(g, UniformTarget(), TableCosts(), pins=pins)
 
 

@@ -1,4 +1,4 @@
-"""Pins in compiled models: the format is really there, the answer stays right, and a refusal says what is to be had."""
+"""Pins in compiled models: the format is really there, the answer stays right, a refusal lists available formats."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def test_a_pin_of_what_a_fused_pair_hides_keeps_the_pair_apart():
         (
             {"pool_1.src": "nhwc", "pool_1.dst": "nChw8c"},
             r"pin 'pool_1\.src' asks for f32:acdb and pin 'pool_1\.dst' asks for f32:aBcd8b, but no implementation of "
-            r"node pool_1 \(pooling\) offers that together; to be had: .*src f32:acdb, dst f32:acdb",
+            r"node pool_1 \(pooling\) offers that together; available: .*src f32:acdb, dst f32:acdb",
         ),
         (
             {"concat_1.src_0": "nchw", "concat_1.src_1": "nChw8c", "concat_1.dst": "wcnh"},
-            r"offers that together; to be had: .*src_0 f32:acdb, src_1 f32:acdb, dst f32:acdb",
+            r"offers that together; available: .*src_0 f32:acdb, src_1 f32:acdb, dst f32:acdb",
         ),
-        ({"conv_1.dst": "wcnh"}, r"'conv_1\.dst' asks for f32:dbac, but no .* offers that; to be had: .*dst f32:abcd"),
-        ({"conv_1.bias": "b"}, r"'b' is no format of f32\[16\]"),
+        ({"conv_1.dst": "wcnh"}, r"'conv_1\.dst' asks for f32:dbac, but no .* offers that; available: .*dst f32:abcd"),
+        ({"conv_1.bias": "b"}, r"'b' is not a format of f32\[16\]"),
         ({"conv_1.post_op_0": "nchw"}, r"conv_1 \(convolution\) has no 'post_op_0'; it has src, weights, bias, dst"),
         ({"relu_1.dst": "nchw"}, r"names no node of .* nodes fused into others are gone"),
         ({"conv_1": "nchw"}, r"write \"node\.operand\" or \"node\.dst\""),

@@ -1,9 +1,9 @@
 """The `optimal` policy: formats and implementations at least total cost, exactly.
 
-:mod:`~fmtprop.passes.optimal.enumerate` finds every way to run every node, :mod:`~fmtprop.passes.optimal.problem` says
-what a problem and a solution are as pure data, :mod:`~fmtprop.passes.optimal.solve` finds the best solution and proves
-it, :mod:`~fmtprop.passes.optimal.realise` makes the formatted graph of it, and
-:mod:`~fmtprop.passes.optimal.assign` is the pass that ties these together.
+:mod:`~fmtprop.passes.optimal.enumerate` finds every way to run every node. :mod:`~fmtprop.passes.optimal.problem`
+defines problems and solutions as pure data. :mod:`~fmtprop.passes.optimal.solve` finds the best solution with a proof.
+:mod:`~fmtprop.passes.optimal.realise` makes the formatted graph of a solution. :mod:`~fmtprop.passes.optimal.assign`
+is the pass that uses all of them.
 """
 
 from fmtprop.passes.optimal.assign import Certificate, OptimalFormats, price

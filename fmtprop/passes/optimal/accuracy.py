@@ -1,8 +1,7 @@
-"""How much larger a plan's rounding errors are than a direct computation's, and the bound that they keep.
+"""Growth of a plan's rounding errors over those of direct computation, and its bound.
 
-Each sum of products in a network adds an error of its own, independent of the others', and by and large of the same
-size in relation to its result. So the network's error grows as the root mean square of what that of its sums of
-products does.
+Each sum of products in a network adds an error, independent of the others and of about the same size relative to its
+result. So the growth of the network's error is the root mean square of the growths of its sums of products.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from fmtprop.passes.optimal.ways import Way
 
 __all__ = ["MOST_GROWTH", "growth", "too_rough"]
 
-#: how many times the rounding error of direct convolutions a plan may have, as far as is to be expected
+#: limit of a plan's expected rounding error, relative to direct convolutions
 MOST_GROWTH = 1.8
 
 
 def growth(alternatives: Iterable[Alternative]) -> float:
-    """Return how many times a direct computation's rounding error is to be expected of chosen alternatives."""
+    """Return the expected rounding error of chosen alternatives, relative to direct computation."""
     squares = [square for alternative in alternatives for square in _squares(alternative)]
     return sqrt(sum(squares) / len(squares)) if squares else 1.0
 
 
 def too_rough(problem: Problem, chosen: Sequence[int]) -> set[int]:
-    """Return the alternatives to be left out so that the rest keeps the bound: those that save least for their error.
+    """Return the alternatives to leave out to keep the bound: those that save the least for their error.
 
     Parameters
     ----------
     problem : Problem
-        What was solved.
+        The solved problem.
     chosen : sequence of int
-        The alternatives that were chosen.
+        The chosen alternatives.
     """
     alternatives = [problem.alternatives[index] for index in chosen]
     excess = sum(square - MOST_GROWTH**2 for one in alternatives for square in _squares(one))

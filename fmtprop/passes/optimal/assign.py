@@ -1,7 +1,7 @@
 """Format assignment by exact minimisation over the whole graph: the `optimal` policy.
 
-Owns the order of things: what a greedy policy would do, every way to run every node, their costs, the solver, the
-graph, and the certificate that says how good the choice is.
+Owns the order of the steps: the greedy policy's choices, every way to run every node, their costs, the solver, the
+graph, and the certificate of the choice.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ __all__ = ["Certificate", "OptimalFormats", "price"]
 
 @dataclass(frozen=True)
 class Certificate:
-    """How good an assignment is, in seconds by the costs that it was chosen by.
+    """Quality of an assignment, in seconds of the costs that were used for the choice.
 
     Parameters
     ----------
     objective : float
-        Primitives and reorders of the chosen plan.
+        Cost of primitives and reorders of the chosen plan.
     bound : float
-        No assignment of the candidates can cost less.
+        Lower bound of the cost of all assignments of the candidates.
     gap : float
         ``(objective - bound) / objective``; 0 is a proof of optimality.
     propagate : float
-        What the `propagate` policy's choices cost by the same costs.
+        Cost of the `propagate` policy's choices.
     alternatives, tensors : int
         Size of the problem.
     seconds : float
-        Time that the solver took.
+        Time of the solver.
     growth : float
-        How many times the rounding error of direct convolutions is to be expected, at most
+        Expected rounding error relative to direct convolutions, at most
         :data:`~fmtprop.passes.optimal.accuracy.MOST_GROWTH`.
     fallback : float
-        Of the objective, what is spent in steps that the fallback runs (PyTorch's operators), or in loops. A proof
-        is about the candidates that there were: the larger this part, the more another kernel would bring.
+        Part of the objective in steps that the fallback runs (PyTorch's operators), or in reference loops. A proof
+        holds for the candidates that exist: the larger this part, the more a new kernel could gain.
     """
 
     objective: float
@@ -71,12 +71,12 @@ class Certificate:
 
     @property
     def proof(self) -> str:
-        """What is known of the choice, in words: that none is cheaper, or by how much one could be."""
+        """The proof in words: no choice is cheaper, or a choice could be cheaper by so much."""
         return "proved optimal" if self.optimal else f"gap {self.gap:.2%}"
 
     def __str__(self) -> str:
         saved = 1 - self.objective / self.propagate if self.propagate else 0.0
-        saved = round(saved, 3) + 0.0  # rounding alone may tell them apart; the sum has no -0.0
+        saved = round(saved, 3) + 0.0  # they may differ only by rounding; the sum removes -0.0
         fallback = f", {self.fallback / self.objective:.1%} of it in PyTorch's operators" if self.fallback else ""
         return (
             f"{self.objective * 1e3:.3f} ms by cost{fallback}, lower bound {self.bound * 1e3:.3f} ms ({self.proof}), "
@@ -96,16 +96,16 @@ class OptimalFormats:
     costs : Costs
         Seconds of every candidate and reorder.
     pins : mapping of str to MemoryDesc
-        Formats that must be, by ``"node.operand"`` or ``"node.dst"``.
+        Required formats, by ``"node.operand"`` or ``"node.dst"``.
     kept : tuple of Value
-        Tensors that are read as they are written: none of their reorders is allowed.
+        Tensors that must be read in the format in which they are written: reorders of them are not allowed.
     time_limit : float
-        Seconds for the solver; after that the best found, with an honest gap.
+        Seconds for the solver; then it returns the best solution so far, with its gap.
 
     Notes
     -----
-    Requires a normal graph, gives a formatted one. The choices of `propagate` are among the alternatives, so the
-    result never costs more by the same costs (where an empty baseline leaves them out, nothing is promised).
+    Requires a normal graph, returns a formatted one. The choices of `propagate` are among the alternatives, so the
+    result never costs more (except with an empty baseline, which leaves them out).
     """
 
     name: ClassVar[str] = "assign-formats-optimal"
@@ -121,25 +121,25 @@ class OptimalFormats:
         return self.solve(graph)[0]
 
     def solve(self, graph: Graph) -> tuple[Graph, Certificate]:
-        """Return the formatted graph and how good it is."""
+        """Return the formatted graph and its certificate."""
         return next(self.solutions(graph, {}))
 
     def solutions(
         self, graph: Graph, composed: Mapping[str, Sequence[Candidate]], baseline: Graph | None = None
     ) -> Iterator[tuple[Graph, Certificate]]:
-        """Yield the best formatted graph, and then the best without compositions if that is another.
+        """Yield the best formatted graph, then the best one without compositions if it differs.
 
-        The second's certificate tells its distance from the first's bound.
+        The second certificate has the gap to the first's bound.
 
         Parameters
         ----------
         graph : Graph
             A normal graph.
         composed : mapping of str to sequence of Candidate
-            Ways to run one node by several, by its name: their handles are a
+            Ways to run one node by several nodes, by its name: each handle is a
             :class:`~fmtprop.passes.optimal.composition.Composition`.
         baseline : Graph, optional
-            What `propagate` makes of the graph, where that is known already; an empty graph to compare with nothing.
+            Result of `propagate`, if it is known already; an empty graph for no comparison.
         """
         greedy = AssignFormats("propagate", self.setting)
         if baseline is None:
@@ -159,7 +159,7 @@ class OptimalFormats:
                 problem = _without(problem, rough)
                 continue
             formatted = _with_reorder_costs(realise(graph, problem, solution, greedy, baseline), graph, self.costs)
-            bound = min(bound, solution.bound)  # what is left out later could be had too
+            bound = min(bound, solution.bound)  # alternatives that are left out later could be chosen, too
             yield (
                 formatted,
                 replace(_certify(problem, solution, bound, propagate), fallback=self._fallen_back(formatted)),
@@ -169,7 +169,7 @@ class OptimalFormats:
             problem = _without(problem, {i for i, a in enumerate(problem.alternatives) if _is_composed(a)})
 
     def _fallen_back(self, formatted: Graph) -> float:
-        """Return what the steps cost that have no optimized code."""
+        """Return the cost of steps without optimized code."""
         computed = formatted.dependents()
         slow = [node for node in formatted.nodes() if node.name in computed and self._is_slow(node.choice)]
         return sum(_price(node, self.costs) for node in slow)
@@ -201,14 +201,14 @@ def _is_composed(alternative: Alternative) -> bool:
 
 
 def price(formatted: Graph, costs: Costs) -> float:
-    """Return what one run of a formatted graph costs, in seconds: its nodes and its reorders.
+    """Return the cost of one run of a formatted graph in seconds: its nodes and its reorders.
 
     Parameters
     ----------
     formatted : Graph
-        Any policy's.
+        A formatted graph of any policy.
     costs : Costs
-        Where the seconds come from.
+        Costs of nodes and reorders.
     """
     computed = formatted.dependents()
     return sum(_price(node, costs) for node in formatted.nodes() if node.name in computed and not node.is_boundary)
@@ -219,7 +219,7 @@ def _price(node: Node, costs: Costs) -> float:
     if choice is None:
         return 0.0
     if choice.target == "view":
-        return choice.cost  # of a concat in place, copies of what cannot be made there
+        return choice.cost  # for a concat in place, copies of the sources that cannot be made there
     if node.op == "reorder" and node.descs[0].dtype is choice.operands["src"].dtype:
         return costs.reorder(choice.operands["src"], node.descs[0]) or 0.0
     return costs.node(node, _candidate(node))
@@ -233,7 +233,7 @@ def _candidate(node: Node) -> Candidate:
 
 
 def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
-    """Return how each node of the normal graph runs in a formatted one."""
+    """Return the candidates of each node of the normal graph that a formatted graph uses."""
     known = {}
     for node in graph.nodes():
         if node.name in formatted and not node.is_boundary:
@@ -244,10 +244,10 @@ def _choices(graph: Graph, formatted: Graph) -> dict[str, list[Candidate]]:
 
 
 def _indices(problem: Problem, known: Mapping[str, list[Candidate]]) -> tuple[int, ...] | None:
-    """Return a greedy policy's choices as a choice of alternatives: what the solver may not be worse than.
+    """Return a greedy policy's choices as alternatives; the solver's choice must not be worse.
 
-    None where pins forbid one of them, or where the greedy policy has no node of that name (a conversion of the data
-    type that it left to a reader's reorder).
+    None if pins forbid one of them, or if the greedy graph lacks a node (a conversion of data type that it combined
+    with a reader's reorder).
     """
     chosen = []
     for op, indices in problem.covering().items():
@@ -259,7 +259,7 @@ def _indices(problem: Problem, known: Mapping[str, list[Candidate]]) -> tuple[in
     try:
         cheapest_conversions(problem, tuple(sorted(chosen)))
     except PassError:
-        return None  # a format that only a pinned-out way makes
+        return None  # a format of ways that pins exclude
     return tuple(sorted(chosen))
 
 
@@ -273,7 +273,7 @@ def _alike(way: Way, candidate: Candidate) -> bool:
 
 
 def _with_reorder_costs(formatted: Graph, normal: Graph, costs: Costs) -> Graph:
-    """Return the graph with what each change of format was priced at in its choice."""
+    """Return the graph with the price of each change of format in its choice."""
 
     def priced(node: Node) -> Node:
         if node.op != "reorder" or node.choice is None or node.name in normal:

@@ -1,7 +1,7 @@
-"""Several nodes that can stand for one: a way to run a node that no single primitive offers, solved beforehand.
+"""Several nodes as an alternative for one node that no single primitive offers, solved beforehand.
 
-To the solver it is one alternative, with one format for each operand and the result; when the chosen graph is made, the
-nodes take the place of the one.
+For the solver it is one alternative, with one format for each operand and the result. If it is chosen, the nodes
+replace the one node in the formatted graph.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ COMPOSED = "composed"
 
 @dataclass(frozen=True)
 class Composition:
-    """Formatted nodes that compute what one node does.
+    """Formatted nodes that compute the same as one node.
 
     Parameters
     ----------
     graph : Graph
-        A formatted graph in which they are found.
+        A formatted graph that contains them.
     operands : mapping of str to Value
-        What stands there for each operand of the one node.
+        The value in that graph for each operand of the one node.
     result : Value
-        What stands there for its result.
+        The value for its result.
     growth : float
-        How many times the one node's rounding error is to be expected.
+        Expected rounding error, relative to the one node's.
     """
 
     graph: Graph
@@ -42,13 +42,13 @@ class Composition:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes in order, without those that stand for operands."""
+        """The nodes in order, without those of operands."""
         given = {value.node for value in self.operands.values()}
         wanted = {self.result.node} | self.graph.ancestors(self.result.node)
         return self.graph.nodes(wanted - given)
 
     def candidate(self, impl: str) -> Candidate:
-        """Return the way to run the one node by these, at the cost of those that no constants alone decide."""
+        """Return the way to run the one node by these nodes; its cost excludes nodes on constants."""
         operands = {name: self.graph.desc_of(value) for name, value in self.operands.items()}
         sources = [value.node for value in self.operands.values() if self.graph.node(value.node).op != "constant"]
         computed = self.graph.dependents(sources)

@@ -1,7 +1,7 @@
-"""The cheapest reorders that make the formats of one tensor from the one that its producer writes.
+"""The cheapest reorders from the format that a tensor's producer writes to all formats that are needed.
 
 Owns shortest chains of reorders and the cheapest tree of them (a directed Steiner arborescence, by the dynamic program
-of Dreyfus and Wagner). Knows nothing of ops: who writes and who reads is the caller's.
+of Dreyfus and Wagner). Must not know ops: the caller knows writers and readers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _IMPOSSIBLE: Tree = (math.inf, ())
 
 
 class TensorReorders:
-    """The reorders of one tensor; remembers what it has worked out.
+    """The reorders of one tensor, with a cache of results.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class TensorReorders:
         Returns
         -------
         float
-            Seconds: 0 from a format to itself, infinite where no chain leads.
+            Seconds: 0 from a format to itself, infinite if there is no chain.
         """
         return 0.0 if src == dst else self._distances.get((src, dst), math.inf)
 
@@ -52,7 +52,7 @@ class TensorReorders:
         Returns
         -------
         tuple of float and tuple of (source, destination)
-            Seconds, and the reorders in an executable order; infinite seconds and none where it is impossible.
+            Seconds, and the reorders in an executable order; infinite seconds and no reorders if it is impossible.
         """
         terminals = needs - {root}
         if not terminals:
@@ -81,7 +81,7 @@ class TensorReorders:
         return arcs
 
     def _steiner(self, root: Format, terminals: list[Format]) -> list[Reorder]:
-        """Combine, for each set of terminals and each format, the best split there with the best chain to there."""
+        """Combine, for each set of terminals and each format, the best split at a format with the best chain to it."""
         full = (1 << len(terminals)) - 1
         best: list[dict[Format, float]] = [{}]
         split: list[dict[Format, int]] = [{}]
@@ -110,12 +110,12 @@ class TensorReorders:
 
 @lru_cache(maxsize=1024)
 def tensor_reorders(reorders: tuple[tuple[Reorder, float], ...]) -> TensorReorders:
-    """Return `TensorReorders` of (reorder, seconds) pairs; a network has many tensors of which they are the same."""
+    """Return `TensorReorders` of (reorder, seconds) pairs, cached because many tensors have equal ones."""
     return TensorReorders(dict(reorders))
 
 
 class ReorderTable:
-    """The reorders of every tensor of a problem, worked out when they are asked for.
+    """The reorders of every tensor of a problem, computed on request.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def cheapest_conversions(
     chosen : collection of int
         Indices into `problem.alternatives`, covering each op once.
     table : ReorderTable, optional
-        Of this problem, to share what it has worked out already.
+        The table of this problem, to share its cache.
 
     Returns
     -------
@@ -155,7 +155,7 @@ def cheapest_conversions(
     Raises
     ------
     PassError
-        An op is covered not exactly once, or a tensor is needed in a format that cannot be made.
+        An op is not covered exactly once, or a tensor is needed in a format that cannot be made.
     """
     check_cover(problem, chosen)
     table = table or ReorderTable(problem.reorders)
@@ -205,7 +205,7 @@ def _shortest_chains(
 def _split_costs(
     mask: int, formats: list[Format], best: list[dict[Format, float]], terminals: list[Format]
 ) -> tuple[dict[Format, float], dict[Format, int]]:
-    """Price serving the terminals of `mask` from one format by two subtrees, and say which terminals go into one."""
+    """Return the costs of two subtrees from one format that serve `mask`, and the terminals of the first."""
     if not mask & (mask - 1):
         return {terminals[mask.bit_length() - 1]: 0.0}, {}
     lowest = mask & -mask
@@ -223,9 +223,9 @@ def _split_costs(
 
 
 def _in_order(root: Format, arcs: list[Reorder], terminals: frozenset[Format]) -> tuple[Reorder, ...]:
-    """Order reorders for execution, leaving out those that make nothing new or nothing wanted.
+    """Order reorders for execution, without those that make a known or an unneeded format.
 
-    Only reorders that cost nothing can be superfluous here: of the others a cheapest tree has none to spare.
+    Only reorders without cost can be superfluous here: a cheapest tree has no other superfluous ones.
     """
     outgoing: dict[Format, list[Format]] = {}
     for src, dst in arcs:

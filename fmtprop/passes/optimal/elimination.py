@@ -1,8 +1,8 @@
 """The exact assignment of narrow problems, by eliminating one variable after the other.
 
-Owns variables, the tables over them, and their order. What is chosen for an op matters to its neighbours alone: it can
-be left out once its best alternative is known for whatever they choose, which is a table over them. Networks are mostly
-chains with a few branches side by side and never need a large one. Where one would be, this gives up, and
+Owns variables, the tables over them, and their order. The choice for an op affects only its neighbours. So the op can
+be eliminated: a table has its best alternative for all choices of the neighbours. Networks are mostly chains with a
+few parallel branches and never need a large table. If a table would be too large, this module gives up, and
 :mod:`fmtprop.passes.optimal.program` takes over.
 
 References
@@ -25,23 +25,22 @@ import numpy as np
 from fmtprop.passes.optimal.conversions import ReorderTable, TensorReorders
 from fmtprop.passes.optimal.problem import Format, Problem, Tensor, find_cycle
 
-#: an op, whose values are the alternatives that cover it, or a tensor, whose values are the sets of formats it is
-#: made in
+#: an op (its values are the alternatives that cover it), or a tensor (its values are the sets of formats that it has)
 Variable: TypeAlias = Hashable
 Formats: TypeAlias = frozenset[Format]
 
-#: entries of all tables together, and sets of formats that a tensor may be needed in, above which a problem is not
-#: narrow: some tenths of a second
+#: limits of a narrow problem: entries of all tables together, and sets of formats of a tensor (some tenths of a
+#: second)
 _MANY_ENTRIES, _MANY_SETS = 1 << 24, 128
 
 
 class _TooWideError(Exception):
-    """A table would be too large, or no table says what the problem says."""
+    """A table would be too large, or tables cannot express the problem."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Seconds for each combination of values: a part of the objective, with an axis per variable."""
+    """Seconds for each combination of values: a part of the objective, with one axis per variable."""
 
     scope: tuple[Variable, ...]
     seconds: np.ndarray
@@ -60,9 +59,9 @@ def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...]
     Returns
     -------
     tuple of tuple of int and float, or None
-        The best choice, ascending, and what no choice can fall below: its seconds as they were found, but for rounding
-        those of :func:`evaluate`. None where the problem is too wide or has no solution, or where alternatives of the
-        choice wait for each other.
+        The best choice, ascending, and its seconds, which are the lower bound and equal those of :func:`evaluate`
+        within rounding. None if the problem is too wide or has no solution, or if alternatives of the choice wait for
+        each other.
     """
     covering = problem.covering()
     try:
@@ -77,7 +76,7 @@ def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...]
 
 
 def _of_ops(problem: Problem, covering: Mapping[str, Sequence[int]]) -> Iterator[_Table]:
-    """Yield what alternatives cost, and that one for several ops is chosen for all of them or for none."""
+    """Yield the costs of alternatives, and the rule that one for several ops is chosen for all or none of them."""
     covers = [alternative.covers for alternative in problem.alternatives]
     for op, indices in covering.items():
         own = [problem.alternatives[index].cost if covers[index][0] == op else 0.0 for index in indices]
@@ -92,7 +91,7 @@ def _of_ops(problem: Problem, covering: Mapping[str, Sequence[int]]) -> Iterator
 
 
 def _of_tensors(problem: Problem, covering: Mapping[str, Sequence[int]], reorders: ReorderTable) -> Iterator[_Table]:
-    """Yield what the reorders of each tensor cost."""
+    """Yield the costs of each tensor's reorders."""
     writers: dict[Tensor, set[str]] = {}
     readers: dict[Tensor, dict[str, None]] = {}
     for alternative in problem.alternatives:
@@ -103,7 +102,7 @@ def _of_tensors(problem: Problem, covering: Mapping[str, Sequence[int]], reorder
                 readers.setdefault(tensor, {})[alternative.covers[0]] = None
     for tensor, ops in readers.items():
         common = writers.get(tensor, set()) - set(ops)
-        if not common:  # written by one of several ops, or read where it is written
+        if not common:  # written by one of several ops, or read by the op that writes it
             raise _TooWideError
         writer = min(common)
         written = [problem.alternatives[index].writes.get(tensor) for index in covering[writer]]
@@ -126,9 +125,9 @@ def _of_tensor(
     needs: Mapping[str, Sequence[Formats]],
     reorders: TensorReorders,
 ) -> Iterator[_Table]:
-    """Yield what the reorders cost that lead from what is written to what is needed; None is written nowhere.
+    """Yield the costs of reorders from the written format to the needed ones; None means that no op writes it.
 
-    Between a writer and several readers stands the set of formats that the tensor is made in, which serves all of them.
+    If there are several readers, a variable for the set of all formats of the tensor connects them with the writer.
     """
 
     def seconds(sets: Sequence[Formats]) -> np.ndarray:
@@ -154,7 +153,7 @@ def _seconds(reorders: TensorReorders, written: Format | None, wanted: Formats) 
 
 
 def _unions(needs: Iterable[Sequence[Formats]]) -> dict[Formats, None]:
-    """Return the sets of formats that readers need together."""
+    """Return the possible sets of formats that all readers together need."""
     sets: dict[Formats, None] = {frozenset(): None}
     for wanted in needs:
         sets = dict.fromkeys(some | one for some in sets for one in dict.fromkeys(wanted))
@@ -164,18 +163,18 @@ def _unions(needs: Iterable[Sequence[Formats]]) -> dict[Formats, None]:
 
 
 def _minimum(tables: Iterable[_Table]) -> tuple[dict[Variable, int], float] | None:
-    """Return a value for each variable with which the tables' sum is least, and that; None where it is infinite."""
+    """Return the values of all variables that minimise the tables' sum, and the minimum; None if it is infinite."""
     around: dict[Variable, list[_Table]] = {}
     values: dict[Variable, int] = {}
     least, work = 0.0, 0
     for whole in tables:
         values.update(dict.fromkeys(whole.scope, 0))
-        # where there is nothing to choose, an axis would only count against what NumPy can have
+        # variables without a choice would only use up NumPy's limit of axes
         table = _Table(tuple(v for v, size in _sizes([whole]).items() if size > 1), whole.seconds.squeeze())
         least += 0.0 if table.scope else float(table.seconds)
         for variable in table.scope:
             around.setdefault(variable, []).append(table)
-    number = {variable: position for position, variable in enumerate(around)}  # decides between equals
+    number = {variable: position for position, variable in enumerate(around)}  # decides between equal sizes
     queue = [(_entries(found), number[variable], variable) for variable, found in around.items()]
     heapq.heapify(queue)
     best = []
@@ -207,7 +206,7 @@ def _sizes(tables: Iterable[_Table]) -> dict[Variable, int]:
 
 
 def _entries(tables: Iterable[_Table]) -> int:
-    """Return how large the sum of tables is."""
+    """Return the number of entries of the sum of tables."""
     return math.prod(_sizes(tables).values())
 
 

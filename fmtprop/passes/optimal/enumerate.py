@@ -1,7 +1,7 @@
 """Every way to run every node of a normal graph.
 
-Owns which requests are worth making of a target. Knows no library: it asks the target, and takes costs as they come.
-What only depends on constants is left out: it is computed once, so its formats are free.
+Owns the requests to a target. Must not know a library: candidates and costs come from the target. Nodes that depend
+only on constants are left out: they are computed once, so their formats cost nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fmtprop.passes.target import Candidate, Setting, can_be_read
 
 __all__ = ["Pins", "enumerate_ways"]
 
-#: "node.operand" or "node.dst" -> the format that it must have
+#: "node.operand" or "node.dst" -> its required format
 Pins = Mapping[str, MemoryDesc]
 
-#: the order of preference of a target matters only so far: later implementations of one request are rarely the best
+#: implementations of one request that are tried, in the target's order: later ones are rarely the best
 _IMPLEMENTATIONS = 3
 
 
@@ -45,16 +45,16 @@ def enumerate_ways(
     graph : Graph
         A normal graph.
     setting : Setting
-        Who is asked.
+        The targets.
     known : mapping of str to sequence of Candidate
-        Ways that must be among those found, by node name: another policy's choices.
+        Ways that must be among the result, by node name: another policy's choices.
     pins : mapping of str to MemoryDesc
-        Formats that operands and results must have, by ``"node.operand"``.
+        Required formats of operands and results, by ``"node.operand"``.
 
     Raises
     ------
     UnsupportedOpError
-        A node can't be run at all, or not with its pins.
+        No target can run a node, or none can with its pins.
     """
     return _Enumerator(graph, setting, known, pins).run()
 
@@ -81,7 +81,7 @@ class _Enumerator:
         return self.found
 
     def _detours(self) -> dict[tuple[MemoryDesc, MemoryDesc], MemoryDesc]:
-        """Find the changes of format that nobody makes in one step: out of strides that interleave, into blocks."""
+        """Find the changes of format that need two reorders, such as from interleaving strides to blocks."""
         pairs = dict.fromkeys(pair for pairs in self.found.reorders().values() for pair in pairs)
         found = {}
         for src, dst in pairs:
@@ -94,7 +94,7 @@ class _Enumerator:
         return found
 
     def _fuse(self, node: Node) -> None:
-        """Add the ways to run a node together with the one before it."""
+        """Add the ways to run a node together with the node before it."""
         for pair in filter(None, (fusion.rewrite(self.graph, node) for fusion in FUSIONS)):
             before = self.graph.node(pair.covers[0])
             if before.name not in self.found.ways or self._pins_of(before):
@@ -104,7 +104,7 @@ class _Enumerator:
             ways = [
                 candidate
                 for candidate in self._distinct(pair.node, pair.inputs)
-                # the fallback would run one after the other
+                # the fallback would run the two nodes separately
                 if self._obeys(node, candidate) and not candidate.is_ref and candidate.target != self.fallback.name
             ]
             self.found.ways[node.name] += [Way(pair.node, pair.inputs, c, pair.covers) for c in ways]
@@ -113,9 +113,9 @@ class _Enumerator:
     # ------------------------------------------------------------------ one node
 
     def _distinct(self, node: Node, inputs: Mapping[str, Value], known: Sequence[Candidate] = ()) -> list[Candidate]:
-        """Return the node's ways once each, without the library's reference loops where there are others."""
+        """Return the node's distinct ways, without the library's reference loops if there are others."""
         seen: dict[object, Candidate] = {}
-        # the known ones last: whether they are references is not known
+        # the known ones last, since it is not known whether they are references
         for candidate in (*self._ways(node, inputs), *known):
             key = (candidate.target, candidate.impl, tuple(sorted(candidate.operands.items(), key=_by_name)))
             seen.setdefault((key, candidate.results), candidate)
@@ -160,8 +160,8 @@ class _Enumerator:
             families: Counter[tuple[str, str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
                 optimized = optimized or not candidate.is_ref
-                # an equivalent primitive's implementations are counted by themselves: they come after all others
-                # so do those of which a kernel does the last post-op
+                # an equivalent primitive's implementations, which come after all others, are counted separately
+                # so are those with a kernel for the last post-op
                 family = candidate.impl.partition(":")[0]
                 member = candidate.target, family if family in OPSET else "", candidate.is_followed
                 families[member] += 1
@@ -169,12 +169,12 @@ class _Enumerator:
                     yield candidate
         if isinstance(node.attrs, Concat) and self.setting.in_place:
             yield from self._in_place(node, node.attrs, inputs)
-        # products by PyTorch are the same kernels, which pack their weights in each run
+        # PyTorch's products use the same kernels, but pack their weights in each run
         if not optimized or (self.setting.competing and opdef(node.op).category is not Category.COMPUTE):
             yield from self._by_fallback(node, inputs)
 
     def _by_fallback(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
-        """Yield how the fallback runs what the target may run too: in each strided format that its sources may have."""
+        """Yield the fallback's ways for a node that the target may run, too: in each strided format of its sources."""
         free = self._free(node, inputs)
         read = self._activations(node, inputs)
         offers = [chosen for chosen in self._source_formats(node, inputs, read) if _are_strided(chosen)]
@@ -184,7 +184,7 @@ class _Enumerator:
             yield from self.fallback.candidates(node, request)
 
     def _fall_back(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
-        """Yield how the fallback runs a node: its operands row-major, or as they come where they are strided."""
+        """Yield the fallback's way to run a node: with row-major operands, or with given strided formats."""
         results = dict(zip(result_names(node), (MemoryDesc(t.dims, t.dtype) for t in node.results), strict=True))
         strided = {
             name: next((f for f in self._formats(value) if f.is_plain), plain(self._formats(value)[0]))
@@ -197,7 +197,7 @@ class _Enumerator:
     # ------------------------------------------------------------------ requests
 
     def _requests(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Mapping[str, MemoryDesc]]:
-        """Yield the format combinations worth asking for."""
+        """Yield the combinations of formats to request."""
         free = self._free(node, inputs)
         read = self._activations(node, inputs)
         category = opdef(node.op).category
@@ -209,8 +209,8 @@ class _Enumerator:
         for chosen in self._source_formats(node, inputs, read):
             yield {**free, **chosen}
             if category is Category.COMPUTE and all(desc.is_plain for desc in chosen.values()):
-                # kernels that write another format than they read (a network's first convolution, a matmul) read
-                # strided ones: no kernel reads blocks and writes anything else
+                # kernels with different source and result formats (a network's first convolution, a matmul) read
+                # strided formats: no kernel reads blocks and writes another format
                 for dst in self.wishes[Value(node.name)]:
                     yield {**free, **chosen, "dst": dst}
             elif category is Category.MULTI_SRC:
@@ -219,7 +219,7 @@ class _Enumerator:
                     yield {**free, **chosen, "dst": same}
 
     def _pinned(self, node: Node, requests: Iterable[Mapping[str, MemoryDesc]]) -> Iterator[Mapping[str, MemoryDesc]]:
-        """Yield each request, and with the node's pins: some implementations take formats that they choose only."""
+        """Yield each request, also with the node's pins: some implementations accept only formats that they choose."""
         pins = self._pins_of(node)
         for request in requests:
             yield request
@@ -227,7 +227,7 @@ class _Enumerator:
                 yield {**request, **{name: pin for name, pin in pins.items() if name in request}}
 
     def _free(self, node: Node, inputs: Mapping[str, Value]) -> dict[str, MemoryDesc]:
-        """Return the request that leaves everything to the target; vectors of parameters have one format anyway."""
+        """Return the request that leaves everything to the target; vectors of parameters have only one format."""
         request = {}
         for name, value in inputs.items():
             type_ = self.graph.type_of(value)
@@ -239,7 +239,7 @@ class _Enumerator:
         return request
 
     def _activations(self, node: Node, inputs: Mapping[str, Value]) -> list[str]:
-        """Return the sources whose formats are to be chosen: those that do not depend on constants alone."""
+        """Return the sources with a choice of format: those that do not depend only on constants."""
         return [name for name in sources(node, inputs) if inputs[name] in self.found.formats]
 
     def _source_formats(
@@ -254,7 +254,7 @@ class _Enumerator:
         seen = set()
         offers = [f for name in sources for f in descs[name]]
         if opdef(node.op).category is not Category.COMPUTE:
-            # it writes the format that it reads: to obey a pin of its result, its sources have to come likewise
+            # it writes the format that it reads: a pin of its result is also a format for its sources
             offers += self._pins_of(node).values()
         for offer in dict.fromkeys(f for f in offers if f.dims == descs[widest][0].dims):
             for chosen in self._matches(descs, sources, offer):
@@ -275,7 +275,7 @@ class _Enumerator:
         else:
             yield alike
         if len(sources) > 1:
-            # the others as they come (a matmul's factors, an operand that is broadcast), and row-major
+            # the others in their given formats (a matmul's factors, a broadcast operand), and row-major
             others = [name for name in sources if offer not in descs[name]]
             first = {name: offer for name in sources if name not in others}
             if others and first:
@@ -288,7 +288,7 @@ class _Enumerator:
                 yield {"src": src, "dst": dst}
 
     def _in_place(self, node: Node, attrs: Concat, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
-        """Yield the concat that moves nothing: its sources lie in their places from the start."""
+        """Yield the concat that moves no data: its sources are written to their positions."""
         sizes = [self.graph.type_of(value).dims[attrs.axis] for value in inputs.values()]
         offers = dict.fromkeys(f for value in inputs.values() for f in self._formats(value) if f.is_packed)
         type_ = node.results[0]
@@ -313,11 +313,11 @@ class _Enumerator:
         return [MemoryDesc(type_.dims, type_.dtype)]
 
     def _note_formats(self, node: Node, inputs: Mapping[str, Value], ways: Iterable[Candidate]) -> None:
-        """Remember what each tensor may be written and read in."""
+        """Record the formats in which each tensor may be written and read."""
         for index in range(len(node.results)):
             value = Value(node.name, index)
             written = dict.fromkeys(candidate.results[index] for candidate in ways)
-            earlier = self.found.formats.get(value, [])  # those of the same node, not fused
+            earlier = self.found.formats.get(value, [])  # formats of the same node without fusion
             self.found.formats[value] = list(dict.fromkeys((*earlier, *written, *self.wishes[value])))
         for name, value in inputs.items():
             if value in self.found.formats:
@@ -337,7 +337,7 @@ class _Enumerator:
         pins = self._pins_of(node)
         if not pins:
             return f"{node.label}: neither {self.target.name} nor {self.fallback.name} can run it"
-        self.pins = {}  # what there is without them
+        self.pins = {}  # now find the candidates without pins
         free = [_formats_of(node, candidate) for candidate in self._distinct(node, self.graph.inputs(node.name))]
         asked = " and ".join(f"pin '{node.name}.{name}' asks for {describe(desc)}" for name, desc in pins.items())
         offered = "; ".join(
@@ -345,7 +345,7 @@ class _Enumerator:
         )
         together = "" if len(pins) == 1 else " together"
         return (
-            f"{asked}, but no implementation of {node.label} offers that{together}; to be had: {offered or 'nothing'}"
+            f"{asked}, but no implementation of {node.label} offers that{together}; available: {offered or 'nothing'}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Any choice that can be executed, or the reason why there is none.
+"""Search for any executable choice, or the reason why there is none.
 
-Owns the last resort of the solver: a program without costs, in which every rule may be broken for a price, so that its
-solution says which rules stand in each other's way.
+Owns the last resort of the solver: a program without costs, in which every rule may be broken at a price. Its solution
+shows which rules conflict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fmtprop.passes.optimal.program import Demand, LinearProgram, demand, supply
 
 
 def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
-    """Find a choice that can be executed, whatever it costs and however long it takes.
+    """Find an executable choice, without regard to cost or time.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
     Raises
     ------
     PassError
-        There is none; the message names the tensors or the ops that stand in the way.
+        There is no executable choice; the message names the tensors or the ops in conflict.
     """
     program = LinearProgram()
     for _ in problem.alternatives:
         program.variable(0.0, integral=True)
     undone = {}
     for op, indices in problem.covering().items():
-        # Dearer than a tensor: where both explain it, the tensor is the better explanation.
+        # At a higher price than a tensor: if both explain the conflict, the tensor explains it better.
         undone[op] = program.variable(2.0, integral=True)
         program.row(1.0, 1.0, (1.0, [*indices, undone[op]]))
     missing = {}
@@ -67,7 +67,7 @@ def find_feasible(problem: Problem, table: ReorderTable) -> tuple[int, ...]:
 
 
 def _sources(supplied: Demand, fmt: Format, tensor: Tensor, table: ReorderTable) -> list[int]:
-    """Return the writers from whose format chains of reorders lead to another one."""
+    """Return the writers of formats from which chains of reorders lead to a format."""
     return [
         index for src, indices in supplied.items() if table[tensor].distance(src, fmt) < math.inf for index in indices
     ]

@@ -1,4 +1,4 @@
-"""The caller's own wishes as constraints: ``{"conv_3.dst": "nChw16c"}``."""
+"""The caller's formats as constraints: ``{"conv_3.dst": "nChw16c"}``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["resolve_pins"]
 
 
 def resolve_pins(graph: Graph, pins: Mapping[str, MemoryDesc | str]) -> dict[str, MemoryDesc]:
-    """Return the descriptor that each pin asks for.
+    """Return the descriptor of each pin.
 
     Parameters
     ----------
     graph : Graph
         A normal graph.
     pins : mapping of str to MemoryDesc or str
-        By ``"node.operand"`` or ``"node.dst"``: a descriptor, or a format tag.
+        ``"node.operand"`` or ``"node.dst"`` -> a descriptor, or a format tag.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def _resolve(graph: Graph, name: str, pin: MemoryDesc | str) -> MemoryDesc:
         try:
             return MemoryDesc(type_.dims, type_.dtype, tag=pin)
         except FmtpropError as error:
-            raise UnsupportedOpError(f"pin {name!r}: {pin!r} is no format of {type_}: {error}") from error
+            raise UnsupportedOpError(f"pin {name!r}: {pin!r} is not a format of {type_}: {error}") from error
     if not isinstance(pin, MemoryDesc):
         raise UnsupportedOpError(f"pin {name!r} must be a MemoryDesc or a format tag, got {type(pin).__name__}")
     if pin.kind == "any":

@@ -1,8 +1,7 @@
 """The assignment problem as pure data: alternatives of ops, formats of tensors, costs of reorders.
 
-Owns problems and solutions, the rules of a sensible problem, and the cost of a solution. Knows neither graphs
-nor targets nor torch: an op is a name, a tensor and a format are whatever can be hashed, and a cost is a number of
-seconds.
+Owns problems and solutions, the rules of a valid problem, and the cost of a solution. Must not know graphs, targets or
+torch: an op is a name, tensors and formats are any hashable objects, and a cost is a number of seconds.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ class Alternative:
     Parameters
     ----------
     covers : tuple of str
-        The ops that it executes: usually one, of a fused pair two.
+        The ops that it executes: usually one, two for a fused pair.
     reads : mapping of tensor to tuple of formats
-        The formats in which it needs each tensor. A tensor that is read twice may be needed in two.
+        Formats in which it needs each tensor. A tensor that is read twice may be needed in two formats.
     writes : mapping of tensor to format
-        The tensors that it produces, and how. Those internal to a fused region do not appear.
+        Formats of the tensors that it produces, without tensors inside a fused region.
     cost : float
         Seconds.
     payload : Any, optional
-        Whatever the enumerator wants to find again; takes no part in comparisons.
+        Any object of the enumerator; ignored in comparisons.
     """
 
     covers: tuple[str, ...]
@@ -52,16 +51,16 @@ class Problem:
     Parameters
     ----------
     ops : tuple of str
-        Each must be covered by exactly one chosen alternative. Inputs of the graph are ops that only write, outputs
-        ops that only read. A user's pin is an alternative left out.
+        Exactly one chosen alternative must cover each op. Inputs of the graph are ops that only write, outputs ops
+        that only read. A user's pin removes alternatives.
     alternatives : tuple of Alternative
         In any order.
     reorders : mapping of tensor to mapping of (source, destination) to float
-        Seconds; a pair that is absent is impossible.
+        Seconds; a missing pair is impossible.
 
     Examples
     --------
-    A convolution that is faster in a blocked format, between an input and an output that are plain:
+    A convolution that is faster in a blocked format, between a plain input and a plain output:
 
     >>> problem = Problem(
     ...     ops=("x", "conv", "y"),
@@ -87,14 +86,14 @@ class Problem:
     reorders: Mapping[Tensor, Mapping[Reorder, float]]
 
     def check(self) -> None:
-        """Refuse a problem that makes no sense, before anyone tries to solve it.
+        """Refuse an invalid problem, before it is solved.
 
         Raises
         ------
         GraphError
-            An alternative covers nothing, the same op twice or an unknown op, or reads what it writes itself; a cost
-            is negative or not finite; two alternatives that can be chosen together write one tensor; all the ways to
-            execute an op read a tensor that nobody writes.
+            An alternative covers nothing, the same op twice or an unknown op, or reads a tensor that it writes itself;
+            a cost is negative or not finite; two alternatives that can be chosen together write one tensor; all the
+            ways to execute an op read a tensor that no alternative writes.
         PassError
             No alternative covers an op.
         """
@@ -120,27 +119,27 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """A choice, what it costs, and a proof of how good it is.
+    """A choice, its cost, and a bound that proves its quality.
 
     Parameters
     ----------
     chosen : tuple of int
         Indices into `Problem.alternatives`, ascending; each op is covered exactly once.
     conversions : mapping of tensor to tuple of (source, destination)
-        The reorders to execute, each after the one that makes its source. Tensors without any are absent.
+        The reorders to execute, each after the one that makes its source. Tensors without reorders are absent.
     objective, bound : float
-        Seconds: the cost of the choice, and a bound below which no choice can be.
+        Seconds: the cost of the choice, and a lower bound of the cost of all choices.
     gap : float
-        ``(objective - bound) / objective``, or 0 where the objective is 0.
+        ``(objective - bound) / objective``, or 0 if the objective is 0.
     seconds : float
-        Time spent solving.
+        Time of the solver.
     optimal : bool
-        Whether the choice is proven to be the best one: the gap is 0.
+        Whether the choice is proved to be the best: the gap is 0.
 
     Notes
     -----
-    The proof is made in floating point: a choice whose objective is within a relative 1e-6 of the bound that the
-    solver has proven is called optimal, and its objective becomes the bound.
+    The proof is made in floating point: if the objective is within a relative 1e-6 of the solver's bound, the choice
+    is called optimal, and its objective becomes the bound.
     """
 
     chosen: tuple[int, ...]
@@ -153,14 +152,14 @@ class Solution:
 
 
 def keeping(problem: Problem, tensors: Collection[Tensor]) -> Problem:
-    """Return the problem in which some tensors are read as they are written: none of their reorders is allowed.
+    """Return the problem without reorders of some tensors, which must be read in the format in which they are written.
 
     Parameters
     ----------
     problem : Problem
         As it was.
     tensors : collection of tensor
-        Those that may not be reordered.
+        Tensors that must not be reordered.
     """
     if not tensors:
         return problem
@@ -168,7 +167,7 @@ def keeping(problem: Problem, tensors: Collection[Tensor]) -> Problem:
 
 
 def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions) -> float:
-    """Price a choice, refusing one that cannot be executed.
+    """Return the cost of a choice; refuse one that cannot be executed.
 
     Parameters
     ----------
@@ -187,8 +186,8 @@ def evaluate(problem: Problem, chosen: Collection[int], conversions: Conversions
     Raises
     ------
     PassError
-        An op is covered not exactly once, alternatives wait for each other, a reorder does not exist or reads a
-        format that nobody has made yet, or a tensor is read in a format that nobody makes.
+        An op is not covered exactly once, alternatives wait for each other, a reorder does not exist or reads a format
+        that is not made yet, or a tensor is read in a format that is never made.
     """
     check_cover(problem, chosen)
     cycle = find_cycle(problem, chosen)
@@ -223,7 +222,7 @@ def check_cover(problem: Problem, chosen: Collection[int]) -> None:
     Raises
     ------
     PassError
-        Names the first op that is executed twice or not at all, or the index that is no alternative.
+        The message names the first op that is executed twice or not at all, or the invalid index.
     """
     executed: set[str] = set()
     for index in chosen:
@@ -239,12 +238,12 @@ def check_cover(problem: Problem, chosen: Collection[int]) -> None:
 
 
 def find_cycle(problem: Problem, chosen: Collection[int]) -> tuple[int, ...]:
-    """Find alternatives that wait for each other, as two regions can that are each harmless alone.
+    """Find alternatives that wait for each other's results (two fused regions can do so).
 
     Returns
     -------
     tuple of int
-        Each needs a tensor of the one before it, the first one of the last; empty where all can be executed.
+        Each needs a tensor of the one before it, and the first one a tensor of the last; empty if all can be executed.
     """
     writer = {tensor: index for index in chosen for tensor in problem.alternatives[index].writes}
     needs = {

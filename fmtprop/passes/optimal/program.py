@@ -1,12 +1,11 @@
-"""The mixed-integer linear programs behind the exact assignment, and the answers of HiGHS.
+"""The mixed-integer linear programs of the exact assignment, and their solution by HiGHS.
 
-Owns variables, rows and units. What makes the reorders hang together is a flow: each op that reads a tensor draws one
-unit of it, from the format that the chosen writer produces to the format that the chosen reader needs, through executed
-reorders only. So a reorder serves all readers but is paid once, chains are allowed, and reorders that merely feed each
-other carry nothing. The flows also make the linear relaxation tight: for the graphs of real networks its solution
-usually is the answer.
+Owns variables, rows and units. Flows connect the reorders: for each op that reads a tensor, one unit flows from the
+format that the chosen writer produces to the format that the chosen reader needs, only through executed reorders. So a
+reorder serves all readers but is paid once, chains are allowed, and a cycle of reorders carries nothing. The flows
+also make the linear relaxation tight: for graphs of real networks, its solution is usually the answer.
 
-Knows nothing of time budgets, starts and proofs; see :mod:`fmtprop.passes.optimal.solve`.
+Must not know time budgets, start solutions and proofs; see :mod:`fmtprop.passes.optimal.solve`.
 
 References
 ----------
@@ -27,20 +26,20 @@ from scipy.sparse import csr_array
 
 from fmtprop.passes.optimal.problem import Format, Problem, Reorder, Tensor
 
-#: the alternatives that need a tensor in each format
+#: format of a tensor -> the alternatives that need (or write) it
 Demand = dict[Format, list[int]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What HiGHS found.
+    """Result of HiGHS.
 
     Parameters
     ----------
     values : ndarray or None
-        Of the variables; None where there is no solution, or none was found in time.
+        Values of the variables; None if there is no solution, or none was found in time.
     bound : float
-        What no solution can fall below, in the unit of the costs; minus infinity where nothing is known.
+        Lower bound of all solutions, in the unit of the costs; minus infinity if nothing is known.
     """
 
     values: np.ndarray | None
@@ -48,7 +47,7 @@ class Outcome:
 
 
 class LinearProgram:
-    """Variables between 0 and 1 and rows over them, as they are written down."""
+    """Variables between 0 and 1, and rows over them."""
 
     def __init__(self) -> None:
         self._costs: list[float] = []
@@ -65,7 +64,7 @@ class LinearProgram:
         return len(self._costs) - 1
 
     def row(self, lower: float, upper: float, *terms: tuple[float, Iterable[int]]) -> None:
-        """Keep a sum of variables, each group with its factor, between two limits."""
+        """Constrain a sum of variables, each group with its factor, to two limits."""
         for factor, variables in terms:
             for variable in variables:
                 self._rows.append(len(self._limits))
@@ -74,24 +73,24 @@ class LinearProgram:
         self._limits.append((lower, upper))
 
     def minimise(self, typical: float, time_limit: float = math.inf) -> Outcome:
-        """Solve it.
+        """Solve the program.
 
         Parameters
         ----------
         typical : float
-            About what a good solution costs, more than 0. The tolerances of HiGHS are absolute, so it gets to see
-            costs in a unit in which they fit.
+            Approximate cost of a good solution, more than 0. The tolerances of HiGHS are absolute, so costs are scaled
+            by this unit.
         time_limit : float, optional
             Seconds.
 
         Returns
         -------
         Outcome
-            The best solution, or what was known when the time ended.
+            The best solution, or the state at the end of the time.
 
         Notes
         -----
-        Ctrl-C is answered at once; HiGHS, which hears of nothing, then goes on in its thread until its time ends.
+        Ctrl-C takes effect at once, but HiGHS does not notice it and continues in its thread until its time ends.
         """
         scale = 1e5 / typical
         shape = (len(self._limits), len(self._costs))
@@ -117,7 +116,7 @@ class LinearProgram:
 
 
 class AssignmentProgram(LinearProgram):
-    """The program of an assignment problem; variable number `i` says whether alternative `i` is chosen.
+    """The program of an assignment problem; variable `i` is 1 if alternative `i` is chosen.
 
     Parameters
     ----------
@@ -136,11 +135,11 @@ class AssignmentProgram(LinearProgram):
             self._tensor(problem.reorders.get(tensor, {}), supplies.get(tensor, {}), _largest(demands))
 
     def forbid(self, together: Sequence[int]) -> None:
-        """Keep these alternatives from being chosen all at once."""
+        """Forbid that all of these alternatives are chosen."""
         self.row(-math.inf, len(together) - 1.0, (1.0, together))
 
     def _tensor(self, reorders: Mapping[Reorder, float], supplied: Demand, demands: Sequence[Demand]) -> None:
-        """Connect the writers of a tensor with its readers; one reader's flow needs no variables of its own."""
+        """Connect the writers of a tensor with its readers; a single reader's flow needs no separate variables."""
         several = len(demands) > 1
         executed = {pair: self.variable(cost, integral=several) for pair, cost in reorders.items()}
         for demanded in demands:
@@ -170,10 +169,10 @@ def supply(problem: Problem) -> dict[Tensor, Demand]:
 
 
 def demand(problem: Problem) -> dict[Tensor, list[Demand]]:
-    """Find the alternatives that read each tensor in each format, apart for each op and each of its formats.
+    """Find the alternatives that read each tensor in each format, separately for each op and each of its formats.
 
-    Of one op's alternatives one is chosen, so its demand is one unit in all: that is what makes it a flow. A tensor
-    that an alternative needs in two formats is demanded twice.
+    One of an op's alternatives is chosen, so its total demand is one unit of flow. A tensor that an alternative needs
+    in two formats is demanded twice.
     """
     found: dict[Tensor, dict[tuple[str, int], Demand]] = {}
     for index, alternative in enumerate(problem.alternatives):
@@ -186,7 +185,7 @@ def demand(problem: Problem) -> dict[Tensor, list[Demand]]:
 
 
 def _largest(demands: Sequence[Demand]) -> list[Demand]:
-    """Leave out demands that another one contains: what serves that one serves them."""
+    """Leave out demands that another demand contains: its reorders serve them, too."""
     kept: list[Demand] = []
     for demanded in sorted(demands, key=lambda demanded: -sum(map(len, demanded.values()))):
         if not any(all(set(indices) <= set(other.get(fmt, ())) for fmt, indices in demanded.items()) for other in kept):

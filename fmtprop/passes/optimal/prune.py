@@ -1,10 +1,10 @@
-"""Leaves out of a problem what no best choice needs.
+"""Removal of dominated alternatives, formats and reorders from a problem.
 
-Owns the three rules of dominance below; each keeps at least one optimal choice. Does not solve anything.
+Owns the three rules of dominance below; each keeps at least one optimal choice. Removed are:
 
-* A reorder that is no cheaper than a chain of others.
-* A format that nobody reads or writes, where going through it is no cheaper than going around it.
-* An alternative, where another one executes the same ops and making do with that one's formats costs no more.
+* A reorder that is not cheaper than a chain of others.
+* A format that nobody reads or writes, if chains through it are not cheaper than chains around it.
+* An alternative, if another one executes the same ops and is not dearer together with reorders between their formats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def prune(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
     Returns
     -------
     tuple of Problem and tuple of int
-        A problem with the same optimum, and for each of its alternatives the index that it had.
+        A problem with the same optimum, and the former index of each of its alternatives.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def prune(problem: Problem) -> tuple[Problem, tuple[int, ...]]:
 
 
 def _undominated(problem: Problem, group: Sequence[int], table: ReorderTable) -> list[int]:
-    """Keep the alternatives that none of the cheaper ones can stand in for."""
+    """Return the alternatives that no cheaper one can replace."""
     kept: list[int] = []
     for index in sorted(group, key=lambda index: problem.alternatives[index].cost):
         alternative = problem.alternatives[index]
@@ -112,8 +112,8 @@ def _between(
 def _has_detour(pair: Reorder, cost: float, formats: list[Format], chains: TensorReorders) -> bool:
     """Whether a chain of two or more reorders costs no more than a single one.
 
-    Both halves must cost something: then each reorder of the chain is cheaper than the single one, and leaving out all
-    single ones that have a detour leaves the detours standing.
+    Both halves must cost something: then each reorder of the chain is cheaper than the single one, so the chains
+    remain when all single reorders with a chain are removed.
     """
     for middle in formats:
         first, second = chains.distance(pair[0], middle), chains.distance(middle, pair[1])

@@ -1,4 +1,4 @@
-"""From the solver's choice to a formatted graph: nodes as chosen, reorders as decided, each with its reason."""
+"""The formatted graph of a solution: the chosen nodes and reorders, each with its reason."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def realise(graph: Graph, problem: Problem, solution: Solution, spec: AssignForm
     graph : Graph
         The normal graph.
     problem : Problem
-        What was solved; its alternatives carry the candidates.
+        The solved problem; its alternatives carry the candidates.
     solution : Solution
-        What was chosen.
+        The solution.
     spec : AssignFormats
-        How nodes of constants get their formats; its target makes the reorders.
+        Format assignment of nodes on constants; its target makes the reorders.
     baseline : Graph
-        What it makes of the graph: it gives the reason where there is only one way to run a node.
+        Its result for the graph; it has the reason if there is only one way to run a node.
     """
     return _Realisation(graph, problem, solution, spec, baseline).run()
 
 
 class _Realisation(Assignment):
-    """An assignment whose decisions were made before."""
+    """An assignment with decisions made before."""
 
     def __init__(
         self, graph: Graph, problem: Problem, solution: Solution, spec: AssignFormats, baseline: Graph
@@ -61,14 +61,14 @@ class _Realisation(Assignment):
             name = way.node.name
             greedy = baseline.node(name) if name in baseline else None
             self.reasons[name] = _reason(way.candidate, offered[name], greedy, spec.setting.target.name)
-        #: (tensor, wanted format) -> the format that it is converted from
+        #: (tensor, wanted format) -> source format of the conversion
         self.sources: dict[tuple[Value, MemoryDesc], MemoryDesc] = {}
         for value, pairs in solution.conversions.items():
             for src, dst in pairs:
-                # the solver knows them as things that can be hashed
+                # for the solver, they are any hashable objects
                 if isinstance(value, Value) and isinstance(src, MemoryDesc) and isinstance(dst, MemoryDesc):
                     self.sources[value, dst] = src
-        #: value of the new graph -> the value of the normal graph that it is
+        #: value of the new graph -> value of the normal graph
         self.names: dict[Value, Value] = {}
 
     def _visit(self, node: Node) -> None:
@@ -91,7 +91,7 @@ class _Realisation(Assignment):
             self.names[Value(node.name, index)] = Value(node.name, index)
 
     def _compose(self, node: Node, inputs: Mapping[str, Value], composition: Composition) -> None:
-        """Add the nodes that stand for one; the last has its name, the others names that start with it."""
+        """Add the nodes that replace one node; the last has its name, the others names that begin with it."""
         places = {composition.operands[name]: value for name, value in inputs.items()}
         reason = f"part of {node.name}, {self.reasons[node.name]}"
         for part in composition.nodes:
@@ -110,7 +110,7 @@ class _Realisation(Assignment):
         self.tensors[value] = Placed(value, self.out.desc_of(value))
 
     def _convert(self, tensor: Placed, wanted: MemoryDesc, reader: Node, operand: str) -> Value:
-        """Return the tensor in the wanted format, by the reorders that were decided."""
+        """Return the tensor in the wanted format, by the solution's reorders."""
         value = tensor.value
         if value not in self.names:
             return super()._convert(tensor, wanted, reader, operand)
@@ -130,13 +130,13 @@ class _Realisation(Assignment):
 
 
 def _reason(candidate: Candidate, offered: list[Candidate], greedy: Node | None, main: str) -> str:
-    """Say what the choice was among, in microseconds; or why there was none, as the greedy assignment says it."""
+    """Return the reason of a choice: the compared costs in microseconds, or the greedy assignment's reason."""
     if candidate.target == "view":
         return "view: no data moves" if candidate.impl == "view" else "in place: the sources lie where they belong"
     others = [other for other in offered if other is not candidate]
     if not others:
         choice = greedy.choice if greedy is not None else None
-        # of the boundary, or why another target has to run it
+        # the reason of the boundary, or of another target
         told = choice is not None and choice.target == candidate.target != main
         return choice.reason if choice is not None and told else "the only way to run it"
     cheapest = min(offered, key=lambda other: other.cost)

@@ -1,6 +1,7 @@
-"""Good choices without a proof: a greedy start, and steepest steps from there.
+"""Good choices without a proof: a greedy start, and improvements by steepest descent.
 
-Owns what the exact solver begins with and falls back on when its time ends. Knows nothing of linear programs.
+Owns the start solution of the exact solver, which is also its result when its time ends. Must not know linear
+programs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fmtprop.passes.optimal.problem import Format, Problem, Tensor, find_cycle
 
 
 class PartialSolution:
-    """A choice under construction, priced as it changes.
+    """A choice under construction, with its cost.
 
     Parameters
     ----------
@@ -24,7 +25,7 @@ class PartialSolution:
     table : ReorderTable
         Of this problem.
     chosen : collection of int, optional
-        Alternatives to begin with, no two of which cover the same op.
+        Alternatives to begin with, without two that cover the same op.
     """
 
     def __init__(self, problem: Problem, table: ReorderTable, chosen: Collection[int] = ()) -> None:
@@ -41,12 +42,12 @@ class PartialSolution:
         return tuple(sorted(set(self.by_op.values())))
 
     def change(self, removed: Iterable[int], added: Iterable[int]) -> float:
-        """Price a change without making it.
+        """Return the cost of a change without making it.
 
         Returns
         -------
         float
-            Seconds that it adds (less than zero: saves); infinite where a tensor could not be made afterwards.
+            Seconds that it adds (negative if it saves); infinite if a tensor could not be made afterwards.
         """
         seconds, tensors = self._after(removed, added)
         return seconds + sum(after - self._seconds.get(tensor, 0.0) for tensor, after in tensors.items())
@@ -71,7 +72,7 @@ class PartialSolution:
                 self._needs.setdefault(tensor, Counter()).update(formats)
 
     def _after(self, removed: Iterable[int], added: Iterable[int]) -> tuple[float, dict[Tensor, float]]:
-        """Seconds that the ops would take more, and seconds that the reorders of each tensor concerned would take."""
+        """Return the additional seconds of the ops, and the seconds of the reorders of each affected tensor."""
         seconds = 0.0
         writes: dict[Tensor, Format | None] = {}
         reads: dict[Tensor, Counter[Format]] = {}
@@ -100,7 +101,7 @@ class PartialSolution:
 
 
 def greedy(problem: Problem, table: ReorderTable) -> tuple[int, ...] | None:
-    """Choose for each op in turn what is cheapest after the choices already made.
+    """Choose for each op in turn the cheapest alternative, given the choices already made.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def greedy(problem: Problem, table: ReorderTable) -> tuple[int, ...] | None:
     Returns
     -------
     tuple of int or None
-        A choice that can be executed; None where this simple rule runs into a dead end.
+        A choice that can be executed; None if this simple rule finds none.
     """
     covering = problem.covering()
     executed: set[str] = set()
@@ -143,7 +144,7 @@ def greedy(problem: Problem, table: ReorderTable) -> tuple[int, ...] | None:
 
 
 def descend(problem: Problem, table: ReorderTable, chosen: Collection[int], deadline: float) -> tuple[int, ...]:
-    """Exchange one alternative after the other for a better one, until none helps or the time ends.
+    """Exchange alternatives for better ones, one at a time, until no exchange helps or the time ends.
 
     Parameters
     ----------
@@ -154,12 +155,12 @@ def descend(problem: Problem, table: ReorderTable, chosen: Collection[int], dead
     chosen : collection of int
         A choice that can be executed.
     deadline : float
-        On the clock of `time.monotonic`.
+        End of the time, by `time.monotonic`.
 
     Returns
     -------
     tuple of int
-        A choice that can be executed and is no worse.
+        A choice that can be executed and is not worse.
     """
     state = PartialSolution(problem, table, chosen)
     singles = {
@@ -187,9 +188,9 @@ def descend(problem: Problem, table: ReorderTable, chosen: Collection[int], dead
 def _exchange(
     problem: Problem, state: PartialSolution, index: int, singles: dict[str, list[int]]
 ) -> tuple[list[int], list[int]]:
-    """Find the alternatives that go for another one to come, and those that come: it, and others for ops left alone.
+    """Find the alternatives to remove and to add if one alternative is added (with others for uncovered ops).
 
-    Ops are left alone where a region goes of which the alternative covers a part; nothing comes where nothing can.
+    Ops become uncovered if a removed region covers more ops than the alternative; nothing is added if that fails.
     """
     covers = problem.alternatives[index].covers
     removed = sorted({state.by_op[op] for op in covers})

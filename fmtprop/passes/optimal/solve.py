@@ -1,8 +1,8 @@
-"""The exact solver: the best choice of alternatives and reorders, and the proof.
+"""The exact solver: the best choice of alternatives and reorders, with a proof.
 
-Owns the order of events: leave out what cannot matter, eliminate op by op where the problem is narrow; where it is not,
-find a good choice quickly, let the linear program improve on it and prove it, and report what is known when the time
-ends. Knows nothing of graphs, targets and formats.
+Owns the order of the steps: prune the problem; if it is narrow, eliminate op by op; otherwise find a good choice
+quickly, and improve and prove it by the linear program; report the best choice when the time ends. Must not know
+graphs, targets and formats.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from fmtprop.passes.optimal.problem import Problem, Solution, evaluate, find_cyc
 from fmtprop.passes.optimal.prune import prune
 from fmtprop.passes.optimal.search import descend, greedy
 
-#: what the arithmetic of HiGHS can tell apart, relative to the objective
+#: relative precision of HiGHS's objective
 _TOLERANCE = 1e-6
-#: share of the time for the search that precedes the program
+#: share of the time for the search before the program
 _START = 0.1
 
 
 def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | None = None) -> Solution:
-    """Find the choice of alternatives that is cheapest together with the reorders it needs.
+    """Find the choice of alternatives that is cheapest together with its reorders.
 
     Parameters
     ----------
     problem : Problem
-        What can be chosen.
+        The problem.
     time_limit : float, optional
-        Seconds, or infinity. When they end, the best choice so far is returned with what is proven of it. Only where
-        no choice at all has been found by then does it take longer.
+        Seconds, or infinity. At their end, the best choice so far is returned with its proved bound. It takes longer
+        only if no choice has been found by then.
     baseline : sequence of int, optional
-        A choice to start from; the solution is never worse.
+        A choice to start with; the solution is never worse.
 
     Returns
     -------
     Solution
-        Objective, bound and gap are exact up to rounding and the tolerance that :class:`Solution` states.
+        Objective, bound and gap are exact within rounding and the tolerance of :class:`Solution`.
 
     Raises
     ------
     GraphError
-        The problem makes no sense; see :meth:`Problem.check`.
+        The problem is invalid; see :meth:`Problem.check`.
     PassError
-        There is no solution, or `baseline` is none. The message names the op or the tensor in the way.
+        There is no solution, or `baseline` is not a solution. The message names the conflicting op or tensor.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | 
 
 
 class _Search:
-    """What is known of a problem so far: the best choice and the best bound."""
+    """State of a search: the best choice and the best bound so far."""
 
     def __init__(self, problem: Problem, deadline: float) -> None:
         self._problem = problem
@@ -88,13 +88,13 @@ class _Search:
         self._bound = _share_bound(self._reduced)
 
     def offer(self, chosen: Collection[int]) -> None:
-        """Keep a choice if it is better than the best one."""
+        """Keep a choice if it is better than the best one so far."""
         objective = evaluate(self._problem, chosen, cheapest_conversions(self._problem, chosen, self._table))
         if objective < self._objective:
             self._chosen, self._objective = tuple(sorted(chosen)), objective
 
     def eliminate(self) -> bool:
-        """Find the best choice of a narrow problem; say whether that could be done."""
+        """Find the best choice of a narrow problem; return whether the problem is narrow."""
         found = eliminate(self._reduced, self._table) if self._remaining() > 0.0 else None
         if found is None:
             return False
@@ -103,18 +103,20 @@ class _Search:
         return True
 
     def start(self) -> None:
-        """Find a first choice: the answer where the program finds none in time, and a limit for its objective."""
+        """Find a first choice: a limit of the program's objective, and the result if the program finds none."""
         chosen = greedy(self._reduced, self._table)
         if chosen is None:
-            from fmtprop.passes.optimal.feasible import find_feasible  # SciPy is imported where it is needed
+            from fmtprop.passes.optimal.feasible import find_feasible  # imports SciPy, which is rarely needed
 
             chosen = find_feasible(self._reduced, self._table)
         until = time.monotonic() + _START * self._remaining()
         self.offer(self._original(descend(self._reduced, self._table, chosen, until)))
 
     def prove(self) -> None:
-        """Let the program find the best choice and a bound."""
-        from fmtprop.passes.optimal.program import AssignmentProgram  # SciPy takes as long as a small compilation
+        """Find the best choice and a bound by the program."""
+        from fmtprop.passes.optimal.program import (
+            AssignmentProgram,
+        )  # importing SciPy is slow
 
         program = AssignmentProgram(self._reduced)
         while self._remaining() > 0.0 and self._bound < self._objective:
@@ -130,7 +132,7 @@ class _Search:
             program.forbid(cycle)
 
     def solution(self, seconds: float) -> Solution:
-        """Report the best choice with what is proven of it."""
+        """Return the best choice with its proved bound."""
         optimal = self._objective - self._bound <= _TOLERANCE * self._objective
         bound = self._objective if optimal else self._bound
         return Solution(
@@ -151,7 +153,7 @@ class _Search:
 
 
 def _share_bound(problem: Problem) -> float:
-    """Bound a choice by what the ops cost at least, an alternative's cost shared evenly by the ops that it covers."""
+    """Return a lower bound: the sum of the ops' least costs; covered ops share an alternative's cost equally."""
     return math.fsum(
         min(problem.alternatives[index].cost / len(problem.alternatives[index].covers) for index in indices)
         for indices in problem.covering().values()

@@ -1,4 +1,4 @@
-"""What nodes cost that are replaced by several: each distinct one that can be is solved by itself, beforehand."""
+"""Costs of expansions: each distinct node that can be replaced by several nodes is solved separately beforehand."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from fmtprop.passes.winograd import Winograd
 
 __all__ = ["expansions"]
 
-#: distinct nodes that are tried, those with most work first: each takes about 30 ms, and many that differ weigh little
+#: most distinct nodes to try, those with the most work first: each takes about 30 ms, and most others gain little
 _DISTINCT = 96
 
-#: channels and rows below which filtering has nothing to gain: such convolutions are not even asked about
+#: convolutions with fewer channels or rows cannot gain by filtering and are not tried
 _CHANNELS, _HEIGHT = 16, 4
 
 
 def expansions(
     graph: Graph, solver: OptimalFormats, *, winograd: bool = True, beside: bool = True
 ) -> dict[str, list[Candidate]]:
-    """Return how nodes of a graph run as several, by node name: in channels-last formats, in which all views are free.
+    """Return the expansions of a graph's nodes by name, in channels-last formats, in which all views are free.
 
     Parameters
     ----------
     graph : Graph
         A normal graph.
     solver : OptimalFormats
-        Whom to ask.
+        The solver of the small graphs.
     winograd : bool
-        Whether convolutions may be filtered.
+        Whether convolutions may use Winograd's filtering.
     beside : bool
-        Whether the nodes themselves are put to the solver too: where costs are measured, both are in the same rounds.
+        Whether to solve the original nodes, too: then costs of both are measured in the same rounds.
     """
     alike = _alike(graph, [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)])
     if not alike:
@@ -52,11 +52,11 @@ def expansions(
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
     operands = [_add(trial, boundary, graph, one.nodes[0], number, beside) for number, one in enumerate(alike)]
     steps = []
-    for rewrite in dict.fromkeys(one.rewrite for one in alike):  # each makes the whole graph anew
+    for rewrite in dict.fromkeys(one.rewrite for one in alike):  # each rewrite makes a new graph
         names = tuple(_expanded(number) for number, one in enumerate(alike) if one.rewrite == rewrite)
         steps.append(replace(rewrite, names=names))
     rewritten = Pipeline(tuple(steps), Stage.NORMAL).run(trial)
-    alone = Graph(graph.name)  # what `propagate` would do with the pieces matters to nobody
+    alone = Graph(graph.name)  # an empty baseline: no comparison with `propagate`
     twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
     setting = replace(solver.setting, target=_Unblocked(solver.setting.target, twins), boundary=boundary)
     solver = replace(solver, setting=setting, pins={})
@@ -72,7 +72,7 @@ def expansions(
 
 
 class _Unblocked:
-    """A target that only offers activations without blocks, as of others most views are not free; all to some nodes."""
+    """A target that offers only unblocked activations (views of blocked ones cost copies), except to some nodes."""
 
     def __init__(self, target: Target, exempt: frozenset[str]) -> None:
         self._target, self._exempt = target, exempt
@@ -85,7 +85,7 @@ class _Unblocked:
             return
         activations = [one.name for one in ports(node, request) if one.role is not Role.PARAMETER]
         if node.op == "convolution" and FormatKind.ANY in (request["src"].kind, request["dst"].kind):
-            return  # blocks, or what the request for channels-last is answered by too
+            return  # blocked, or the same answer as to the request for channels-last
         if not all(_is_unblocked(request[name]) for name in activations):
             return
         for candidate in self._target.candidates(node, request):
@@ -94,7 +94,7 @@ class _Unblocked:
                 yield candidate
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> list[MemoryDesc]:
-        """Return what is wished for: channels-last where nobody is exempt, as in other formats few views are free."""
+        """Return the formats to try: only channels-last if no node is exempt, since few views of others are free."""
         formats = self._target.formats(dims, dtype)
         if self._exempt:
             return list(formats)
@@ -106,7 +106,7 @@ def _is_unblocked(desc: MemoryDesc) -> bool:
 
 
 class _Alike(NamedTuple):
-    """A way to rewrite some nodes, which costs the same for each."""
+    """A rewrite of equal nodes, with equal costs."""
 
     rewrite: ExpandingPass
     growth: float
@@ -114,11 +114,11 @@ class _Alike(NamedTuple):
 
 
 def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
-    """Return the nodes that can run as several, those with most work."""
+    """Return the nodes that can be expanded, those with the most work."""
     alike: dict[Hashable, _Alike] = {}
     for rewrite in rewrites:
         for node in rewrite.eligible(graph):
-            if node.exact:  # infinities become NaN, and reach more, in what is computed together
+            if node.exact:  # in an expansion, infinities become NaN and spread to more elements
                 continue
             growth = rewrite.growth(graph, node)
             if isinstance(rewrite, Winograd) and not (_is_large(graph, node) and _is_another(graph, node, rewrite)):
@@ -134,9 +134,9 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
 
 
 def _work(graph: Graph, node: Node) -> int:
-    """Return the products of a convolution, or the elements of another node's result."""
+    """Return the number of products of a convolution, or of elements of another node's result."""
     weights = graph.inputs(node.name).get("weights")
-    # channels that are summed, and the window: behind groups, if any, and the channels of the result
+    # summed channels and the window: the axes after groups, if any, and the result's channels
     summed = graph.type_of(weights).dims[1 - node.results[0].ndim :] if weights is not None else ()
     return node.results[0].size * prod(summed)
 
@@ -146,7 +146,7 @@ def _is_constant(graph: Graph, value: Value) -> bool:
 
 
 def _is_another(graph: Graph, node: Node, rewrite: Winograd) -> bool:
-    """Whether a bound for errors leaves another tile than there would be without."""
+    """Whether the bound of errors changes the tile."""
     return rewrite.most == inf or Winograd().growth(graph, node) > rewrite.most
 
 
@@ -158,7 +158,7 @@ def _is_large(graph: Graph, node: Node) -> bool:
 def _add(
     trial: Graph, boundary: dict[str, MemoryDesc], graph: Graph, node: Node, number: int, beside: bool
 ) -> dict[str, Value]:
-    """Add a node that is to be replaced, and beside it one that is not; return their operands."""
+    """Add a node that is to be replaced, and maybe an equal one that is not; return their operands."""
     inputs = {}
     for operand, value in graph.inputs(node.name).items():
         type_, name = graph.type_of(value), f"{operand}_{number}"

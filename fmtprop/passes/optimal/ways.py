@@ -1,6 +1,6 @@
-"""The ways to run each node of a normal graph and their costs: the enumerated candidates as the solver's problem.
+"""The ways to run each node of a normal graph, with costs, as the solver's problem.
 
-Knows no library, and does not know how ways are found: costs and formats are as they come.
+Must not know a library, or how ways are found.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Way:
     node : Node
         The node of the normal graph, or the fused one.
     inputs : mapping of str to Value
-        Its operands, constants among them.
+        Its operands, including constants.
     candidate : Candidate
-        How it runs.
+        The candidate of the way.
     covers : tuple of str
-        The nodes of the normal graph that it stands for, itself last.
+        The nodes of the normal graph that it executes, itself last.
     """
 
     node: Node
@@ -54,11 +54,11 @@ class Enumeration:
     graph : Graph
         The normal graph.
     ways : dict of str to list of Way
-        By node name, for all that depends on an input; a fused pair's are with its last node.
+        By node name, for all nodes that depend on an input; those of a fused pair are with its last node.
     formats : dict of Value to list of MemoryDesc
-        What each tensor may be written or read in.
+        Formats in which each tensor may be written or read.
     detours : dict of (source, destination) to MemoryDesc
-        The format to go through where no reorder leads straight from one to the other.
+        The intermediate format if no single reorder exists.
     """
 
     graph: Graph
@@ -80,9 +80,9 @@ class Enumeration:
                 self.formats[value].append(desc)
 
     def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
-        """Return for each tensor the changes of format that could be needed: from any format to one that is read."""
+        """Return, for each tensor, the possible changes of format: from any format to one that is read."""
         wanted: dict[Value, set[MemoryDesc]] = {}
-        asked: set[tuple[Value, MemoryDesc]] = set()  # by the caller, who may have asked for gaps
+        asked: set[tuple[Value, MemoryDesc]] = set()  # formats of the caller, which may have gaps
         for way in self:
             for operand, value in way.inputs.items():
                 desc = way.candidate.operands[operand]
@@ -106,11 +106,11 @@ class Enumeration:
         return [(src, dst)] if middle is None else [(src, middle), (middle, dst)]
 
     def work(self) -> list[tuple[Node, Candidate]]:
-        """Return each node with each of its candidates that cost something."""
+        """Return each node with each of its candidates that has a cost."""
         return [(way.node, way.candidate) for way in self if way.candidate.target not in _UNPRICED]
 
     def problem(self, costs: Costs) -> Problem:
-        """Put a price on everything."""
+        """Return the problem with the costs of all alternatives and reorders."""
         alternatives = []
         for way in self:
             priced = replace(way, candidate=replace(way.candidate, cost=self._cost(way.node, way.candidate, costs)))
@@ -134,7 +134,7 @@ class Enumeration:
             return costs.node(node, candidate)
         if node.op != "concat":
             return 0.0
-        # in place: what cannot be written there by its producer is copied
+        # in place: sources that their producers cannot write there are copied
         inputs = self.graph.inputs(node.name)
         total = 0.0
         for operand, value in inputs.items():
@@ -145,13 +145,13 @@ class Enumeration:
 
 
 def _other(desc: MemoryDesc) -> MemoryDesc:
-    """Return another dense format of a tensor: what a copy costs is close to what a change of format costs."""
+    """Return another dense format of a tensor: the cost of a copy is close to that of a change of format."""
     reversed_axes = tuple(range(desc.ndim))[::-1]
     return MemoryDesc(tuple(desc.dims[a] for a in reversed_axes), desc.dtype).transpose(reversed_axes)
 
 
 def _written_in_place(graph: Graph, concat: Node, operand: str, value: Value, computed: Mapping[Value, object]) -> bool:
-    """Whether a concat's source can be written into its place by the node that makes it."""
+    """Whether the producer of a concat's source can write it to its position."""
     producer = graph.node(value.node)
     if value not in computed or producer.is_boundary or opdef(producer.op).category is Category.VIEW:
         return False

@@ -1,8 +1,7 @@
-"""Which formats of each tensor are worth having: the field's usual ones, and those that make a later view free.
+"""Formats to consider for each tensor: the usual ones, and those that make a later view free.
 
-A view transforms its source's format. So a format that the view's reader likes, taken back through the view, is one
-that the source's producer should be asked for: a matmul that writes its heads interleaved makes the permute after it
-cost nothing.
+A view transforms its source's format. So a good format for the view's reader, transformed back through the view, is a
+good format for the source's producer: if a matmul writes its heads interleaved, the permute after it costs nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from fmtprop.passes.target import Target
 
 __all__ = ["wishes"]
 
-#: formats of one tensor that are tried beyond those its producer offers: with more, solving takes longer than it saves
+#: most formats of a tensor in addition to its producer's: more would cost more time of the solver than they save
 _MOST = 6
 
 
 def wishes(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
-    """Return for each value of a normal graph the formats that its readers could use, the more usual first.
+    """Return, for each value of a normal graph, the formats that its readers could use, the usual ones first.
 
     Parameters
     ----------
     graph : Graph
         A normal graph.
     target : Target
-        Who says which formats are usual.
+        The target, which has the usual formats.
     """
     found: dict[Value, list[MemoryDesc]] = {}
     for node in reversed(graph.nodes()):
@@ -46,7 +45,7 @@ def wishes(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
 
 
 def _through(view: Node, found: Mapping[Value, list[MemoryDesc]], source: TensorType) -> list[MemoryDesc]:
-    """Return the formats of a view's source that give the formats which its readers wish."""
+    """Return the formats of a view's source that give the formats for the view's readers."""
     inverse = None if view.is_boundary else opdef(view.op).inverse
     if inverse is None:
         return []
@@ -55,7 +54,7 @@ def _through(view: Node, found: Mapping[Value, list[MemoryDesc]], source: Tensor
         try:
             desc = inverse(view.attrs, wish, source)
         except FmtpropError:
-            continue  # this format cannot come out of the view
+            continue  # the view cannot have this format
         if desc.is_packed and prod(desc.dims) == prod(source.dims):
             formats.append(desc)
     return formats
