@@ -1,7 +1,7 @@
-"""The policies of format assignment, as data: which formats to ask for at a node, in which order.
+"""The policies of format assignment as data: the formats to request at a node, in order.
 
-A policy answers one question and changes nothing: given a node and the formats that its operands come in, which
-requests are worth making? :mod:`fmtprop.passes.assign` asks the target and builds the graph.
+A policy answers one question and changes nothing: given a node and the formats of its operands, which requests should
+be tried? :mod:`fmtprop.passes.assign` sends them to the target and builds the graph.
 
 ===========  ==========================================================================================
 ``plain``    every tensor stays row-major: the baseline of every report
@@ -21,13 +21,13 @@ from fmtprop.ir.ports import Role, ports, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import dense, like, plain, unspecified, usual
 
-#: cost of a reorder in seconds, None where there is none
+#: cost of a reorder in seconds, None if no reorder exists
 ReorderCost = Callable[[MemoryDesc, MemoryDesc], "float | None"]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One request worth making.
+    """One request to try.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Option:
     reason : str
         The rule behind it.
     cost : float
-        Seconds of the reorders that it needs before the node.
+        Seconds of the reorders before the node.
     """
 
     request: Mapping[str, MemoryDesc]
@@ -46,7 +46,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """What a policy is asked about.
+    """The question to a policy.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Question:
     declaration : OpDef
         Its op.
     given : mapping of str to MemoryDesc
-        The format in which each operand comes, post-op operands included.
+        Present format of each operand, including post-op operands.
     reorder_cost : callable
         Estimated cost of a reorder.
     """
@@ -73,7 +73,7 @@ class Question:
         object.__setattr__(self, "roles", {one.name: one.role for one in ports(self.node, self.given)})
 
     def activations(self) -> list[str]:
-        """Return the operands that carry activations; post-op operands and parameters are not among them."""
+        """Return the operands with activations, without post-op operands and parameters."""
         return [name for name, role in self.roles.items() if role is Role.SOURCE]
 
     def is_parameter(self, name: str) -> bool:
@@ -81,7 +81,7 @@ class Question:
         return self.roles[name] is Role.PARAMETER
 
     def fill(self, chosen: Mapping[str, MemoryDesc]) -> dict[str, MemoryDesc]:
-        """Return a full request: ``chosen``, and for the rest what suits any op: the op decides."""
+        """Return a full request: ``chosen``, and defaults for the other operands and results."""
         request = {}
         for name, desc in self.given.items():
             if name in chosen:
@@ -93,7 +93,7 @@ class Question:
         return {**request, **self.results, **{k: v for k, v in chosen.items() if k in self.results}}
 
     def price(self, chosen: Mapping[str, MemoryDesc]) -> float | None:
-        """Return the cost of bringing the operands into these formats, None where one can't be brought."""
+        """Return the cost of converting the operands to these formats; None if one cannot be converted."""
         total = 0.0
         for name, desc in chosen.items():
             if name in self.given:
@@ -108,7 +108,7 @@ Policy = Callable[[Question], Iterator[Option]]
 
 
 def plain_policy(question: Question) -> Iterator[Option]:
-    """Ask for row-major everywhere; weights may be packed only where plain ones have no real implementation."""
+    """Ask for row-major everywhere; weights are packed only if plain ones have no optimized implementation."""
     activations = {name: plain(desc) for name, desc in question.given.items() if not question.is_parameter(name)}
     results = {name: plain(desc) for name, desc in question.results.items()}
     everything = {name: plain(desc) for name, desc in question.given.items()}
@@ -120,7 +120,7 @@ def plain_policy(question: Question) -> Iterator[Option]:
 
 
 def naive_policy(question: Question) -> Iterator[Option]:
-    """Ask for `any` at compute ops, for row-major elsewhere."""
+    """Ask for `any` at compute ops, and for row-major at the others."""
     if question.declaration.category is Category.COMPUTE:
         yield from _compute(question)
     else:
@@ -128,7 +128,7 @@ def naive_policy(question: Question) -> Iterator[Option]:
 
 
 def propagate_policy(question: Question) -> Iterator[Option]:
-    """Ask what the propagation table says; then, against the ref cliff, what else costs least."""
+    """Ask for the formats of the propagation table; then, to avoid reference code, for those of the least cost."""
     category = question.declaration.category
     if category is Category.COMPUTE:
         yield from _compute(question)
@@ -164,7 +164,7 @@ def _from_sources(question: Question, rule: str) -> Iterator[Option]:
             cost = question.price(chosen)
             if cost is not None:
                 options.append((cost, rank, len(options), chosen))
-    # as they are, should they suit the op although they differ: slices of one format, a broadcast
+    # unchanged, in case the op accepts them although they differ: slices of one format, a broadcast
     as_given = {name: question.given[name] for name in sources}
     agree = len({dense(desc).tag for desc in as_given.values()}) == 1
     if agree or len({desc.dims for desc in as_given.values()}) > 1:
@@ -175,7 +175,7 @@ def _from_sources(question: Question, rule: str) -> Iterator[Option]:
 
 
 def _agreements(question: Question, sources: list[str], offer: MemoryDesc) -> Iterator[dict[str, MemoryDesc]]:
-    """Yield the ways to bring all sources to one format: smaller (broadcast) ones likewise, or row-major."""
+    """Yield the ways to convert all sources to one format; smaller (broadcast) ones to it, or to row-major."""
     chosen = {name: like(question.given[name], offer) for name in sources}
     if all(desc is not None for desc in chosen.values()):
         yield {name: desc for name, desc in chosen.items() if desc is not None}
@@ -195,7 +195,7 @@ def _size(dims: tuple[int, ...]) -> int:
     return total
 
 
-#: by name; `optimal` is solved over the whole graph and lives in a pass of its own
+#: by name; `optimal` is solved over the whole graph, by a separate pass
 POLICIES: Mapping[str, Policy] = {
     "plain": plain_policy,
     "naive": naive_policy,

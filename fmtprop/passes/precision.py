@@ -1,4 +1,4 @@
-"""Lower precision: compute-intensive ops in bf16, what follows them in bf16 too, all else as it was."""
+"""Lower precision: compute-intensive ops and the ops after them in bf16, the others unchanged."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class LowerPrecision:
     """Convert f32 computation to a narrower floating type.
 
     Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops and views keep
-    the type of what they read. Biases, normalization statistics, scales and shifts stay f32, host ops get their f32
-    operands back, and graph outputs keep their type. Conversions are reorder nodes, which the format assignment
-    merges with the change of format beside them. A compute-intensive op whose result would only be converted back
-    writes f32 itself: that is what it accumulates in.
+    their source's type. Biases, normalization statistics, scales and shifts stay f32, host ops get f32 operands, and
+    graph outputs keep their type. Conversions are reorder nodes; the format assignment merges them with neighbouring
+    changes of format. If a compute-intensive op's result would only be converted back, the op writes f32 itself, the
+    type of its accumulator.
 
     Parameters
     ----------
     dtype : DataType
-        ``bf16``, or ``f16`` where the library has it.
+        ``bf16``, or ``f16`` if the library has it.
 
     Notes
     -----
-    Requires a normal graph, gives one.
+    Requires and returns a normal graph.
     """
 
     name: ClassVar[str] = "lower-precision"
@@ -82,11 +82,11 @@ class _Conversion:
         )
 
     def _precision(self, node: Node, declaration: OpDef, inputs: dict[str, Value]) -> dict[str, DataType]:
-        """Return the data type in which each operand is to be read."""
+        """Return the data type in which each operand is read."""
         original = {name: self.source.type_of(value).dtype for name, value in self.source.inputs(node.name).items()}
         compute = declaration.category is Category.COMPUTE
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
-        # oneDNN reads the slopes of a prelu post-op as f32, whatever else is narrow
+        # oneDNN reads the slopes of a prelu post-op as f32, even if all else is narrower
         data = [
             one.name
             for one in ports(node, inputs)
@@ -112,12 +112,12 @@ class _Conversion:
         if self.out.type_of(value).dtype is dtype:
             return value
         if (value, dtype) not in self.casts:
-            name = unused_name("reorder", self.out, self.source)  # the model has conversions of its own
+            name = unused_name("reorder", self.out, self.source)  # the model may have its own conversions
             self.casts[value, dtype] = emit(self.out, "reorder", {"src": value}, Reorder(dtype.value), name=name)
         return self.casts[value, dtype]
 
     def _store_accumulators(self) -> None:
-        """Let a compute-intensive op write f32 itself where its result would only be converted back."""
+        """Make compute-intensive ops write f32 if their results would only be converted back."""
         for (value, dtype), cast in self.casts.items():
             if dtype is not DataType.F32:
                 continue
@@ -129,7 +129,7 @@ class _Conversion:
                 self.out.remove(cast.node)
 
     def _way_from_compute(self, value: Value) -> list[Node]:
-        """Return the compute-intensive op that a value comes from and the views between, if nobody else reads them."""
+        """Return a value's compute-intensive op and the views between, if they have no other reader."""
         path: list[Node] = []
         while self.out.reader_count(value) == 1:
             node = self.out.node(value.node)
@@ -145,5 +145,5 @@ class _Conversion:
 
 
 def _names_its_type(node: Node) -> bool:
-    """Whether a node's result has the type that the model names: a conversion of its own, or a call as it stands."""
+    """Whether the model names the type of a node's result: its own conversion, or an unchanged call."""
     return node.op == "reorder" or opdef(node.op).category is Category.HOST

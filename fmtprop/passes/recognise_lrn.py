@@ -1,4 +1,4 @@
-"""Recognition of local response normalization, which PyTorch's exporter writes out as elementary calls."""
+"""Recognition of local response normalization, which PyTorch's exporter decomposes into elementary calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RecogniseLrn:
 
     Notes
     -----
-    Requires merged views, and padding that is not folded yet. Ensures that no such chain is left whose inner values
-    nobody else reads; windows of even size stay, as oneDNN's have a middle.
+    Requires merged views, and padding that is not folded yet. Ensures that no such chain is left, unless its inner
+    values have other readers; windows of even size stay, since oneDNN's are symmetric.
 
     References
     ----------
@@ -51,7 +51,7 @@ def _recognise(graph: Graph, quotient: Node) -> None:
 
 
 def _lrn(graph: Graph, src: Value, divisor: Value) -> Lrn | None:
-    """Return the normalization that a divisor makes of its source, None where it is something else."""
+    """Return the normalization of `src` by a divisor; None if it is another computation."""
     power = _producer(graph, divisor)
     if power is None or not isinstance(power.attrs, Eltwise) or (power.attrs.alg, power.attrs.alpha) != ("pow", 1.0):
         return None
@@ -91,13 +91,13 @@ def _is_square(graph: Graph, node: Node, src: Value) -> bool:
 
 
 def _behind(graph: Graph, node: Node | None, op: str | None = None) -> Node | None:
-    """Return the producer of a node's source, the node itself being that op (if one is asked for)."""
+    """Return the producer of a node's source, if the node is that op (or no op is given)."""
     if node is None or (op is not None and node.op != op):
         return None
     return _producer(graph, graph.inputs(node.name)["src"])
 
 
 def _producer(graph: Graph, value: Value) -> Node | None:
-    """Return the node behind a value where it has no other reader."""
+    """Return the producer of a value if it has no other reader."""
     node = graph.node(value.node)
     return None if node.is_boundary or only_reader(graph, value) is None else node

@@ -1,4 +1,4 @@
-"""Residual sums that may not overwrite their operand any more, after a rewrite, read it as it is."""
+"""Residual sums that must not overwrite their operand any more after a rewrite become additions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ReleaseSums:
 
     Notes
     -----
-    A rewrite of a normal graph can give tensors new readers (a concat that takes another as its source). Then rule V9
-    may no longer hold; afterwards it does. A graph that obeys it comes back as it is.
+    A rewrite of a normal graph can give tensors new readers (such as a concat that reads another concat). Then rule V9
+    may be broken; this pass restores it. A graph that obeys the rule is returned unchanged.
     """
 
     name: ClassVar[str] = "release-sums"
 
     def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph; the same object where all sums may stay."""
+        """Return the rewritten graph; the same object if all sums may stay."""
         found = {node.name: tail for node in graph.nodes() if (tail := _tail(graph, node)) != node.post_ops}
         if not found:
             return graph

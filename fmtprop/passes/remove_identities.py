@@ -20,9 +20,9 @@ from fmtprop.passes.editing import bypass
 class RemoveIdentities:
     """Remove identities and merge pairs of views.
 
-    Identities are views that leave every element in its place, conversions to the same data type, ``linear`` with
-    factor 1 and summand 0, sums and concatenations of one tensor. (Dropout is one too, but no importer makes a node
-    of it.) A reshape of a reshape, and a permutation of a permutation, are one.
+    Identities are views without effect, conversions to the same data type, ``linear`` with factor 1 and summand 0, and
+    sums and concatenations of one tensor. (Dropout is an identity too, but no importer makes a node of it.) A reshape
+    of a reshape becomes one reshape, a permutation of a permutation one permutation.
 
     Notes
     -----
@@ -46,7 +46,7 @@ class RemoveIdentities:
 
 
 def _merge(graph: Graph, node: Node) -> Node:
-    """Let a view of a view of the same kind read the source of both, and return it."""
+    """Merge a view with the view before it, if both have the same kind, and return it."""
     if not isinstance(node.attrs, Reshape | Permute):
         return node
     first = graph.node(graph.inputs(node.name)["src"].node)
@@ -61,7 +61,7 @@ def _merge(graph: Graph, node: Node) -> Node:
 
 
 def _source_of_identity(graph: Graph, node: Node) -> Value | None:
-    """Return what a node hands on unchanged, None where it computes something."""
+    """Return the value that a node returns unchanged; None if the node has an effect."""
     inputs = graph.inputs(node.name)
     match node.attrs:
         case Eltwise("linear", 1.0, 0.0):

@@ -1,8 +1,8 @@
-"""Factors of a pointwise convolution's channels moved from its source to its weights, of which there are fewer.
+"""Factors of channels before a pointwise convolution, moved from its source to its smaller weights.
 
-A squeeze-and-excitation block multiplies a whole activation by one number for each channel, and the convolution after
-it sums over channels: ``conv(x * s, w) = conv(x, w * s)``. The factors are other ones in every run, so the weights are
-scaled in every run; in the wide, early layers of a network these are a hundred times fewer numbers.
+A squeeze-and-excitation block multiplies a whole activation by one number per channel, and the convolution after it
+sums over channels: ``conv(x * s, w) = conv(x, w * s)``. The factors change in every run, so every run scales the
+weights; in the wide, early layers of a network these are a hundred times fewer numbers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fmtprop.passes.expand import ExpandingPass, Expansion
 
 __all__ = ["ScaleWeights"]
 
-#: how many times fewer weights than elements of the source there must be: kernels lay out such weights in every run
+#: the source must have so many times more elements than the weights: kernels pack scaled weights in every run
 _FEWER = 4
 
 
 class ScaleWeights(ExpandingPass):
-    """Scale the weights of a pointwise convolution, not its source's channels, where that is much less to multiply.
+    """Scale the weights of a pointwise convolution instead of its source's channels if this is much less work.
 
     Notes
     -----
-    Normal graph to normal graph. Results differ by rounding. Weights are scaled with their outputs side by side,
-    [C, O], the order in which a matrix product reads them without a copy: see :meth:`pins`.
+    Normal graph to normal graph. Results differ by rounding. Weights are scaled in the order [C, O], in which a matrix
+    product reads them without a copy: see :meth:`pins`.
     """
 
     name: ClassVar[str] = "scale-weights"
@@ -45,15 +45,16 @@ class ScaleWeights(ExpandingPass):
         return out
 
     def pins(self, graph: Graph) -> dict[str, MemoryDesc]:
-        """Return the format in which a rewritten graph's scaled f32 weights are made, by ``"node.weights"``.
+        """Return the format of a rewritten graph's scaled f32 weights, by ``"node.weights"``.
 
-        Kernels that pack them would do so in every run, by a reorder, and are no faster. In narrower types they are
-        twice as fast: there a multiplication takes pairs of channels, which only packing brings side by side.
+        Kernels with packed weights would need a reorder in every run, and are not faster. In narrower types they are
+        twice as fast: their instructions multiply pairs of channels, which only packed weights have next to each
+        other.
 
         Parameters
         ----------
         graph : Graph
-            Before it was rewritten.
+            The graph before the rewrite.
         """
         found = {}
         for node in self.eligible(graph):
@@ -66,7 +67,7 @@ class ScaleWeights(ExpandingPass):
         return found
 
     def applies(self, graph: Graph, node: Node) -> bool:
-        """Whether a node is a convolution whose source is scaled for it alone."""
+        """Whether a node is a convolution with a scaled source that has no other reader."""
         return _scaled_source(graph, node) is not None
 
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
@@ -91,7 +92,7 @@ class _Scaled(NamedTuple):
 
 
 def _scaled_source(graph: Graph, node: Node) -> _Scaled | None:
-    """Return what the source of a convolution is the product of, None where it is not rewritten."""
+    """Return the factors of a convolution's source; None if the convolution is not rewritten."""
     if not _is_pointwise(graph, node):
         return None
     inputs = graph.inputs(node.name)
@@ -102,7 +103,7 @@ def _scaled_source(graph: Graph, node: Node) -> _Scaled | None:
     channels = type_.with_dims((1, type_.dims[1], *(1,) * (type_.ndim - 2)))
     if weights.dtype is not type_.dtype or prod(weights.dims) * _FEWER > prod(type_.dims):
         return None
-    if inputs["weights"].node in graph.dependents():  # computed anew in every run already
+    if inputs["weights"].node in graph.dependents():  # the weights are already computed in every run
         return None
     sources = graph.inputs(product.name)
     for source, factors in ((sources["src_0"], sources["src_1"]), (sources["src_1"], sources["src_0"])):

@@ -1,8 +1,8 @@
-"""A large batch runs its early layers in slices of a few images, so that their activations stay in cache.
+"""Early layers of a large batch run in slices of a few images, so that their activations stay in cache.
 
-Early layers have large activations and small weights: image by image, what one layer writes the next still finds in
-cache. Late layers have small activations and large weights: there the whole batch shares each read of the weights.
-Slices of the batch are views, and the slices' results lie side by side in place, so that cutting costs nothing.
+Early layers have large activations and small weights: image by image, each layer finds its source in cache. Late
+layers have small activations and large weights: there the whole batch shares each read of the weights. Slices of the
+batch are views, and their results are concatenated in place, so slices cost nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class SliceBatch:
     images : int
         Images per slice.
     cache_nbytes : int, optional
-        The stretch ends after the last layer whose activations, at the whole batch, are larger than this; half of the
-        last-level cache if not given.
+        The sliced part ends after the last layer with larger activations, for the whole batch. Default: half of the
+        last-level cache.
 
     Notes
     -----
-    Requires and gives a normal graph. A graph without a batch, or whose activations fit, comes back as it is.
+    Requires and returns a normal graph. A graph without a batch, or with activations that fit, is returned unchanged.
 
     References
     ----------
@@ -50,7 +50,7 @@ class SliceBatch:
     cache_nbytes: int | None = None
 
     def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph; the same object where nothing is to be cut."""
+        """Return the rewritten graph; the same object if there is nothing to slice."""
         batch = _batch_of(graph)
         if batch is None or batch <= self.images or batch % self.images:
             return graph
@@ -79,7 +79,7 @@ class SliceBatch:
         return set(order[:last])
 
     def _is_divisible(self, graph: Graph, node: Node, sources: list[Value], batch: int) -> bool:
-        """Whether each image of a node's result depends on the same image of its sources alone."""
+        """Whether each image of a node's result depends only on the same image of its sources."""
         if len(node.results) != 1 or _sliced(node, batch, self.images) is None:
             return False
         types = [*(graph.type_of(value) for value in sources), node.results[0]]
@@ -88,8 +88,8 @@ class SliceBatch:
         inputs = graph.inputs(node.name)
         learned = {one.name for one in ports(node, inputs) if one.role is Role.PARAMETER}
         if any(inputs[name] in sources for name in learned):
-            return False  # computed weights: their first axis is no batch, whatever its size
-        # a constant that is added image by image would have to be cut too
+            return False  # computed weights: their first axis is not a batch, whatever its size
+        # a constant that is added to each image would have to be sliced too
         constants = [
             graph.type_of(value) for name, value in inputs.items() if name not in learned and value not in sources
         ]
@@ -97,7 +97,7 @@ class SliceBatch:
 
 
 class _Rewrite:
-    """A new graph with the stretch repeated for each slice."""
+    """A new graph with the sliced nodes repeated for each slice."""
 
     def __init__(self, graph: Graph, stretch: set[str], batch: int, images: int) -> None:
         self.graph, self.stretch, self.batch, self.images = graph, stretch, batch, images
@@ -118,12 +118,12 @@ class _Rewrite:
         return self.out
 
     def _ordered(self) -> list[Node]:
-        """Return boundary, constants and what is computed from them first, then the stretch, then the rest."""
+        """Return boundary, constants and nodes on constants first, then the sliced nodes, then the rest."""
         nodes = self.graph.nodes()
         before = {node.name for node in nodes if node.op in ("input", "constant")}
         for node in nodes:
             inputs = [value.node for value in self.graph.inputs(node.name).values()]
-            # what is made of constants alone: an operand of the stretch, perhaps
+            # made only of constants: maybe an operand of a sliced node
             constant = inputs and all(name in before and self.graph.node(name).op != "input" for name in inputs)
             if constant and node.op != "output":
                 before.add(node.name)
@@ -144,7 +144,7 @@ class _Rewrite:
                 emit(self.out, "concat", sources, Concat(0), name=node.name, origin=node.origin)
 
     def _slice(self, members: list[Node], start: int) -> dict[Value, Value]:
-        """Add the stretch for the images from ``start`` on; return what stands for each of its values."""
+        """Add the sliced nodes for the images from ``start`` on; return the replacement of each of their values."""
         places: dict[Value, Value] = {}
         for node in members:
             inputs = {}
@@ -176,6 +176,6 @@ def _batch_of(graph: Graph) -> int | None:
 
 
 def _sliced(node: Node, batch: int, images: int) -> Attrs | None:
-    """Return a node's attributes for a slice of the batch, None where an image depends on others."""
+    """Return a node's attributes for a slice of the batch; None if an image depends on others."""
     rule = opdef(node.op).sliced
     return None if rule is None else rule(node.attrs, batch, images)

@@ -1,7 +1,7 @@
-"""The questions of a pass to a target: the formats in which a node can run, and the cost of a reorder.
+"""The protocol between passes and targets: the formats in which a node can run, and the cost of a reorder.
 
-Passes know this protocol only, never a library: they are tested against a table-driven target, exactly and without
-a CPU's opinion. :mod:`fmtprop.targets` implements it.
+Passes know only this protocol, never a library, so tests can use a table-driven target with the same results on every
+CPU. :mod:`fmtprop.targets` implements it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ class Candidate:
     Parameters
     ----------
     target : str
-        Who executes.
+        Name of the target.
     impl : str
-        The implementation's name.
+        Name of the implementation.
     operands : mapping of str to MemoryDesc
-        The format in which each operand must come, post-op operands included.
+        Required format of each operand, including post-op operands.
     results : tuple of MemoryDesc
         The format of each result.
     cost : float
         Estimated or measured seconds.
     is_ref : bool
-        Whether it is the library's slow reference loop; never planned where another exists.
+        Whether it is the library's slow reference loop, which is never planned if another implementation exists.
     handle : object
-        The target's own object, from which is built what will be executed
-        (:class:`fmtprop.targets.executable.Implementation`).
+        The target's object, which builds the executable (:class:`fmtprop.targets.executable.Implementation`).
     """
 
     target: str
@@ -51,27 +50,27 @@ class Candidate:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the node's last post-op is done behind it, on the finished result."""
+        """Whether a kernel applies the node's last post-op afterwards, to the finished result."""
         return getattr(self.handle, "after", None) is not None
 
     def choice(self, reason: str) -> Choice:
-        """Return the record of this candidate having been chosen."""
+        """Return the choice of this candidate."""
         return Choice(self.target, self.impl, self.operands, reason, self.cost, self.handle)
 
 
-#: operand and result names -> a concrete descriptor, or MemoryDesc.any where the target may choose
+#: operand and result names -> a concrete descriptor, or MemoryDesc.any if the target may choose
 Request = Mapping[str, MemoryDesc]
 
 
 class Target(Protocol):
-    """Who executes nodes, seen by a pass."""
+    """A target, as seen by passes."""
 
     @property
     def name(self) -> str:
         """Name in choices and reports."""
 
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
-        """Yield every implementation that serves a request, the library's preference first; none if it cannot.
+        """Yield every implementation that serves a request, in the library's order of preference.
 
         Parameters
         ----------
@@ -82,28 +81,28 @@ class Target(Protocol):
         """
 
     def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return the estimated seconds of a reorder, 0 for none, or None where there is none."""
+        """Return the estimated seconds of a reorder, 0 for equal formats, None if no reorder exists."""
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
-        """Return the formats worth trying for a tensor, the likeliest first; row-major is always among them."""
+        """Return the formats to try for a tensor, the most likely first, always including row-major."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Who runs a graph, and what is settled before its formats are chosen.
+    """The targets of a graph, and the decisions before the choice of formats.
 
     Parameters
     ----------
     target : Target
-        Who is asked first.
+        The preferred target.
     fallback : Target
-        Who runs what the target can't; takes any op on strided formats.
+        Runs the nodes that the target cannot run; it accepts any op on strided formats.
     boundary : mapping of str to MemoryDesc
-        Format of graph inputs and outputs by node name; row-major where not given.
+        Format of graph inputs and outputs by node name. Default: row-major.
     in_place : bool
-        Whether plans can place the sources of a concat within its result.
+        Whether plans can place the sources of a concat inside its result.
     competing : bool
-        Whether the fallback is a way to run what the target can, too.
+        Whether the fallback may also run nodes that the target can run.
     """
 
     target: Target
@@ -114,7 +113,7 @@ class Setting:
 
 
 def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
-    """Say whether a tensor in a format can at least be copied to row-major: a slice of some blocks cannot."""
+    """Return whether a tensor in a format can be copied to row-major, which some slices of blocks cannot."""
     if desc.is_plain or desc.is_dense or desc.kind is not FormatKind.BLOCKED:
         return True
     row_major = MemoryDesc(desc.dims, desc.dtype)
@@ -123,7 +122,7 @@ def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
 
 
 def is_loop(impl: str) -> bool:
-    """Say whether an implementation is called a reference; a fused depthwise pair is, but runs the kernels it names.
+    """Return whether an implementation is a reference loop; a fused depthwise pair has the name, but runs kernels.
 
     Examples
     --------
@@ -134,7 +133,7 @@ def is_loop(impl: str) -> bool:
 
 
 def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) -> bool:
-    """Say whether a target has more than reference loops for a node, in one of the formats worth trying.
+    """Return whether a target has optimized code for a node in one of the formats to try.
 
     Parameters
     ----------
@@ -151,7 +150,7 @@ def is_optimized(target: Target, node: Node, types: Mapping[str, TensorType]) ->
 
 
 def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
-    """Yield requests with all sources in one format, after one that leaves everything to the target."""
+    """Yield a request that leaves everything to the target, then requests with all sources in one format."""
     free = {name: MemoryDesc.any(type_.dims, type_.dtype) for name, type_ in types.items()}
     for one in ports(node, types):
         if one.role is Role.PARAMETER and types[one.name].ndim < 2:
@@ -167,12 +166,12 @@ def _requests(node: Node, types: Mapping[str, TensorType]) -> Iterator[Request]:
 
 
 class Costs(Protocol):
-    """What it costs to run a candidate or a reorder, in seconds, seen by a pass."""
+    """Costs of candidates and reorders in seconds, as seen by passes."""
 
     def prepare(
         self, work: Sequence[tuple[Node, Candidate]], reorders: Sequence[tuple[MemoryDesc, MemoryDesc]]
     ) -> None:
-        """Get ready to be asked about these: measure what should be measured, within the budget.
+        """Prepare the costs of these: measure within the budget, if requested.
 
         Parameters
         ----------
@@ -183,7 +182,7 @@ class Costs(Protocol):
         """
 
     def node(self, node: Node, candidate: Candidate) -> float:
-        """Return the seconds that a node takes when it runs so."""
+        """Return the seconds of a way to run a node."""
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return the seconds of a reorder, 0 for none, or None where there is none."""
+        """Return the seconds of a reorder, 0 for equal formats, None if no reorder exists."""

@@ -1,13 +1,13 @@
-"""Convolutions by Winograd's minimal filtering along one axis: fewer products, made of primitives that oneDNN has.
+"""Convolutions by Winograd's minimal filtering along one axis: fewer products, with oneDNN's primitives.
 
-A convolution of ``r`` rows that gives ``m`` rows at a time needs ``n = m + r - 1`` products per window instead of
-``m r``: 6 instead of 12 for ``m = 4, r = 3``. With the matrices A, B and G of Toom and Cook, rows ``y`` of the result
-come from rows ``x`` of the source and the kernel ``w`` as ``y = A^T ((G w) * (B^T x))``, where ``*`` pairs the rows;
-channels and columns are summed within it, by ordinary convolutions of one row. In the graph that is, for each of the
-``n`` rows of a tile, a depthwise convolution (a row of B^T; its stride is the tile's height, its padding the
-original's) and a convolution one row high; behind them all comes one matrix product with A^T, which also takes the
-bias and the post-ops. All tensors are channels-last, which makes every view between them free; only where tiles reach
-beyond the last row of several images, the result has to be copied once to be dense.
+A convolution with a kernel of ``r`` rows that computes ``m`` rows at a time needs ``n = m + r - 1`` products per
+window instead of ``m r``: 6 instead of 12 for ``m = 4, r = 3``. With the matrices A, B and G of Toom and Cook, rows
+``y`` of the result come from rows ``x`` of the source and the kernel ``w`` as ``y = A^T ((G w) * (B^T x))``. Here
+``*`` pairs the rows; ordinary convolutions of one row sum over channels and columns. In the graph there are, for each
+of the ``n`` rows of a tile, a depthwise convolution (a row of B^T; its stride is the tile's height, its padding the
+original's) and a convolution one row high. After them comes one matrix product with A^T, with the bias and the
+post-ops. All tensors are channels-last, so every view between them is free. The result is copied once, to be dense,
+only if there are several images and tiles reach beyond their last rows.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_paramet
 
 __all__ = ["Winograd"]
 
-#: products of a tile -> where its polynomials are evaluated, beside infinity. Of all points (searched for) these make
-#: the least of rounding errors, or close to it; they and what the matrices A and B make of them are exact in f32
+#: products of a tile -> points at which its polynomials are evaluated, in addition to infinity. A search found them to
+#: have the least rounding errors, or almost; they and the entries of A and B are exact in f32
 _POINTS: Mapping[int, tuple[float, ...]] = {
     4: (0, 1, -1),
     6: (0, 0.625, -0.625, 1.5, -1.5),
     8: (0, 0.5, -0.5, 1, -1, 2, -2),
 }
 
-#: rows of the kernel -> rows of the result in a tile; more points than there are would cost more accuracy
+#: rows of the kernel -> rows of the result in a tile; more points would cost more accuracy
 _ROWS = {3: (6, 4, 2), 5: (4, 2), 7: (2,)}
 
-#: by how much more than its products' errors a result is off: the rounding of what a tile adds up before and behind
-#: them (random numbers, 64 to 256 channels: 1.15 to 1.2)
+#: factor of the result's error over its products' errors, from the sums of a tile before and after them (random
+#: numbers, 64 to 256 channels: 1.15 to 1.2)
 _ADDING = 1.2
 
-#: about how much longer everything takes when the result is copied
+#: approximate factor of the time if the result is copied
 _COPY = 1.08
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -104,10 +104,11 @@ class Tile:
 
     @cached_property
     def growth(self) -> float:
-        """How many times a direct convolution's rounding error is to be expected, as root mean squares.
+        """Expected rounding error relative to a direct convolution's, as a ratio of root mean squares.
 
-        Errors of sums grow as the root of how many numbers are added: a row of products adds up a part of what a direct
-        convolution does, and the more the matrices magnify what cancels in the result, the more of its error is left.
+        The error of a sum grows as the square root of the number of summands, and a row of products adds up fewer
+        numbers than a direct convolution. But the matrices magnify terms that cancel in the result, and their errors
+        remain.
 
         Examples
         --------
@@ -140,12 +141,12 @@ class Winograd(ExpandingPass):
     names : collection of str, optional
         See :class:`~fmtprop.passes.expand.ExpandingPass`.
     most : float
-        Tiles whose expected error is more than so many times a direct convolution's are left out.
+        Largest expected error of a tile, relative to a direct convolution's.
 
     Notes
     -----
-    Rounding differs from the direct convolution's as :attr:`Tile.growth` says; an infinity in the source spreads, as
-    infinity or NaN, over the rows of its tile.
+    Rounding errors grow by :attr:`Tile.growth`; an infinity in the source spreads, as infinity or NaN, over the rows
+    of its tile.
     """
 
     name: ClassVar[str] = "winograd"
@@ -161,20 +162,20 @@ class Winograd(ExpandingPass):
         _Filtering(graph, out, node, self.most).run()
 
     def growth(self, graph: Graph, node: Node) -> float:
-        """Return how many times the direct convolution's rounding error is to be expected."""
+        """Return the expected rounding error, relative to the direct convolution's."""
         tile = _tile_of(graph, node, self.most)
         return 1.0 if tile is None else tile.growth
 
 
 def _tile_of(graph: Graph, node: Node, most: float) -> Tile | None:
-    """Return the tile by which a convolution can be computed, None where it can't."""
+    """Return the tile for a convolution; None if it cannot be filtered."""
     attrs, inputs = node.attrs, graph.inputs(node.name)
     if node.op != "convolution" or not isinstance(attrs, Conv) or len(attrs.strides) != 2 or attrs.groups != 1:
         return None
     weights = graph.type_of(inputs["weights"])
     if (
         weights.dims[2] not in _ROWS
-        or weights.dims[1] < 2  # a depthwise convolution of one channel is an ordinary one
+        or weights.dims[1] < 2  # a depthwise convolution of one channel would be an ordinary one
         or (attrs.strides[0], attrs.dilates[0]) != (1, 0)
         or not is_f32(graph, node)
         or not has_constant_parameters(graph, node)
@@ -185,39 +186,37 @@ def _tile_of(graph: Graph, node: Node, most: float) -> Tile | None:
 
 
 def _leading(graph: Graph, node: Node, *, whole: bool = False) -> int:
-    """Return how many post-ops read nothing, or tensors like the result where its tiles are ``whole``."""
+    """Return the number of leading post-ops that read nothing, or (if tiles are ``whole``) tensors like the result."""
     types = {name: graph.type_of(value) for name, value in graph.inputs(node.name).items()}
     fits = [p.operand is None or (whole and types[p.operand] == node.results[0]) for p in node.post_ops]
     return next((number for number, fit in enumerate(fits) if not fit), len(fits))
 
 
 def _cheapest(tiles: Sequence[Tile], dims: tuple[int, ...], reads: bool) -> Tile:
-    """Return the tile for a result [N, C, H, W] that takes the fewest products, to a first approximation."""
+    """Return the tile with the fewest products for a result [N, C, H, W], approximately."""
     batch, _, height, _ = dims
 
     def rows_of_products(tile: Tile) -> float:
         tall = -(-height // tile.rows)
         copied = (batch > 1 or reads) and height % tile.rows  # see the module's last sentence
-        # a call costs as much as about one row of tiles
+        # a call costs about as much as one row of tiles
         return len(tile.source) * (batch * tall + 1) * (_COPY if copied else 1.0)
 
     return min(tiles, key=rows_of_products)
 
 
 class _Filtering(Expansion):
-    """What takes the place of one convolution."""
+    """The nodes that replace one convolution."""
 
     def __init__(self, graph: Graph, out: Graph, node: Node, most: float) -> None:
         super().__init__(graph, out, node)
         tile, attrs = _tile_of(graph, node, most), node.attrs
         if tile is None or not isinstance(attrs, Conv):
-            raise GraphError(
-                f"{node.label} is no convolution that Winograd's filtering computes; see Winograd.eligible"
-            )
+            raise GraphError(f"{node.label} is not a convolution for Winograd's filtering; see Winograd.eligible")
         self.tile, self.attrs = tile, attrs
 
     def run(self) -> None:
-        """Add everything; the last node has the convolution's name."""
+        """Add all nodes; the last one has the convolution's name."""
         batch, channels, height, width = self.node.results[0].dims
         tall, size = -(-height // self.tile.rows), len(self.tile.source)
         kernel = self._kernel()
@@ -248,7 +247,7 @@ class _Filtering(Expansion):
             self._follow(result, behind)
 
     def _bias(self, width: int) -> Value:
-        """Return the bias for every place of a row; only made of constants."""
+        """Return the bias for every position of a row; made only of constants."""
         (channels,) = self.graph.type_of(self.inputs["bias"]).dims
         once = self.view("bias_once", self.inputs["bias"], Reshape((1, channels)))
         places = self.constant("places", torch.ones(width, 1))
@@ -256,14 +255,14 @@ class _Filtering(Expansion):
         return self.view("bias", row, Reshape((1, 1, width * channels)))
 
     def _by_tile(self, name: str, value: Value) -> Value:
-        """Return a tensor like the result as the product of all tiles sees it."""
+        """Return a tensor like the result, in the form of the product of all tiles."""
         batch, channels, height, width = self.node.results[0].dims
         turned = self.view(f"{name}_turned", value, Permute((0, 2, 3, 1)))
         rows = self.tile.rows
         return self.view(f"{name}_rows", turned, Reshape((batch * height // rows, rows, width * channels)))
 
     def _follow(self, result: Value, post_ops: Sequence[PostOp]) -> None:
-        """Add what the product of all tiles cannot do by itself: the first of these post-ops reads another tensor."""
+        """Add the post-ops that the product of all tiles cannot apply; the first of them reads another tensor."""
         first, *others = post_ops
         attrs = first.attrs if isinstance(first.attrs, Binary) else Binary("add")  # a sum
         inputs = {"src_0": result, "src_1": self.inputs[first.operand or ""]}
@@ -271,7 +270,7 @@ class _Filtering(Expansion):
         self.carry_post_ops(last.node, others, self.inputs)
 
     def _product(self, k: int, tall: int, kernel: Value) -> Value:
-        """Add what the ``k``-th row of every tile contributes; return it."""
+        """Add the contribution of the ``k``-th row of every tile; return it."""
         outputs, *rest = self.graph.type_of(self.inputs["weights"]).dims
         cut = Slice((k * outputs, 0, 0, 0), (outputs, rest[0], 1, rest[2]), (1, 1, 1, 1))
         inputs = {"src": self._source(k, tall), "weights": self.view(f"kernel_{k}", kernel, cut)}
@@ -293,7 +292,7 @@ class _Filtering(Expansion):
         return self.emit("convolution", f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
 
     def _kernel(self) -> Value:
-        """Return the transformed kernel, all its rows along axis 0; only made of constants, so it is computed once."""
+        """Return the transformed kernel, with all its rows along axis 0; made only of constants, so computed once."""
         outputs, inputs, taps, columns = self.graph.type_of(self.inputs["weights"]).dims
         turned = self.view("kernel_by_row", self.inputs["weights"], Permute((2, 0, 1, 3)))
         rows = self.view("kernel_rows", turned, Reshape((taps, outputs * inputs * columns)))
