@@ -1,4 +1,4 @@
-"""Where a command's words go: results to stdout, everything else to stderr, and what failed becomes an exit code."""
+"""Output of commands: results go to stdout, everything else to stderr, and failures become exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fmtprop.bench import Benchmark
     from fmtprop.report import Comparison
 
-#: exit codes besides 0; 130 (interrupted) and 141 (nobody reads any more) are the shell's own
+#: exit codes other than 0; 130 (interrupted) and 141 (broken pipe) are the shell's own
 FAILED, USAGE, BROKEN_PIPE = 1, 2, 141
 
 #: whether an error shows its traceback
@@ -29,13 +29,13 @@ TRACEBACK: ContextVar[bool] = ContextVar("traceback", default=False)
 
 
 def emit(text: str) -> None:
-    """Print a result; end quietly when the reader has gone (``fmtprop models | head -1``)."""
+    """Print a result; end quietly if the reader has closed the pipe (``fmtprop models | head -1``)."""
     out = sys.stdout
     if out is None:  # the shell's >&-
         complain("cannot write to stdout: it is closed")
         raise SystemExit(FAILED)
     if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="replace")  # a terminal without the characters of tables gets question marks
+        out.reconfigure(errors="replace")  # a terminal that cannot show the characters of tables shows question marks
     try:
         out.write(text.rstrip("\n") + "\n")
         out.flush()
@@ -44,22 +44,22 @@ def emit(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user something that is not the result; names from files may be in it."""
-    if sys.stderr is None:  # where print would go to stdout
+    """Print a note that is not the result; it may contain names from files."""
+    if sys.stderr is None:  # then print would write to stdout
         return
     try:
         print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
-    except OSError:  # nobody can be told; the exit code is what is left
+    except OSError:  # nothing can be printed; only the exit code is left
         _abandon(sys.stderr)
 
 
 def complain(text: str) -> None:
-    """Tell the user what is wrong."""
+    """Print an error."""
     note(f"error: {text}")
 
 
 def warning_printer() -> Callable[..., None]:
-    """Return what takes the place of :func:`warnings.showwarning`: one line for each warning, each once."""
+    """Return a replacement of :func:`warnings.showwarning`: one line for each distinct warning."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -72,14 +72,14 @@ def warning_printer() -> Callable[..., None]:
 
 
 def keep_stdout() -> None:
-    """Keep stdout for results: what a library prints there from now on goes to stderr.
+    """Keep stdout for results: libraries' output to stdout goes to stderr from now on.
 
-    oneDNN prints its log (``ONEDNN_VERBOSE``) to the process's stdout, behind Python's back.
+    oneDNN prints its log (``ONEDNN_VERBOSE``) directly to the process's stdout.
     """
     out = sys.stdout
     try:
         place = out.fileno() if out is not None else -1
-    except (OSError, ValueError):  # a test's, or a notebook's
+    except (OSError, ValueError):  # stdout of a test or a notebook
         return
     if place != 1:
         return
@@ -91,12 +91,12 @@ def keep_stdout() -> None:
 
 
 def save(path: Path, text: str, ours: re.Pattern[bytes]) -> None:
-    """Write a result to a file, which may exist if it begins as such a result does.
+    """Write a result to a file; an existing file is replaced if it is an earlier result of this kind.
 
     Raises
     ------
     FmtpropError
-        Something else is in its place, or the file system refused.
+        Another file has this name, or the file system refuses.
     """
     try:
         with replacing(path, ours) as temporary:
@@ -106,7 +106,7 @@ def save(path: Path, text: str, ours: re.Pattern[bytes]) -> None:
 
 
 def finish(result: Comparison | Benchmark, destination: Path | None) -> None:
-    """Write the whole of a result to a file, if one is named, and end the program as failed if a check in it did."""
+    """Write a whole result to a file, if one is named; end the program with an error if one of its checks failed."""
     from fmtprop.report.files import write_report
 
     if destination is not None:
@@ -120,7 +120,7 @@ def finish(result: Comparison | Benchmark, destination: Path | None) -> None:
 
 @contextmanager
 def failing(code: int) -> Iterator[None]:
-    """End the program with an exit code if fmtprop raises an error: one line, or a traceback if asked for."""
+    """End the program with an exit code if fmtprop raises an error: print one line, or a traceback on request."""
     try:
         yield
     except FmtpropError as error:
@@ -132,7 +132,7 @@ def failing(code: int) -> Iterator[None]:
 
 @contextmanager
 def printing_help() -> Iterator[None]:
-    """End the program as :func:`emit` does where help or usage, which typer prints by itself, cannot be written."""
+    """End the program as :func:`emit` does if help or usage, which typer prints, cannot be written."""
     try:
         yield
     except OSError as error:
@@ -147,7 +147,7 @@ def printing_help() -> Iterator[None]:
 
 
 def _give_up(error: OSError) -> NoReturn:
-    """End the program because stdout takes no more."""
+    """End the program because stdout cannot be written."""
     _abandon(sys.stdout)
     if isinstance(error, BrokenPipeError):
         raise SystemExit(BROKEN_PIPE) from None
@@ -156,20 +156,20 @@ def _give_up(error: OSError) -> NoReturn:
 
 
 def _abandon(stream: TextIO) -> None:
-    # What is still buffered would fail again when the interpreter ends.
+    # Writing the buffered rest would fail again when the interpreter ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows what is being done, steps done and steps in all; silent unless on a terminal."""
+    """Yield a function that shows a description, steps done and steps in all; silent unless on a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # Redrawn only when told: a thread that redraws by itself would disturb what is being measured.
+    # Redrawn only on request: a redrawing thread would disturb measurements.
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("loading", total=None)

@@ -1,4 +1,4 @@
-"""``fmtprop doctor``: what runs here and what is missing."""
+"""``fmtprop doctor``: the libraries in use and the missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fmtprop show`` and ``fmtprop models``: graphs as they are, nothing run."""
+"""``fmtprop show`` and ``fmtprop models``: output of graphs, without a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, progress
 
 
 class Form(str, Enum):
-    """How a graph is printed."""
+    """Form of a printed graph."""
 
     TEXT = "text"
     DOT = "dot"
@@ -21,7 +21,7 @@ class Form(str, Enum):
 
 
 class StageName(str, Enum):
-    """How far a graph goes before it is printed."""
+    """Stage of a printed graph."""
 
     IMPORTED = "imported"
     NORMAL = "normal"

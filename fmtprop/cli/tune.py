@@ -1,4 +1,4 @@
-"""``fmtprop tune``: what a model's primitives and reorders cost on this machine, measured once and remembered."""
+"""``fmtprop tune``: costs of a model's primitives and reorders on this machine, measured once and recorded."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure what a model's primitives and reorders cost here.
+    """Measure the costs of a model's primitives and reorders here.
 
-    Fills the tuning cache for one model, data type and number of threads: later, policy optimal compiles from measured
-    costs without measuring. Prints the certificate of the plan that comes of them.
+    Fills the tuning cache for one model, data type and number of threads: later, policy optimal uses the measured
+    costs without measuring. Prints the certificate of the resulting plan.
     """
     with progress() as say:
         from fmtprop.api import Options, compile_graph

@@ -1,7 +1,7 @@
-"""What may fail without taking a compilation down: it is dropped, told of at the end, and what comes next is taken.
+"""Steps that may fail without a failed compilation: a failed alternative is dropped and reported, the next one used.
 
-The one place where errors of alternatives are caught. A native failure and an error of PyTorch's operators are errors
-of ours by the time they get here; anything else is a bug of this program and goes through.
+Only this module catches errors of alternatives. Native failures and errors of PyTorch's operators arrive here as
+fmtprop's errors; any other exception is a bug of this program and is not caught.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Attempts:
-    """Steps on behalf of alternatives, and which of these are dropped because a step failed."""
+    """Steps of alternatives, and the alternatives that are dropped because a step failed."""
 
     def __init__(self) -> None:
-        #: name of what is dropped -> its first error
+        #: name of a dropped alternative -> its first error
         self.failed: dict[str, FmtpropError] = {}
 
     def of(self, name: str, step: Callable[[], T]) -> T | None:
-        """Return what a step gives; None where it fails, which drops the alternative."""
+        """Return the result of a step; None if it fails, which drops the alternative."""
         try:
             return step()
         except FmtpropError as error:
@@ -33,14 +33,14 @@ class Attempts:
             return None
 
     def settle(self, model: str, kept: str, stacklevel: int) -> dict[str, str]:
-        """Return why each was dropped, and tell the user; forget the errors, whose frames hold what was made there.
+        """Return the reason of each drop, and warn the user; forget the errors, since their frames keep objects alive.
 
         Parameters
         ----------
         model, kept : str
-            What is compiled, and the alternative that is taken.
+            Names of the model, and of the alternative in use.
         stacklevel : int
-            As :func:`warnings.warn` takes it.
+            Argument of :func:`warnings.warn`.
         """
         dropped = {name: f"{type(error).__name__}: {error}" for name, error in self.failed.items()}
         self.failed.clear()

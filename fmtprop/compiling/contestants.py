@@ -1,6 +1,6 @@
-"""The plans that may turn out to be the fastest for a model: each has a name, and is made when it is wanted.
+"""The contestants: graphs that may become the fastest plan of a model. Each has a name and is made on request.
 
-Decides no format itself, and runs nothing: who is asked for which of them, and which one is kept, is the planner's.
+Decides no formats and runs nothing: the planner requests contestants and keeps one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fmtprop.tuning.identity import persistent_text
 
 __all__ = ["BEST", "DIRECT", "GREEDY", "Contestant", "Contestants"]
 
-#: what they are called, in the store too; the best with a variant of the graph has the variant's name behind its own
+#: names of contestants, also in the store; with a variant of the graph, the variant's name follows
 BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
     OPTIMAL,
     f"{OPTIMAL}, no node run as several",
@@ -41,13 +41,13 @@ BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
 #: the best of each variant of the graph, by name
 _VARIANTS: Mapping[str, Variant[Pass]] = {f"{BEST}, {variant.name}": variant for variant in OF_GRAPH}
 
-#: the graph itself and the variants whose worth costs tell
+#: the graph itself, and the variants with meaningful costs
 _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_priced))
 
-#: what can be dropped of one
+#: the part of a contestant that can be dropped
 COMPOSED = "nodes run as several"
 
-#: before the formats of any of them are chosen: more concats can be in place then
+#: passes before the choice of formats, so that more concats can be in place
 _PREPARE = (NestConcats(), ReleaseSums())
 
 
@@ -58,11 +58,11 @@ class Contestant:
     Parameters
     ----------
     name : str
-        Of the contestant, or of the policy where there is but one.
+        Name of the contestant, or of the policy if there is only one.
     graph : Graph
         The formatted graph.
     certificate : Certificate, optional
-        How good it is by its costs.
+        Certificate of its costs.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Contestant:
 
     @cached_property
     def key(self) -> str:
-        """A hash of what its graph executes and how, whatever its nodes are called."""
+        """A hash of the graph's operations and choices, without names of nodes."""
         digest = hashlib.sha256()
         places: dict[str, int] = {}
         for node in self.graph.nodes():
@@ -95,11 +95,11 @@ class Contestants:
     setting : Setting
         Who runs them.
     costs : TunedCosts, optional
-        What the optimal ones are optimal by.
+        Costs of the optimal contestants.
     options : Options
         How.
     attempts : Attempts, optional
-        Which contestants are dropped because something of theirs failed.
+        Records the contestants that are dropped after a failure.
     """
 
     def __init__(
@@ -113,25 +113,25 @@ class Contestants:
         self._normal, self._setting, self._options = normal, setting, options
         self._costs, self._attempts = costs, attempts or Attempts()
         self._made: dict[str, Contestant | None] = {}
-        #: what comes behind each solution in its problem, by the solution's name
+        #: further solutions of each problem, by the first solution's name
         self._behind: dict[str, Iterator[Contestant]] = {}
 
     @property
     def ladder(self) -> tuple[str, ...]:
-        """Who is the choice as long as nothing has run: the first that can be made; the last ones need least."""
+        """Names of contestants in order of preference before any run; the first that can be made is used."""
         if self._options.policy != OPTIMAL:
             return tuple(dict.fromkeys((self._options.policy, PLAIN, PYTORCH)))
-        # nobody else obeys pins
+        # only these obey pins
         return (BEST, DIRECT) if self._options.pin else (BEST, DIRECT, GREEDY, PLAIN, PYTORCH)
 
     @property
     def best(self) -> Contestant:
-        """The choice as long as nothing has run: what costs least, where costs tell.
+        """The choice before any run: the contestant of the least cost, if costs are known.
 
         Raises
         ------
         FmtpropError
-            Nothing can be made: why the first choice can't.
+            No contestant can be made; this is the error of the first one.
         """
         for name in self.ladder:
             found = [one for one in map(self.get, _PRICED if name == BEST else (name,)) if one is not None]
@@ -141,11 +141,11 @@ class Contestants:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who may be the fastest."""
+        """Names of the contestants that may be the fastest."""
         return (*_PRICED, DIRECT, *(name for name in _VARIANTS if name not in _PRICED), GREEDY)
 
     def field(self, *, whole: bool) -> list[Contestant]:
-        """Return those that may be the fastest, the best first; if not all, then those of which costs tell little."""
+        """Return contestants that may win, the best first; if not `whole`, only those with unclear costs."""
         told = () if whole else (*_PRICED, DIRECT)
         distinct: dict[str, Contestant] = {}
         for one in (self.best, *(self.get(name) for name in self.names if name not in told)):
@@ -154,13 +154,13 @@ class Contestants:
         return list(distinct.values())
 
     def get(self, name: str) -> Contestant | None:
-        """Return the contestant of a name, None where the model has none or it was dropped."""
+        """Return the contestant with a name; None if the model has none or it was dropped."""
         if name not in self._made:
             self._made[name] = self._attempts.of(name, lambda: self._make(name))
         return None if name in self._attempts.failed else self._made[name]
 
     def expected(self, contestant: Contestant) -> float:
-        """Return the seconds of a run by the costs that the best was chosen by, infinity where nothing tells."""
+        """Return the expected seconds of a run, by the costs of the best contestant; infinity if unknown."""
         if contestant.certificate is not None:
             return contestant.certificate.objective
         return self._propagate if contestant.name == GREEDY and self._propagate else inf
@@ -181,15 +181,15 @@ class Contestants:
         return greedy(name, self._normal, self._setting)
 
     def _variant(self, name: str, variant: Variant[Pass]) -> Contestant | None:
-        """Return the best of a variant of the graph, None where it changes nothing or nobody can run it."""
-        if self._options.policy != OPTIMAL or self._options.pin:  # pins name nodes as they were
+        """Return the best contestant of a variant of the graph; None if it changes nothing or no target can run it."""
+        if self._options.policy != OPTIMAL or self._options.pin:  # pins name nodes of the original graph
             return None
         rewritten = Pipeline((variant.rewrite,), Stage.IMPORTED).run(self._normal)
         if rewritten is self._normal:
             return None
         try:
             return self._first(name, rewritten, variant.pins(self._normal))
-        except UnsupportedOpError:  # no kernel reads what the rewrite made: that is no failure
+        except UnsupportedOpError:  # no kernel supports the rewritten graph: this is not a failure
             return None
 
     def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Contestant:
@@ -200,7 +200,7 @@ class Contestants:
     def _solved(
         self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None, composed: bool = True
     ) -> Iterator[Contestant]:
-        """Yield the best by cost, and then the best in which no node runs as several if that is another, so called."""
+        """Yield the best contestant by cost, then the best one without expansions, if it differs."""
         if self._costs is None:
             raise PassError("pass optimal: there are no costs to be optimal by")
         prepared, options = Pipeline(_PREPARE, Stage.NORMAL).run(normal), self._options
@@ -214,7 +214,7 @@ class Contestants:
             )
             ways = found or {}
         usual = self.get(GREEDY)
-        # where `propagate` has no plan, there is nothing to compare with
+        # if `propagate` has no plan, there is no comparison
         baseline = Graph(prepared.name) if usual is None else usual.graph if prepared is self._normal else None
         for name, (formatted, certificate) in zip(names, solver.solutions(prepared, ways, baseline), strict=False):
             verify(formatted, Stage.FORMATTED)
@@ -222,7 +222,7 @@ class Contestants:
 
     @cached_property
     def _propagate(self) -> float:
-        """What `propagate`'s plan costs by the costs that the first solution was chosen by; 0 without such a plan."""
+        """Return the cost of `propagate`'s plan, by the first solution's costs; 0 without such a plan."""
         usual = self.get(GREEDY)
         return 0.0 if usual is None or self._costs is None else price(usual.graph, self._costs)
 

@@ -1,6 +1,6 @@
-"""A model on its way from imported to formatted graph, kept to be shown.
+"""Snapshots of a model between the imported and the formatted graph, for display.
 
-Owns the names of the stages. What each of them does is the affair of :mod:`~fmtprop.compiling.compilation`.
+Owns the names of the stages. :mod:`~fmtprop.compiling.compilation` runs them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fmtprop.passes.optimal import OptimalFormats
 
 __all__ = ["STAGES", "Snapshot", "snapshots"]
 
-#: in the order in which a graph goes through them
+#: the stages in order
 STAGES = ("imported", "normal", "formatted")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph on its way.
+    """A graph after a pass.
 
     Parameters
     ----------
     stage : str
-        One of ``STAGES``: what the graph is on its way to, or has become.
+        One of ``STAGES``: the stage that the graph has reached or will reach next.
     after : str
-        The pass that gave it; empty for the imported graph.
+        The pass before it; empty for the imported graph.
     graph : Graph
         The graph.
     """
@@ -42,7 +42,7 @@ class Snapshot:
 
     @property
     def title(self) -> str:
-        """What it is, for a heading: its stage and the pass that gave it."""
+        """Heading of the snapshot: its stage, and the pass before it."""
         return f"{self.stage}, after {self.after}" if self.after else self.stage
 
 
@@ -55,23 +55,23 @@ def snapshots(
     target: str = "onednn",
     passes: bool = False,
 ) -> list[Snapshot]:
-    """Return the graph at a stage, or after each pass on the way there.
+    """Return the graph at a stage, or after each pass up to this stage.
 
     Parameters
     ----------
     graph : Graph
         Imported; it is not changed.
     stage : {"formatted", "normal", "imported"}
-        How far to go. Formats are chosen as :func:`fmtprop.compile` does, without a plan, its checks, and the contest
-        in which another than the choice by cost may win.
+        The last stage. Formats are chosen as :func:`fmtprop.compile` does, but without a plan, its checks, and the
+        contest, which may replace the choice by cost.
     policy : {"optimal", "propagate", "naive", "plain"}
-        How formats are chosen; ``"optimal"`` by the model's costs.
+        Policy of format assignment; ``"optimal"`` uses modelled costs.
     dtype : {"f32", "bf16"}
-        What compute-intensive ops should run in.
+        Data type of compute-intensive ops.
     target : {"onednn", "mkldnn"}
-        Who is asked for formats.
+        The target.
     passes : bool
-        True for the imported graph and the graph after every pass, in order; False for the last one alone.
+        True for the imported graph and the graph after every pass, in order; False for only the last graph.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def snapshots(
     >>> from fmtprop.frontends import load
     >>> [(shot.stage, shot.after) for shot in snapshots(load("chain"), "imported")]
     [('imported', '')]
-    >>> snapshots(load("chain"), "normal")[0].graph.count("eltwise")  # has become a post-op
+    >>> snapshots(load("chain"), "normal")[0].graph.count("eltwise")  # became a post-op
     0
     """
     if stage not in STAGES:

@@ -1,7 +1,6 @@
-"""A model's way from imported to normal graph, and the memory that its stages leave behind.
+"""Normalisation of an imported graph, and release of the memory that earlier stages used.
 
-Owns which passes run before formats are assigned. How a pass works is its own affair; the plan and its checks are
-:mod:`fmtprop.compiling.planner`'s.
+Owns the list of passes before format assignment. :mod:`fmtprop.compiling.planner` makes and checks plans.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from fmtprop.targets.mkldnn import computes_in
 
 __all__ = ["check_memory", "make_room", "normalise", "random_inputs"]
 
-#: bytes of weights from which memory is given back between the stages; it takes a quarter of a second
-_LARGE = 12 << 20
+#: with more weights, memory is returned to the system between stages, which takes a quarter of a second
+_LARGE_NBYTES = 12 << 20
 
 
 def normalise(
@@ -52,7 +51,7 @@ def normalise(
     graph : Graph
         Imported; it is not changed.
     dtype : {"f32", "bf16"}
-        What compute-intensive ops should run in.
+        Data type of compute-intensive ops.
     observer : callable, optional
         Called after each pass with its name and its graph.
     target : {"onednn", "mkldnn"}
@@ -63,14 +62,14 @@ def normalise(
     Returns
     -------
     Graph
-        In normal form.
+        The normal graph.
     str
-        The data type that compute-intensive ops really run in: f32 where oneDNN has no bf16, with a warning.
+        The real data type of compute-intensive ops: f32 if oneDNN has no bf16, with a warning.
 
     Raises
     ------
     PassError
-        A pass failed, or gave a graph that breaks a rule.
+        A pass failed, or its result breaks a rule.
     """
     normal = Pipeline(_passes(target, special_values), Stage.NORMAL).run(graph, observer)
     if dtype == "f32":
@@ -91,17 +90,17 @@ def normalise(
 
 
 def _passes(target: str, special_values: str) -> tuple[Pass, ...]:
-    """Return the passes, of which fusion asks oneDNN where that will execute."""
+    """Return the passes; fusion asks oneDNN if oneDNN is the target."""
     asked = OneDnnTarget() if target == "onednn" else None
     passes = [replace(one, target=asked) if isinstance(one, FusePostOps) else one for one in NORMALISE]
-    if special_values == "exact":  # a function and its spellings differ in what they make of infinities
+    if special_values == "exact":  # a function and its decomposed forms treat infinities differently
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     return tuple(passes)
 
 
 def check_memory(graph: Graph) -> None:
-    """Refuse a model that no plan can run here, before a number of it is drawn or read.
+    """Refuse a model that is too large for this machine, before its numbers are drawn or read.
 
     Parameters
     ----------
@@ -111,13 +110,13 @@ def check_memory(graph: Graph) -> None:
     Raises
     ------
     PlanError
-        Its weights, inputs and outputs take more memory than there is, or its weights and one of its nodes do.
+        Its weights, inputs and outputs need too much memory, or its weights and one of its nodes do.
     """
     weights = {}
     for node in graph.nodes():
         if node.op == "constant":
             type_, data = node.results[0], graph.constants.get(node.name)
-            # what several constants share is packed once
+            # shared data of several constants is packed once
             weights[type_, data if isinstance(data, Initialiser) else id(data)] = type_.nbytes
     boundary = sum(node.results[0].nbytes for node in graph.input_nodes)
     boundary += sum(graph.type_of(graph.inputs(node.name)["src"]).nbytes for node in graph.output_nodes)
@@ -125,7 +124,7 @@ def check_memory(graph: Graph) -> None:
 
 
 def _worked_on_nbytes(graph: Graph) -> int:
-    """Return the most bytes that a node reads and writes; constants are counted elsewhere, views need none."""
+    """Return the most bytes that a node reads and writes, without constants (counted elsewhere) and views."""
 
     def is_free(value: Value) -> bool:
         return graph.node(value.node).op == "constant" or is_view(graph, value.node)
@@ -138,8 +137,8 @@ def _worked_on_nbytes(graph: Graph) -> int:
 
 
 def make_room(graph: Graph) -> None:
-    """Give back the memory of what earlier stages left, if the model is large."""
-    if weights_nbytes(graph) > _LARGE:
+    """Return the memory of earlier stages to the system, if the model is large."""
+    if weights_nbytes(graph) > _LARGE_NBYTES:
         collect_young()
         dnnl.trim_heap()
 

@@ -1,7 +1,7 @@
-"""The backend of ``torch.compile``: graphs that TorchDynamo captures run as plans, or as PyTorch would.
+"""The backend of ``torch.compile``: graphs that TorchDynamo captures run as plans, or in PyTorch.
 
-``torch.compile(model, backend="fmtprop")`` finds :func:`backend` by its entry point. :func:`explain` says which graphs
-were captured, and what runs each of them. Formats, plans and their execution are the rooms' below.
+``torch.compile(model, backend="fmtprop")`` finds :func:`backend` by its entry point. :func:`explain` shows the
+captured graphs and the executor of each. Lower rooms own formats, plans and their execution.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which graphs ``torch.compile`` captures of a model, and what runs each of them."""
+"""The graphs that ``torch.compile`` captures from a model, and the executor of each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What became of a model under ``torch.compile(model, backend="fmtprop")``.
+    """Result of ``torch.compile(model, backend="fmtprop")`` for a model.
 
     Parameters
     ----------
     regions : tuple of (fx.GraphModule, Outcome)
-        Each captured graph of ATen calls, and who runs it.
+        Each captured graph of ATen calls, and its executor.
     breaks : tuple of str
-        Why the model is more than one graph.
+        Reasons why the model is more than one graph.
     """
 
     regions: tuple[tuple[torch.fx.GraphModule, Outcome], ...]
@@ -41,16 +41,16 @@ class Explanation:
 
 
 def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Explanation:
-    """Say which graphs of a model are captured, which of their ops run where, and why.
+    """Return the captured graphs of a model, the executor of each with the reason, and ops without primitives.
 
     The model is called once, under ``torch.no_grad()``.
 
     Parameters
     ----------
     model : callable
-        A module or a function, as ``torch.compile`` takes it.
+        A module or a function for ``torch.compile``.
     *args, **kwargs
-        What to call it with.
+        Arguments of the call.
     options : dict, optional
         As in ``torch.compile(model, backend="fmtprop", options=...)``.
 

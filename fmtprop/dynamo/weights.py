@@ -1,4 +1,4 @@
-"""Whether parameters are still what a plan has packed."""
+"""Detection of changed parameters after a plan packed them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _ADDRESS = torch.Tensor.data_ptr
 
 
 class Weights:
-    """Tensors as they were when a plan was made of them.
+    """The state of tensors when a plan was made from them.
 
     Parameters
     ----------
     tensors : sequence of torch.Tensor
-        They are kept, so that no other tensor can take the place of one in memory.
+        The tensors; they are kept alive, so that no other tensor can get the memory of one.
 
     Notes
     -----
-    PyTorch counts the changes of a tensor, and gives another tensor other memory. A change in place through ``.data``
-    or through NumPy is not counted: nobody sees it, PyTorch's own freezing no more than this.
+    PyTorch counts the changes of a tensor, and another tensor has other memory. A change in place through ``.data`` or
+    through NumPy is not counted, so it is not detected (nor does PyTorch's own freezing detect it).
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -32,7 +32,7 @@ class Weights:
         self._state = _state_of(self._tensors)
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Say whether these are the same tensors with the same numbers."""
+        """Return whether these are the same tensors with the same numbers."""
         same = all(map(_is, self._tensors, tensors))
         return same and _state_of(tensors) == self._state
 

@@ -1,6 +1,6 @@
 """Reading the arguments of an ATen call: int lists, data types, batch axes.
 
-What every importer needs and no single family owns. Must not know any op.
+Helpers of all importers. Must not know any op.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def computable(call: Call, *values: Value | None) -> bool:
-    """Tell whether oneDNN computes on tensors of these types; importers decline others.
+    """Return whether oneDNN computes on tensors of these types; importers decline other types.
 
     Parameters
     ----------
     call : Call
         The call that is imported.
     *values : Value or None
-        Its operands; an absent one does not matter.
+        Its operands; absent ones are ignored.
     """
     return is_native(*(call.type(value) for value in values if value is not None))
 
 
 def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Return an ATen int list of the schema kind ``int[2]``, where one number stands for all axes.
+    """Return an ATen int list of the schema kind ``int[2]``, in which one number means all axes.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def axes_of(value: Any, ndim: int) -> tuple[int, ...]:
-    """Return axes as sorted non-negative numbers; None and an empty list stand for all.
+    """Return axes as sorted non-negative numbers; None and an empty list mean all axes.
 
     Examples
     --------
@@ -68,19 +68,19 @@ def transposed(call: Call, value: Value) -> Value:
 
 
 def batched(call: Call, value: Value, ndim: int) -> Value:
-    """Return the value with a leading batch axis where the call came without one."""
+    """Return the value with a leading batch axis, which is added if the call has none."""
     dims = call.type(value).dims
     return reshaped(call, value, (1, *dims)) if len(dims) == ndim - 1 else value
 
 
 def unbatched(call: Call, value: Value, like: Value) -> Value:
-    """Undo :func:`batched`: drop the batch axis where `like` has none."""
+    """Undo :func:`batched`: remove the batch axis if `like` has none."""
     dims = call.type(value).dims
     return value if call.type(like).ndim == len(dims) else reshaped(call, value, dims[1:])
 
 
 def first_of(importer: Importer) -> Importer:
-    """Return the importer for a call that also returns indices, which oneDNN does not give.
+    """Return the importer for a call that also returns indices, which oneDNN does not compute.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Constant padding: no oneDNN primitive of its own.
+"""Constant padding, for which oneDNN has no primitive.
 
-A rewrite pass folds padding by 0 into the convolution that reads it (and padding by -inf into max pooling); what is
-left runs in PyTorch.
+A rewrite pass folds padding by 0 into the convolution that reads it (and padding by -inf into max pooling); other
+padding runs in PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pad(Attrs):
     pads_l, pads_r : tuple of int
         Elements added before and after each axis, from axis 0; not negative.
     value : float
-        What they hold.
+        Value of the added elements.
     """
 
     pads_l: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""DirectML's DML_SLICE1 in a graph: validated as its documentation says, then an ordinary slice (SPEC S1-S4)."""
+"""DirectML's DML_SLICE1 in a graph: validated by its documented rules, then an ordinary slice (SPEC S1-S4)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def slice1(
     Parameters
     ----------
     graph : Graph
-        Where to add it.
+        Graph to which the slice is added.
     src : Value
         InputTensor.
     operator : Slice1
         Window offsets, sizes, strides and output sizes.
     feature_level : FeatureLevel or str
-        Whose ranks and data types are allowed: ``"2.1"``, ``"3.0"`` or ``"4.1"``.
+        Level of the allowed ranks and data types: ``"2.1"``, ``"3.0"`` or ``"4.1"``.
     name : str, optional
         Node name.
 
     Returns
     -------
     Value
-        OutputTensor. It is a view wherever the format permits: positive strides on strided formats; a copy elsewhere.
+        OutputTensor. It is a view if the format permits (positive strides on strided formats), otherwise a copy.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Attributes of the views, and the helpers by which importers of every family add one.
+"""Attributes of the views, and helpers of all importers that add views.
 
-Owns what a view says; what it means is in :mod:`fmtprop.ops.views`.
+Owns the attributes; :mod:`fmtprop.ops.views` owns their meaning.
 """
 
 from __future__ import annotations
@@ -101,21 +101,21 @@ def _check_sizes(op: str, name: str, sizes: Iterable[int]) -> None:
 
 
 def reshaped(call: Call, value: Value, shape: Sequence[int]) -> Value:
-    """Return the value under other dimensions: itself where it has them already."""
+    """Return the value with other dimensions; the value itself if it has them already."""
     if call.type(value).dims == tuple(shape):
         return value
     return call.emit("reshape", {"src": value}, Reshape(tuple(shape)))
 
 
 def permuted(call: Call, value: Value, order: Sequence[int]) -> Value:
-    """Return the value with its axes in another order (torch's convention): itself where that is the present one."""
+    """Return the value with its axes in another order (torch's convention); the value itself if nothing changes."""
     if list(order) == list(range(len(order))):
         return value
     return call.emit("permute", {"src": value}, Permute(tuple(order)))
 
 
 def windowed(call: Call, value: Value, axis: int, start: int, size: int, step: int = 1) -> Value:
-    """Return a window along one axis: the value itself where that is all of it."""
+    """Return a window along one axis; the value itself if the window is the whole axis."""
     dims = call.type(value).dims
     if start == 0 and size == dims[axis]:
         return value
@@ -126,7 +126,7 @@ def windowed(call: Call, value: Value, axis: int, start: int, size: int, step: i
 
 
 def expanded(call: Call, value: Value, shape: Sequence[int]) -> Value:
-    """Return the value repeated to these dimensions: itself where it has them already."""
+    """Return the value repeated to these dimensions; the value itself if it has them already."""
     if call.type(value).dims == tuple(shape):
         return value
     return call.emit("expand", {"src": value}, Expand(tuple(shape)))

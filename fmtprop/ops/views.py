@@ -1,8 +1,8 @@
-"""Views: ops that only describe their source's data anew — reshape, permute, slice, expand.
+"""Views: ops that only change the description of their source's data (reshape, permute, slice, expand).
 
-Owns what the four views mean. A view's rule turns the descriptor of its source into that of its result; where a
-format cannot take it (SPEC M8) the layout algebra raises FormatError and whoever assigns formats reorders first.
-Knows nothing of oneDNN.
+Owns the meaning of the four views. A view's rule turns its source's descriptor into its result's. If the format cannot
+express the view (SPEC M8), the layout algebra raises FormatError, and the format assignment inserts a reorder first.
+Must not know oneDNN.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["EXPAND", "PERMUTE", "RESHAPE", "SLICE", "Expand", "Permute", "Reshap
 
 
 def infer_reshape(attrs: Reshape, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
-    """Return src's type with the new dimensions, which must hold as many elements."""
+    """Return src's type with the new dimensions, which must have the same number of elements."""
     src = types["src"]
     if src.size != prod(attrs.shape):
         raise ShapeError(
@@ -87,14 +87,14 @@ def reference_permute(attrs: Permute, tensors: Mapping[str, torch.Tensor]) -> tu
 def reference_slice(attrs: Slice, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch."""
     window = list(zip(attrs.starts, attrs.sizes, attrs.steps, strict=True))
-    # A stop beyond the end is clipped, so the last step may reach over it. PyTorch has no negative steps: flip.
+    # A stop beyond the end is clipped, so the last step may go beyond it. PyTorch has no negative steps: flip.
     forward = [(a if s > 0 else a + (n - 1) * s, n, abs(s)) for a, n, s in window]
     taken = tensors["src"][tuple(slice(a, a + n * s, s) for a, n, s in forward)]
     backwards = [axis for axis, (_, n, s) in enumerate(window) if s < 0 and n > 1]
     return (_flipped(taken, backwards) if backwards else taken,)
 
 
-#: PyTorch flips no wide unsigned numbers, but any of their width
+#: PyTorch cannot flip wide unsigned types, but it can flip signed types of equal width
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -109,7 +109,7 @@ def reference_expand(attrs: Expand, tensors: Mapping[str, torch.Tensor]) -> tupl
 
 
 def _view(rule: Callable[..., MemoryDesc]) -> Callable[..., MemoryDesc]:
-    """Give an empty result the plain format: it has no elements that a format could misplace."""
+    """Return the rule with the plain format for empty results, which have no elements to place."""
 
     def view(attrs: Attrs, desc: MemoryDesc, result: TensorType) -> MemoryDesc:
         return rule(attrs, desc) if result.size else MemoryDesc(result.dims, result.dtype)
@@ -128,7 +128,7 @@ view_slice = _view(
 
 
 def _expanded(attrs: Expand, desc: MemoryDesc) -> MemoryDesc:
-    # The algebra has them, but oneDNN converts no blocked format that repeats: it would be a dead end.
+    # The layout algebra can express it, but oneDNN cannot convert a blocked format with broadcast axes.
     if not desc.is_plain:
         raise FormatError(f"expand: src is {desc}; nothing reads a blocked format that repeats: convert to plain first")
     return desc.expand(attrs.shape)

@@ -20,7 +20,7 @@ from fmtprop.ops.normalization import BatchNorm
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
 
 #: elements that are scaled at a time
-_PIECE = 1 << 16
+_PIECE_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _largest(numbers: torch.Tensor | Deferred) -> float:
 def _scaled(weights: torch.Tensor, rows: torch.Tensor, in_place: bool) -> torch.Tensor:
     """Multiply in f64 and round once; in pieces, so that PyTorch's f64 copies stay in cache."""
     out = weights if in_place else torch.empty_like(weights)
-    count = max(1, _PIECE * weights.shape[0] // max(weights.numel(), 1))
+    count = max(1, _PIECE_ELEMENTS * weights.shape[0] // max(weights.numel(), 1))
     factors = rows.expand(weights.shape[0], *rows.shape[1:])
     pieces = (torch.split(tensor, count) for tensor in (weights, factors, out))
     for part, factor, result in zip(*pieces, strict=True):

@@ -19,7 +19,7 @@ from fmtprop.ir.tensors import Constant, materialise
 __all__ = ["MarkExact"]
 
 #: numbers of larger constants are not examined
-_LARGEST = 16 << 20
+_LARGEST_NBYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,6 @@ def _has_infinity(graph: Graph, node: Node) -> bool:
     read = any(not _is_spoiled(graph.node(reader)) for reader, _ in graph.readers(Value(node.name)))
     data = graph.constants[node.name]
     # the packing refuses data that is not a constant's
-    if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST and isinstance(data, Constant)):
+    if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST_NBYTES and isinstance(data, Constant)):
         return False
     return bool(torch.isinf(materialise(data, type_)).any())

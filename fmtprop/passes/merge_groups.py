@@ -26,7 +26,7 @@ from fmtprop.passes.expand import ExpandingPass, Expansion, has_constant_paramet
 __all__ = ["MergeGroups"]
 
 #: most groups that are merged into one; the number of products grows by this factor
-_MOST = 8
+_MOST_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _merged(graph: Graph, node: Node, width: int) -> int:
     groups, outputs, inputs, *_ = graph.type_of(graph.inputs(node.name)["weights"]).dims
     if outputs == inputs == 1:
         return 1  # depthwise: special kernels exist
-    for merged in range(1, min(groups, _MOST) + 1):
+    for merged in range(1, min(groups, _MOST_GROUPS) + 1):
         fits = not (merged * outputs % width or merged * inputs % width)
         if groups % merged == 0 and (fits or merged == groups):
             return merged

@@ -23,7 +23,7 @@ from fmtprop.passes.expand import ExpandingPass, Expansion
 __all__ = ["ScaleWeights"]
 
 #: the source must have so many times more elements than the weights: kernels pack scaled weights in every run
-_FEWER = 4
+_FEWER_RATIO = 4
 
 
 class ScaleWeights(ExpandingPass):
@@ -101,7 +101,7 @@ def _scaled_source(graph: Graph, node: Node) -> _Scaled | None:
         return None
     (type_,) = product.results
     channels = type_.with_dims((1, type_.dims[1], *(1,) * (type_.ndim - 2)))
-    if weights.dtype is not type_.dtype or prod(weights.dims) * _FEWER > prod(type_.dims):
+    if weights.dtype is not type_.dtype or prod(weights.dims) * _FEWER_RATIO > prod(type_.dims):
         return None
     if inputs["weights"].node in graph.dependents():  # the weights are already computed in every run
         return None

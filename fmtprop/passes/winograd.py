@@ -47,10 +47,10 @@ _ROWS = {3: (6, 4, 2), 5: (4, 2), 7: (2,)}
 
 #: factor of the result's error over its products' errors, from the sums of a tile before and after them (random
 #: numbers, 64 to 256 channels: 1.15 to 1.2)
-_ADDING = 1.2
+_ADDING_RATIO = 1.2
 
 #: approximate factor of the time if the result is copied
-_COPY = 1.08
+_COPY_RATIO = 1.08
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -117,7 +117,7 @@ class Tile:
         """
         lengths = [_square(g) * _square(b) for g, b in zip(self.kernel, self.source, strict=True)]
         errors = [sum(a * a * length for a, length in zip(row, lengths, strict=True)) for row in self.output]
-        return _ADDING * sqrt(sum(errors) / len(errors)) / len(self.kernel[0])
+        return _ADDING_RATIO * sqrt(sum(errors) / len(errors)) / len(self.kernel[0])
 
 
 def _square(row: Iterable[Fraction]) -> Fraction:
@@ -200,7 +200,7 @@ def _cheapest(tiles: Sequence[Tile], dims: tuple[int, ...], reads: bool) -> Tile
         tall = -(-height // tile.rows)
         copied = (batch > 1 or reads) and height % tile.rows  # see the module's last sentence
         # a call costs about as much as one row of tiles
-        return len(tile.source) * (batch * tall + 1) * (_COPY if copied else 1.0)
+        return len(tile.source) * (batch * tall + 1) * (_COPY_RATIO if copied else 1.0)
 
     return min(tiles, key=rows_of_products)
 

@@ -25,7 +25,7 @@ def graph_text(graph: Graph, title: str = "") -> str:
     graph : Graph
         At any stage.
     title : str
-        Said after its name.
+        Text after its name.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def graph_text(graph: Graph, title: str = "") -> str:
 
 
 def graphs_text(graphs: Iterable[tuple[str, Graph]]) -> str:
-    """Return a graph's history, each state with its title; of one that changed nothing the heading alone."""
+    """Return a graph's history, each state with its title; for an unchanged state, only the heading."""
     parts: list[str] = []
     before = ""
     for title, graph in graphs:
@@ -80,7 +80,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterable[list[str]]:
 
 
 def op_counts(graph: Graph) -> Counter[str]:
-    """Return how many nodes run each op, boundary nodes left out."""
+    """Return the number of nodes of each op, without boundary nodes."""
     return Counter(op_with_tail(node) for node in graph if not node.is_boundary)
 
 
@@ -88,7 +88,7 @@ def op_counts(graph: Graph) -> Counter[str]:
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:
-    """Return a graph as JSON-ready data, formats and choices included, constants' data left out.
+    """Return a graph as JSON-ready data, with formats and choices, but without constants' data.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where a measurement was made: figures mean nothing without it."""
+"""Environment of a measurement, without which figures are meaningless."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def machine(target: str = "onednn") -> dict[str, str]:
     Parameters
     ----------
     target : {"onednn", "mkldnn"}
-        Whose oneDNN is meant: the library, or the one inside PyTorch.
+        The oneDNN to describe: the library, or the one inside PyTorch.
 
     Returns
     -------
     dict of str to str
-        ``cpu``, ``isa`` (as oneDNN uses it), ``threads``, ``onednn``, ``torch``, ``python``.
+        ``cpu``, ``isa`` (of oneDNN), ``threads``, ``onednn``, ``torch``, ``python``.
     """
     if target == "mkldnn":
         isa, onednn = torch.backends.cpu.get_cpu_capability().lower(), f"{_inside_torch()} (inside PyTorch)"

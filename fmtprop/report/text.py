@@ -31,13 +31,13 @@ def report_text(report: Report) -> str:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return several policies side by side, then the whole report of each."""
+    """Return a comparison of several policies, then the whole report of each."""
     whole = [text for report in comparison.reports for text in ("", report_text(report))]
     return render(Group(*_head(comparison), *whole))
 
 
 def comparison_summary(comparison: Comparison) -> str:
-    """Return several policies side by side, then what each runs, its formats and its costliest reorders."""
+    """Return a comparison of several policies, then each one's primitives, formats and costliest reorders."""
     parts = _head(comparison)
     for report in comparison.reports:
         parts.append(_counts(report))
@@ -93,7 +93,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def certificate_text(report: Report) -> str:
-    """Return how good the choice of policy `optimal` is, where its costs came from, and what running it showed."""
+    """Return the certificate of policy `optimal`, the sources of its costs, and the result of its contest."""
     lines = []
     if (c := report.certificate) is not None:
         lines.append(
@@ -128,7 +128,7 @@ def _headline(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     sizes = {name: _bytes(size) for name, size in report.memory.items()}
-    if report.memory["peak"] > report.memory["arena"]:  # each result is a tensor of PyTorch's own
+    if report.memory["peak"] > report.memory["arena"]:  # PyTorch allocates each result
         return f"constants {sizes['constants']}, no arena, tensors alive at once {sizes['peak']}"
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
@@ -187,7 +187,7 @@ def render(content: RenderableType, width: int = 132) -> str:
     Parameters
     ----------
     content : RenderableType
-        What rich can print; strings are taken literally.
+        Any content for rich; strings are printed literally.
     width : int, optional
         Characters of the longest line.
     """
@@ -197,7 +197,7 @@ def render(content: RenderableType, width: int = 132) -> str:
 
 
 def _add_row(table: Table, *cells: str) -> None:
-    """Add a row whose cells may have names in them, which may have anything in them."""
+    """Add a row; its cells may have names with arbitrary characters."""
     table.add_row(*map(printable, cells))
 
 

@@ -303,7 +303,7 @@ def test_of_many_layers_those_with_most_work_are_tried(monkeypatch):
     y = b.input(1, 16, 12, 12)
     for width in (32, 16, 24, 48, 17):
         y = b.conv(y, width, f"conv_{width}", kernel=3, pad_l=1)
-    monkeypatch.setattr(trial, "_DISTINCT", 4)  # of each layer two tiles, one for a bound of errors
+    monkeypatch.setattr(trial, "_MOST_DISTINCT", 4)  # of each layer two tiles, one for a bound of errors
     composed = expansions(b.output(y), solver({}))
     # 24 x 48 and 48 x 17 channels; 16 x 24, 32 x 16 and 16 x 32 are fewer products
     assert composed.keys() == {"conv_48", "conv_17"} and all(len(found) == 2 for found in composed.values())

@@ -28,7 +28,7 @@ class Rows(nn.Module):
 
 def compiled(net: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **options: object) -> fp.CompiledModel:
     torch.manual_seed(0)
-    monkeypatch.setattr(module, "_LARGE", 1 << 16)
+    monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 16)
     return fp.compile(net.eval(), x, confirm=False, winograd=False, **options)
 
 
@@ -60,7 +60,7 @@ def test_images_of_a_matrix_product_are_cut(monkeypatch, tmp_path) -> None:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x @ y
 
-    monkeypatch.setattr(module, "_LARGE", 1 << 16)
+    monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 16)
     net = fp.compile(Products(), (torch.randn(200, 8, 16), torch.randn(200, 16, 24)), verify="off")
     (product,) = [step.node for step in net.plan.steps if step.node.op == "matmul"]
     small = cut_down(product, OneDnnTarget())

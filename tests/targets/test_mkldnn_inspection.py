@@ -76,7 +76,7 @@ def test_other_tensors_are_refused(given, message):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("_SIZE", 780, "does not know: an mkldnn tensor is described in 772 bytes, not 780"),
+        ("_NBYTES", 780, "does not know: an mkldnn tensor is described in 772 bytes, not 780"),
         ("_STRIDES", 8, r"does not know: .* takes 28 bytes for \(7,\), but its format"),
         ("_COUNT", 412, "does not know: packed weights|does not know: this mkldnn tensor"),
     ],

@@ -20,7 +20,7 @@ from fmtprop.passes.optimal.search import descend, greedy
 #: relative precision of HiGHS's objective
 _TOLERANCE = 1e-6
 #: share of the time for the search before the program
-_START = 0.1
+_START_SHARE = 0.1
 
 
 def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | None = None) -> Solution:
@@ -109,7 +109,7 @@ class _Search:
             from fmtprop.passes.optimal.feasible import find_feasible  # imports SciPy, which is rarely needed
 
             chosen = find_feasible(self._reduced, self._table)
-        until = time.monotonic() + _START * self._remaining()
+        until = time.monotonic() + _START_SHARE * self._remaining()
         self.offer(self._original(descend(self._reduced, self._table, chosen, until)))
 
     def prove(self) -> None:

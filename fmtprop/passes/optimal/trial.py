@@ -24,7 +24,7 @@ from fmtprop.passes.winograd import Winograd
 __all__ = ["expansions"]
 
 #: most distinct nodes to try, those with the most work first: each takes about 30 ms, and most others gain little
-_DISTINCT = 96
+_MOST_DISTINCT = 96
 
 #: convolutions with fewer channels or rows cannot gain by filtering and are not tried
 _CHANNELS, _HEIGHT = 16, 4
@@ -129,7 +129,7 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
             kind = (rewrite, node.op, node.attrs, tail, tuple(types), node.results)
             alike.setdefault(kind, _Alike(rewrite, growth, [])).nodes.append(node)
     work = {kind: len(one.nodes) * _work(graph, one.nodes[0]) for kind, one in alike.items()}
-    heaviest = set(sorted(work, key=lambda kind: -work[kind])[:_DISTINCT])
+    heaviest = set(sorted(work, key=lambda kind: -work[kind])[:_MOST_DISTINCT])
     return [one for kind, one in alike.items() if kind in heaviest]
 
 

@@ -20,7 +20,7 @@ from fmtprop.passes.target import Target
 __all__ = ["wishes"]
 
 #: most formats of a tensor in addition to its producer's: more would cost more time of the solver than they save
-_MOST = 6
+_MOST_FORMATS = 6
 
 
 def wishes(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
@@ -40,7 +40,7 @@ def wishes(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
             formats = list(target.formats(type_.dims, type_.dtype))
             for reader, _ in graph.readers(value):
                 formats += _through(graph.node(reader), found, type_)
-            found[value] = list(dict.fromkeys(formats))[:_MOST]
+            found[value] = list(dict.fromkeys(formats))[:_MOST_FORMATS]
     return found
 
 

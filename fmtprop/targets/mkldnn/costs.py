@@ -22,10 +22,10 @@ from fmtprop.targets.mkldnn.target import MkldnnTarget
 __all__ = ["MkldnnCosts"]
 
 #: rough figures of a current core: seconds of a call from Python, operations per second and thread, bytes per second
-_CALL, _FLOPS, _BANDWIDTH = 1e-5, 6e10, 1e10
+_CALL_SECONDS, _FLOPS_PER_SECOND, _BYTES_PER_SECOND = 1e-5, 6e10, 1e10
 
 #: share of the operations per second for fused and for plain operators; plain ones pack weights in every call
-_FUSED, _PLAIN = 0.8, 0.4
+_FUSED_SHARE, _PLAIN_SHARE = 0.8, 0.4
 
 #: timed runs, of which the fastest counts; one untimed run comes before
 _RUNS = 3
@@ -82,10 +82,10 @@ class MkldnnCosts:
         known = self._known.get(_key(node, candidate))
         if known is not None:
             return known
-        moved = sum(desc.nbytes for desc in (*candidate.operands.values(), *candidate.results)) / _BANDWIDTH
-        share = _FUSED if candidate.impl.startswith("mkldnn::") else _PLAIN
-        arithmetic = _operations(node, candidate) / (_FLOPS * torch.get_num_threads() * share)
-        return _CALL + max(moved if share == _FUSED else 2 * moved, arithmetic)
+        moved = sum(desc.nbytes for desc in (*candidate.operands.values(), *candidate.results)) / _BYTES_PER_SECOND
+        share = _FUSED_SHARE if candidate.impl.startswith("mkldnn::") else _PLAIN_SHARE
+        arithmetic = _operations(node, candidate) / (_FLOPS_PER_SECOND * torch.get_num_threads() * share)
+        return _CALL_SECONDS + max(moved if share == _FUSED_SHARE else 2 * moved, arithmetic)
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the seconds of a reorder, 0 for equal formats, None if no reorder exists."""

@@ -21,8 +21,8 @@ from fmtprop.layout import DataType, MemoryDesc, unpack
 __all__ = ["bytes_of", "inspect"]
 
 #: bytes of the description: the struct, then PyTorch's number of groups
-_SIZE = 772
-_AXES = 12
+_NBYTES = 772
+_MOST_AXES = 12
 _NDIMS, _DIMS, _DTYPE, _PADDED, _OFFSETS, _OFFSET0, _KIND = 4, 8, 104, 112, 208, 304, 312
 _STRIDES, _COUNT, _BLOCKS, _BLOCK_AXES = 320, 416, 424, 520
 _BLOCKED = 2
@@ -93,11 +93,11 @@ class _Raw:
 
 def _read(tensor: torch.Tensor) -> MemoryDesc:
     blob = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).numpy().tobytes()
-    if len(blob) != _SIZE:
-        raise LibraryError(f"an mkldnn tensor is described in {len(blob)} bytes, not {_SIZE}")
+    if len(blob) != _NBYTES:
+        raise LibraryError(f"an mkldnn tensor is described in {len(blob)} bytes, not {_NBYTES}")
     ndim, kind, count = _int(blob, _NDIMS), _int(blob, _KIND), _int(blob, _COUNT)
     dtype = _DTYPES.get(_int(blob, _DTYPE))
-    if not 0 < ndim <= _AXES or not 0 <= count <= _AXES or dtype is None or kind != _BLOCKED:
+    if not 0 < ndim <= _MOST_AXES or not 0 <= count <= _MOST_AXES or dtype is None or kind != _BLOCKED:
         raise LibraryError(
             f"this mkldnn tensor has a format that no strides and blocks express (rank {ndim}, format kind {kind}, "
             f"data type {_int(blob, _DTYPE)}): read it with t.to_dense()"

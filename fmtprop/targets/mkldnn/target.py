@@ -25,7 +25,7 @@ from fmtprop.targets.mkldnn.opaque import opaque_candidates
 __all__ = ["MkldnnTarget"]
 
 #: rough costs of a reorder, for comparisons: seconds per call, bytes per second
-_CALL, _BANDWIDTH = 1e-5, 5e9
+_CALL_SECONDS, _BYTES_PER_SECOND = 1e-5, 5e9
 
 
 class MkldnnTarget:
@@ -65,7 +65,7 @@ class MkldnnTarget:
             return None
         # PyTorch converts to and from an mkldnn tensor through row-major
         passes = 1 + sum(is_opaque(a) and b != row_major(b) for a, b in ((src, dst), (dst, src)))
-        return _CALL + passes * (src.nbytes + dst.nbytes) / _BANDWIDTH
+        return _CALL_SECONDS + passes * (src.nbytes + dst.nbytes) / _BYTES_PER_SECOND
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return channels-last, row-major and, if PyTorch has mkldnn tensors of that rank, opaque."""
