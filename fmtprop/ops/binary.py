@@ -101,7 +101,7 @@ def operator(
 
 
 def loses(attrs: Binary) -> frozenset[str]:
-    """Name what maxima lose: of NaN and a number they give the number."""
+    """Return the special values that maxima lose: the maximum of NaN and a number is the number."""
     return frozenset({"nan"}) if attrs.alg in ("max", "min") else frozenset()
 
 
@@ -113,11 +113,11 @@ def _append(attrs: Binary, tail: PostOps, operands: Sequence[NativeDesc], dtype:
 
 
 def scalar_operand(call: Call, operand: Any) -> float | None:
-    """Return the finite number that an argument stands for: a Python number or a one-element constant."""
+    """Return the finite number of an argument: a Python number or a one-element constant."""
     if isinstance(operand, bool):
         return None
     number = call.scalar(operand) if isinstance(operand, Value) else operand
-    # Beyond f32 the attribute would become infinite, and 0 * inf is NaN where PyTorch has 0.
+    # Beyond f32 the attribute would become infinite, and 0 * inf is NaN, but PyTorch's result is 0.
     if not isinstance(number, (int, float)) or not abs(number) <= torch.finfo(torch.float32).max:
         return None
     return float(number)
@@ -176,7 +176,7 @@ def _tensors(call: Call, alg: str, a: Value, b: Value, alpha: float) -> Value | 
         b = call.emit("eltwise", {"src": b}, Eltwise("linear", alpha))
     if whole[0]:
         return call.emit("binary", {"src_0": a, "src_1": b}, Binary(alg))
-    # Only the first operand broadcasts: turn the function round, inverting the second where needed.
+    # Only the first operand broadcasts: exchange the operands, inverting the second if necessary.
     if alg not in COMMUTATIVE:
         b = call.emit("eltwise", {"src": b}, Eltwise("linear", -1.0) if alg == "sub" else Eltwise("pow", 1.0, -1.0))
         alg = {"sub": "add", "div": "mul"}[alg]

@@ -35,7 +35,7 @@ def emit(
     Parameters
     ----------
     graph : Graph
-        Where to add it.
+        Graph to which the node is added.
     op : str
         Name of the op.
     inputs : mapping of str to Value or None
@@ -45,7 +45,7 @@ def emit(
     name : str, optional
         Node name; by default the op's short name and a number.
     origin : str
-        Where it comes from in the user's model.
+        Origin in the user's model.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def check_summands(op: str, count: int) -> None:
         )
 
 
-#: operands of what has learned weights
+#: operands of ops with learned weights
 WEIGHTED = (
     Operand("src", "SRC"),
     Operand("weights", "WEIGHTS", parameter=True),
@@ -214,7 +214,7 @@ def normalised_axis(axis: int, ndim: int) -> int:
     Raises
     ------
     ShapeError
-        It lies outside the tensor.
+        The window is not inside the tensor.
 
     Examples
     --------

@@ -78,7 +78,7 @@ def operator(
 
 
 def parts(attrs: Concat, whole: MemoryDesc, types: Mapping[str, TensorType]) -> Mapping[str, MemoryDesc] | None:
-    """Return where in the result each source lies; None where one would not be dense there."""
+    """Return each source's part of the result; None if one would not be dense there."""
     names = [f"src_{index}" for index in range(len(types))]
     if any(types[name].dtype is not whole.dtype for name in names):
         return None

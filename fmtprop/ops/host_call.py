@@ -1,7 +1,7 @@
 """One call of an overload, of PyTorch or registered by others, as attributes of a node.
 
-Owns how a call is written down and read again, and which calls are refused. A graph file may come from anywhere: it
-names PyTorch's own functions of tensors alone, and a call is checked again whenever it is about to be made.
+Owns the form of a call in a graph, and the calls that are refused. A graph file may come from anywhere: it names
+PyTorch's own functions of tensors alone, and a call is checked again whenever it is about to be made.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
 
-#: where overloads that a file names may come from; each holds functions of tensors, none reads or writes files…
+#: namespaces of overloads that a file may name; each holds functions of tensors, none reads or writes files…
 NAMESPACES = ("aten", "prims", "torchvision")
 #: …but this one, which maps a file of any name
 _REFUSED = frozenset({"aten.from_file"})
-#: their strides and offsets count in the storage of the first argument, which is row-major and alone in it
+#: their strides and offsets count in the storage of the first argument, which is row-major and has its own storage
 STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 #: they join or part neighbours of the last axis, which must lie side by side and start at a whole element
 _RETYPING = frozenset({"aten.view.dtype", "aten.view_copy.dtype"})
@@ -98,7 +98,7 @@ class HostCall(Attrs):
 
 
 class Prepared(NamedTuple):
-    """A resolved call: what to call and with what, tensors still being operand names."""
+    """A resolved call: the function and its arguments, with names of operands instead of tensors."""
 
     function: Any
     args: tuple[Any, ...]
@@ -172,7 +172,7 @@ def _resolve(target: str) -> Any:
         hint = "" if namespace in ("aten", "prims") else f"; import what registers {namespace} first"
         raise UnsupportedOpError(f"PyTorch {torch.__version__} has no overload {target}{hint}")
     returns = [str(result.real_type) for result in function._schema.returns]
-    # What only TorchScript knows (save, print, …) has no kernel with the dispatcher.
+    # Operators that only TorchScript knows (save, print, …) have no kernel in the dispatcher.
     known = torch._C._dispatch_has_kernel(function.name())  # type: ignore[no-untyped-call]
     if not known or not returns or any("Tensor" not in r for r in returns):
         raise UnsupportedOpError(f"{target} cannot be called from a graph: it is not a function that returns tensors")
@@ -233,7 +233,7 @@ def _check_pure(function: Any, values: Mapping[str, Any]) -> None:
 
 
 def _decode(target: str, value: Any, kind: str) -> Any:
-    """Turn JSON into what an argument of that schema type takes."""
+    """Convert JSON to an argument of this schema type."""
     if isinstance(value, list):
         return [_decode(target, item, kind) for item in value]
     if isinstance(value, dict):
@@ -322,7 +322,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _encode(what: str, value: Any, operands: dict[Value, str]) -> Any:
-    # Value is a tuple and DataType a str: they come first.
+    # Value is a tuple and DataType a str, so they are checked first.
     if isinstance(value, Value):
         return {"tensor": operands.setdefault(value, f"src_{len(operands)}")}
     if isinstance(value, Parts):

@@ -52,7 +52,7 @@ class Pooling(Attrs):
     dilates : tuple of int
         Positions skipped between two taps; 0 is dense.
     pad_l, pad_r : tuple of int
-        Padding before and after the source; smaller than what the window covers.
+        Padding before and after the source; smaller than the window.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def infer(attrs: Pooling, types: Mapping[str, TensorType]) -> tuple[TensorType, 
 def _windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
     """Return src padded with `fill` and seen as [N, C, positions…, window…].
 
-    Where there is but one window it ends with the source: global poolings are written with windows of any size.
+    A single window ends with the source: models write global poolings with windows of any size.
     """
     sizes = src.shape[2:]
     counts = window_count(sizes, attrs.kernel, attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r)
@@ -176,7 +176,7 @@ def operator(
 
 
 def loses(attrs: Pooling) -> frozenset[str]:
-    """Name what maxima lose: a NaN is skipped, and where all elements are -inf the lowest finite number is given."""
+    """Return the special values that maxima lose: NaN is skipped; if all elements are -inf, the result is finite."""
     return frozenset({"nan", "extremum"}) if attrs.alg == "max" else frozenset()
 
 
@@ -198,7 +198,7 @@ def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
 
 
 def _ceil_padding(size: int, covered: int, stride: int, pad: int) -> int:
-    """Return the right padding that gives as many positions as PyTorch's ``ceil_mode``; `pad` where it adds none."""
+    """Return the right padding with as many positions as PyTorch's ``ceil_mode``; `pad` if it adds none."""
     count = -(-(size + 2 * pad - covered) // stride) + 1
     if (count - 1) * stride >= size + pad:
         # PyTorch: the last window must start inside the source or its left padding
@@ -207,7 +207,7 @@ def _ceil_padding(size: int, covered: int, stride: int, pad: int) -> int:
 
 
 def _emit(call: Call, attrs: Pooling) -> Value:
-    """Emit the pooling of ``self``; nothing where every window is one element and none is left out."""
+    """Emit the pooling of ``self``; nothing if every window is one element and none is left out."""
     src: Value = call["self"]
     spatial = len(attrs.kernel)
     if {*attrs.kernel, *attrs.strides} == {1} and not any((*attrs.pad_l, *attrs.pad_r)):
@@ -229,7 +229,7 @@ def _pool(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1)
         covered = map(extent, kernel, dilates)
         pad_r = tuple(map(_ceil_padding, call.type(src).dims[-spatial:], covered, strides, pad_l))
     if alg == "avg_include_padding" and pad_r != pad_l:
-        # PyTorch counts the padding but not what ceil_mode adds; oneDNN counts both or neither
+        # PyTorch counts the padding but not ceil_mode's addition; oneDNN counts both or neither
         if any(pad_l):
             return None
         alg = "avg_exclude_padding"
@@ -250,7 +250,7 @@ def _average(spatial: int) -> Importer:
 
 
 def uniform_windows(size: int, count: int) -> tuple[int, int] | None:
-    """Return (kernel, stride) where the windows of adaptive pooling are equal and equidistant, else None.
+    """Return (kernel, stride) if the windows of adaptive pooling are equal and equidistant, else None.
 
     Examples
     --------

@@ -122,7 +122,7 @@ def operator(
 
 
 def loses(attrs: Reduction) -> frozenset[str]:
-    """Name what maxima lose: a NaN is skipped, and where all elements are infinite a finite number is given."""
+    """Return the special values that maxima lose: NaN is skipped; of infinities only, the result is finite."""
     if attrs.alg in ("max", "min"):
         return frozenset({"nan", "extremum"})
     return frozenset({"nan"}) if attrs.alg.endswith("_max") else frozenset()

@@ -107,7 +107,7 @@ def loses(attrs: Resampling) -> frozenset[str]:
 
 
 def _scales(call: Call, spatial: int) -> Sequence[float | None]:
-    """Return the scale factors that the caller gave, None where there is none."""
+    """Return the scale factors that the caller gave, or None."""
     if "scale_factors" in call.args:
         return call["scale_factors"] or (None,) * spatial
     if spatial == 1:
@@ -116,7 +116,7 @@ def _scales(call: Call, spatial: int) -> Sequence[float | None]:
 
 
 def _samples_alike(alg: str, torch_kernel: str, size: int, count: int, scale: float | None) -> bool:
-    """Tell whether PyTorch samples one axis where oneDNN does, by asking both for the positions they read.
+    """Return whether PyTorch and oneDNN sample one axis at the same positions.
 
     PyTorch's ``nearest`` has another convention than oneDNN's, and a given scale factor counts before the sizes.
     """
@@ -129,7 +129,7 @@ def _samples_alike(alg: str, torch_kernel: str, size: int, count: int, scale: fl
 
 
 def _resample(alg: str, spatial: int, torch_kernel: str) -> Importer:
-    """Return an importer that declines where oneDNN would read other source positions than `torch_kernel`."""
+    """Return an importer that declines if oneDNN would read other source positions than `torch_kernel`."""
 
     def importer(call: Call) -> Value | None:
         src: Value = call["input"] if "input" in call.args else call["self"]
