@@ -1,4 +1,4 @@
-"""The front door: compile a model.
+"""The main entry point: compile a model.
 
 Ties the stages together in their order (import, normalise, assign, plan, run) and decides nothing itself.
 """
@@ -59,7 +59,7 @@ def compile(
 def compile(model: Any, example_inputs: Any, *options: Any, dynamic_shapes: Any, **named: Any) -> DynamicModel: ...
 
 
-def compile(  # type: ignore[misc]  # the overloads leave out what is the same in all
+def compile(  # type: ignore[misc]  # the overloads leave out the common parameters
     model: Any,
     example_inputs: Any = None,
     dtype: str = "f32",
@@ -83,12 +83,12 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
     max_shapes: int = 8,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> CompiledModel | DynamicModel | TrainingModule:
-    """Plan the memory format of every tensor of a model and make it ready to run.
+    """Plan the memory format of every tensor of a model, and prepare the model to run.
 
-    The model is taken as it is now: later changes of its parameters do not reach it. Threads follow torch: formats and
-    implementations are chosen for the number that is set now, and a run uses the number that is set then.
-    What an enclosing ``torch.autocast`` makes of a module becomes part of it; around a call, it changes nothing. A
-    module is taken in evaluation mode, whichever it is in, and results of the compiled model have no gradients.
+    Later changes of the model's parameters have no effect. Threads follow torch: formats and implementations are
+    chosen for the present number of threads, and a run uses the number at the time of the run. If a module uses
+    ``torch.autocast`` inside, the conversions become part of the compiled model; ``torch.autocast`` around a call has
+    no effect. A module is always compiled in evaluation mode, and results of the compiled model have no gradients.
 
     Parameters
     ----------
@@ -96,79 +96,79 @@ def compile(  # type: ignore[misc]  # the overloads leave out what is the same i
         A module, an op graph, the name of a built-in graph, a file (graph ``.json``, ``.pt2``, ``.onnx``), or an ONNX
         model in memory.
     example_inputs : torch.Tensor or tuple, optional
-        Needed for a module: the shapes to compile for. Anything else has its shapes already; they must be these.
+        Required for a module: they fix the shapes. Other models have shapes already, which must be equal.
     dtype : {"f32", "bf16"}
-        What compute-intensive ops run in. ``"bf16"`` needs a CPU for which oneDNN has bf16 (AVX-512 or AVX2-VNNI-2);
-        elsewhere a warning says that they run in f32.
+        Data type of compute-intensive ops. ``"bf16"`` needs a CPU with AVX-512 or AVX2-VNNI-2 (a requirement of
+        oneDNN); on other CPUs a warning says that f32 is used.
     policy : {"optimal", "propagate", "naive", "plain"}
-        How formats are chosen: ``"optimal"`` takes the formats and implementations that cost least in all, by exact
-        minimisation; the others are greedy (:mod:`fmtprop.passes.policies`).
+        Policy of format assignment: ``"optimal"`` chooses formats and implementations of the least total cost, by
+        exact minimisation; the others are greedy (:mod:`fmtprop.passes.policies`).
     target : {"onednn", "mkldnn"}
-        Who executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's operators.
-        Where no oneDNN library can be loaded, ``"mkldnn"`` does, with a warning.
+        Target that executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's
+        operators. If no oneDNN library can be loaded, ``"mkldnn"`` is used, with a warning.
     tune : {"auto", "model", "measure", "remeasure"}
-        Where the costs of policy ``"optimal"`` come from: ``"model"`` is a roofline model, ``"measure"`` times on this
-        machine what the tuning cache does not know, ``"remeasure"`` also what it knows (and decides anew which plan is
-        the fastest), ``"auto"`` takes the cache where it knows and the model elsewhere. Target ``"mkldnn"`` has no
-        cache: ``"auto"`` is the model there, and nothing that was measured is kept.
+        Source of the costs of policy ``"optimal"``. ``"model"`` is a roofline model. ``"measure"`` measures the costs
+        that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
+        plans. ``"auto"`` uses the cache's costs, and the model for the others. Target ``"mkldnn"`` has no cache: there
+        ``"auto"`` is the model, and measured costs are not kept.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional
-        Format of graph inputs and outputs by name; row-major where not given. An input may have a blocked format, such
-        as that of a PyTorch mkldnn tensor (:func:`fmtprop.inspect`), which is then read in place.
+        Format of graph inputs and outputs by name. Default: row-major. An input may have a blocked format, such as
+        that of a PyTorch mkldnn tensor (:func:`fmtprop.inspect`), which is then read in place.
     pin : mapping of str to MemoryDesc or str, optional
-        Formats that must be, as descriptors or tags: ``{"conv_3.dst": "nChw16c"}``. Only for policy ``"optimal"``.
+        Required formats, as descriptors or tags: ``{"conv_3.dst": "nChw16c"}``. Only for policy ``"optimal"``.
     tune_budget : float, optional
-        Seconds after which measuring ends; what was not measured keeps the model's figure.
+        Seconds for measuring; costs that are not measured in this time come from the model.
     confirm : bool
-        Whether to run the plan that is optimal by cost against others, `propagate`'s among them, and keep the fastest
-        (the verdict is remembered). A plan with pins, or of target ``"mkldnn"``, is kept in any case.
+        Whether to race the plan that is optimal by cost with others, including `propagate`'s, and keep the fastest
+        (the verdict is recorded). A plan with pins, or of target ``"mkldnn"``, is always kept.
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
-        where that costs less (:mod:`fmtprop.passes.winograd`). The rounding error of the whole is then expected to be
-        at most 1.8 times that of direct convolutions (``certificate.growth`` tells); packed weights are larger.
+        if this costs less (:mod:`fmtprop.passes.winograd`). The expected rounding error of the whole model is then at
+        most 1.8 times that of direct convolutions (see ``certificate.growth``), and packed weights are larger.
     special_values : {"fast", "exact"}, optional
-        ``"exact"`` gives NaN and infinities wherever PyTorch does: what may treat them otherwise (oneDNN's ReLU,
-        maxima, softmax, …) runs by PyTorch or by kernels of our own, and no convolution by filtering; slower.
-        ``"fast"`` differs where docs/numerics.md says so, and is the default but for training: a loss that became NaN
-        must be seen. Only for target ``"onednn"``.
+        ``"exact"`` gives the same NaN and infinities as PyTorch. Ops with another treatment in oneDNN (ReLU, maxima,
+        softmax, …) run by PyTorch or by the project's own kernels, and filtering is off, so it is slower. ``"fast"``
+        differs as described in docs/numerics.md. It is the default except for training, in which a loss of NaN must be
+        visible. Only for target ``"onednn"``.
     progress : callable, optional
         Called with steps done and steps in all while costs are measured.
     release_weights : bool
-        Whether to free the model's own weights once the plan has them packed: a module's parameters and buffers become
-        empty tensors, a graph's constants are dropped, so neither can be used again.
+        Whether to free the model's own weights after the plan has packed them: a module's parameters and buffers
+        become empty tensors, a graph's constants are dropped, so neither can be used again.
     training : bool
-        Whether to plan forward and backward of a module as one step, and to return a module that trains: its call takes
-        part in autograd, its parameters, buffers and state are the original's. It follows later changes of these, plans
-        again for other shapes, modes and frozen parameters, and has random numbers (dropout) of torch's generator.
+        Whether to plan forward and backward of a module as one step, and to return a module for training. Its calls
+        take part in autograd, and it shares parameters, buffers and state with the original. It follows later changes
+        of these, plans again for other shapes, modes and frozen parameters, and uses torch's random numbers (dropout).
     memory : {"save", "recompute"}
-        With ``training=True``: whether what the backward pass reads is saved, or computed again where that is cheap.
+        With ``training=True``: whether tensors for the backward pass are saved, or computed again if this is cheap.
     kwargs : mapping of str to object, optional
-        Example keyword arguments of a module, as ``example_inputs`` are its positional ones.
+        Example keyword arguments of a module (``example_inputs`` are the positional ones).
     dynamic_shapes : dict, tuple or list, optional
-        Which axes of a module's inputs may change, as ``torch.export.export`` takes it. Each shape is planned when it
-        is first met. An exported program with dynamic shapes needs no word.
+        Axes of a module's inputs that may change, as in ``torch.export.export``. Each shape is planned at its first
+        use. Not required for an exported program with dynamic shapes.
     max_shapes : int
-        Plans of a model with dynamic shapes that are kept; the one that was used longest ago goes first.
+        Number of plans that are kept for a model with dynamic shapes; the least recently used plan is dropped first.
     shapes : mapping of str to sequence of int, optional
         For an ONNX model: dimensions of inputs with dynamic axes, by input.
 
     Returns
     -------
     CompiledModel
-        A :class:`~fmtprop.training.module.TrainingModule` with ``training=True``, a :class:`DynamicModel` where shapes
-        are dynamic.
+        A :class:`~fmtprop.training.module.TrainingModule` with ``training=True``, a :class:`DynamicModel` for dynamic
+        shapes.
 
     Raises
     ------
     ImportModelError
-        The model cannot be imported, or the example inputs are not those that it was imported with.
+        The model cannot be imported, or the example inputs differ from those of the import.
     GraphError
         A graph, or the file of one, breaks a rule (:mod:`fmtprop.ir.verify`).
     UnsupportedOpError
-        A parameter is not one of its values, or nobody can run an op.
+        A parameter has an unknown value, or no target can run an op.
     PlanError
-        The plan's own check failed and could not be planned around.
+        The plan's self-check failed, and no other implementation passes it.
 
     Examples
     --------
@@ -241,7 +241,7 @@ def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModul
 
 
 def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> CompiledModel:
-    """Plan an imported graph; :func:`compile` behind the import.
+    """Plan an imported graph: :func:`compile` without the import.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> Com
     options : Options
         How.
     owned : bool
-        Whether nobody else has the graph's constants: the compilation drops them as it packs them.
+        Whether nothing else uses the graph's constants: then the compilation drops them as it packs them.
 
     Returns
     -------
@@ -262,13 +262,13 @@ def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> Com
         As :func:`compile`.
     """
     options = _executable(options)
-    # the caller's autocast is no part of what is computed here, and what is made in inference mode is for that alone
+    # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode
     with torch.autocast("cpu", enabled=False), torch.inference_mode(mode=False), collector.paused():
         if dnnl.fork_guard():
             net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned))
         else:
             net = _compile_graph(graph, options, owned)
-    dnnl.trim_heap()  # of the weights that are packed now
+    dnnl.trim_heap()  # the originals of packed weights
     return net
 
 
@@ -304,7 +304,7 @@ def _import(model: Any, example_inputs: Any, kwargs: Mapping[str, Any] | None) -
 
 
 def _executable(options: Options) -> Options:
-    """Return the options with a target that can run here: PyTorch's own oneDNN where there is no library."""
+    """Return the options with a target that can run here: PyTorch's own oneDNN if there is no library."""
     if options.target == "onednn":
         try:
             dnnl.load()

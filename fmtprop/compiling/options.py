@@ -1,4 +1,4 @@
-"""How to compile a model: every choice that the caller has, checked before anything is done."""
+"""Options of a compilation: every choice of the caller, checked before the compilation begins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """How a model was compiled; every field as :func:`fmtprop.compile` takes it.
+    """Options of a compilation; every field is a parameter of :func:`fmtprop.compile`.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Options:
     confirm, winograd : bool
         See :func:`fmtprop.compile`.
     progress : callable, optional
-        Called with steps done and steps in all while costs are measured; takes no part in comparisons.
+        Called with steps done and steps in all while costs are measured; ignored in comparisons.
     stage : callable, optional
-        Called with the name of each stage of the compilation that begins; takes no part in comparisons.
+        Called with the name of each stage that begins; ignored in comparisons.
     """
 
     dtype: str = "f32"
