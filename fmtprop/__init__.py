@@ -26,6 +26,7 @@ _EXPORTS = {
     "DynamicModel": "fmtprop.compiling.dynamic",
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
+    "onnx": "fmtprop.onnx",
     "from_torch": "fmtprop.frontends",
     "load": "fmtprop.frontends",
     "save": "fmtprop.frontends",
@@ -48,6 +49,7 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]
 
 if TYPE_CHECKING:
+    from fmtprop import onnx as onnx
     from fmtprop.api import compile as compile
     from fmtprop.compiling.compiled import CompiledModel as CompiledModel
     from fmtprop.compiling.dynamic import DynamicModel as DynamicModel

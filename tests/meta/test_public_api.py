@@ -31,6 +31,7 @@ PUBLIC = {
     "from_torch",
     "inspect",
     "load",
+    "onnx",
     "save",
     # errors
     "DnnlError",

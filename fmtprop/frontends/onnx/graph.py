@@ -6,6 +6,7 @@ This module owns the shapes of inputs, and the names of inputs, weights and outp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 
-from fmtprop.errors import ImportModelError
+from fmtprop.errors import FmtpropError, ImportModelError
 from fmtprop.frontends.fx_import import import_calls
-from fmtprop.frontends.onnx.elements import torch_dtype, type_name
+from fmtprop.frontends.onnx import limits
+from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_known
 from fmtprop.frontends.onnx.program import Program, Step
 from fmtprop.frontends.torch_call import parts_of, tensor_type
@@ -72,7 +74,12 @@ def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -
     declared = dims_of(info)
     given = shapes.get(info.name)
     if given is None:
-        return _declared(info.name, declared)
+        dims = _declared(info.name, declared)
+        if math.prod(dims) > limits.AXIS_ELEMENTS:
+            raise ImportModelError(
+                f"input {info.name} has {math.prod(dims)} elements; {limits.AXIS_ELEMENTS} may be declared"
+            )
+        return dims
     dims = tuple(given)
     if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in dims):
         raise ImportModelError(f"shapes[{info.name!r}] is {given!r}; it must be a tuple of sizes")
@@ -141,7 +148,12 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
     tracing = _Tracing(program, [info.name for info in infos])
     with held_back(), torch.no_grad(), fx_traceback.preserve_node_meta():
         module = make_fx(tracing, pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
-    return _imported(program, module, tracing)
+    try:
+        return _imported(program, module, tracing)
+    except ImportModelError:
+        raise
+    except FmtpropError as error:  # an attribute that PyTorch lets pass on tensors without data
+        raise ImportModelError(f"{program.name}: {error}") from error
 
 
 class _Tracing:
@@ -161,10 +173,20 @@ class _Tracing:
                     f"output {name} is no tensor of a type that PyTorch has; fmtprop.onnx.InferenceSession runs such a "
                     "model node by node"
                 )
+            _check_output(name, result, self.program)
             if result.is_complex():
                 raise ImportModelError(f"output {name} is complex; a graph's outputs are real")
         self.known = [result if is_known(result) else None for result in results]
         return [result for result, known in zip(results, self.known, strict=True) if known is None]
+
+
+def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
+    """Refuse a result of another element type than the model declares."""
+    declared = next((info.type for info in program.outputs if info.name == name), onnx.TypeProto())
+    number = declared.tensor_type.elem_type if declared.WhichOneof("value") == "tensor_type" else 0
+    if number and number != element_type(result):
+        have, want = type_name(element_type(result)), type_name(number)
+        raise ImportModelError(f"output {name} is declared as {want}, but the nodes make {have}")
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from typing import Final
 #: bytes of a file without its external data: protobuf itself reads no more
 FILE_NBYTES: Final = (1 << 31) - 1
 #: fields of all messages in a file
-FIELDS: Final = 4_000_000
+FIELDS: Final = 1_000_000
+#: bytes of a file whose fields need not be counted: it has too few of them
+SMALL_NBYTES: Final = 1 << 21
 #: messages within messages: graphs in attributes of nodes take four levels each
 MESSAGE_DEPTH: Final = 80
 #: nodes of all graphs, with functions written out
@@ -27,8 +29,8 @@ NAME_CHARACTERS: Final = 4096
 OPERANDS: Final = 10_000
 #: axes of a tensor
 AXES: Final = 64
-#: elements along one axis, as far as they are declared
+#: elements along one axis, and of an input, as far as they are declared
 AXIS_ELEMENTS: Final = 1 << 40
-#: opset versions of ONNX's own domain that are understood
+#: opset versions of ONNX's own domain that are understood; older models are converted by onnx.version_converter
 OLDEST_OPSET: Final = 7
 NEWEST_OPSET: Final = 28

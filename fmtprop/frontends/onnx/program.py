@@ -27,13 +27,13 @@ from fmtprop.frontends.onnx.reference import run_node
 
 __all__ = ["Body", "Program", "Step"]
 
-#: nodes that one run of an imported model may consist of, loops unrolled
-MOST_TRACED_STEPS: Final = 50_000
-#: iterations that are unrolled, all loops together
-MOST_UNROLLED: Final = 2_000
+#: nodes of branches and loops, unrolled, that an imported model may have
+MOST_UNROLLED_STEPS: Final = 1_000
 #: bytes up to which operands are small: whatever a node makes of them is too
 _SMALL_NBYTES: Final = 4096
-#: bytes that a node may make of constants
+#: elements that a shape may have
+_FEW_ELEMENTS: Final = 64
+#: bytes that nodes may make of constants, besides eight times those of the weights
 MOST_FOLDED_NBYTES: Final = 1 << 29
 
 
@@ -212,6 +212,7 @@ class Program:
         self.name = model.graph.name or "model"
         self.inputs = [info for info in model.graph.input if info.name not in source.weights]
         self.outputs = list(model.graph.output)
+        self.weights_nbytes = sum(value.nbytes for value in source.weights.values())
         #: nodes that ran on ONNX's reference
         self.reference_nodes: list[str] = []
 
@@ -267,8 +268,8 @@ class _Run:
     def __init__(self, program: Program, around: Callable[[Step], AbstractContextManager[Any]] | None = None) -> None:
         self.program = program
         self.around = around
+        self.depth = 0
         self.steps = 0
-        self.unrolled = 0
         self.folded_nbytes = 0
 
     def body(self, body: Body, inputs: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Any]:
@@ -285,9 +286,9 @@ class _Run:
         return [values.find(name, None) for name in body.outputs]
 
     def step(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
-        self.steps += 1
-        if self.around is not None and self.steps > MOST_TRACED_STEPS:
-            raise DataDependentError(f"{step.label}: a run of more than {MOST_TRACED_STEPS} nodes")
+        self.steps += self.depth > 0
+        if self.around is not None and self.steps > MOST_UNROLLED_STEPS:
+            raise DataDependentError(f"{step.label}: a loop of more than {MOST_UNROLLED_STEPS} nodes, whose number")
         try:
             return self._checked(step, self._call(step, arguments, scope))
         except DataDependentError as error:
@@ -348,14 +349,15 @@ class _Run:
             return self._otherwise(step, arguments)
 
     def _subgraph(self, step: Step, body: Body, values: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:
-        self.unrolled += 1
-        if self.around is not None and self.unrolled > MOST_UNROLLED:
-            raise DataDependentError(f"{step.label}: more than {MOST_UNROLLED} iterations, whose number")
         if len(values) > len(body.inputs):
             raise ImportModelError(
                 f"{step.label}: its subgraph takes {len(body.inputs)} inputs, {len(values)} are given"
             )
-        return self.body(body, dict(zip(body.inputs, values, strict=False)), scope)
+        self.depth += 1
+        try:
+            return self.body(body, dict(zip(body.inputs, values, strict=False)), scope)
+        finally:
+            self.depth -= 1
 
     def _otherwise(self, step: Step, arguments: list[Any]) -> Any:
         """Run a node as the function that ONNX gives for it, else on ONNX's reference."""
@@ -377,15 +379,20 @@ class _Run:
             return
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            made = self._make(step, arguments, scope)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            with mode:
+                made = self._make(step, [_without_data(value, mode) for value in arguments], scope)
+        except DataDependentError:  # a function that looks at all numbers: its result is no larger
+            return
         results = made if isinstance(made, tuple | list) else (made,)
         size = sum(value.numel() * value.dtype.itemsize for value in results if isinstance(value, torch.Tensor))
-        self.folded_nbytes += max(size - 2 * nbytes, 0)
-        if self.folded_nbytes > MOST_FOLDED_NBYTES:
+        self.folded_nbytes += size
+        most = MOST_FOLDED_NBYTES + 8 * self.program.weights_nbytes
+        if self.folded_nbytes > most:
             raise ImportModelError(
-                f"{step.label} makes {size} bytes of constants of {nbytes} bytes; all nodes together may make "
-                f"{MOST_FOLDED_NBYTES}: keep such a tensor as an initialiser"
+                f"{step.label} makes {size} bytes of constants of {nbytes} bytes; all nodes together may make {most}: "
+                "keep such a tensor as an initialiser"
             )
 
 
@@ -405,6 +412,14 @@ class _Scope(dict[str, Any]):
         except KeyError:
             where = "an output of the graph" if step is None else step.label
             raise ImportModelError(f"{where} reads {name!r}, which nothing before it makes") from None
+
+
+def _without_data(value: Any, mode: Any) -> Any:
+    """Return a tensor's fake, but for a few numbers, which may be a shape."""
+    if isinstance(value, list):
+        return [_without_data(item, mode) for item in value]
+    large = isinstance(value, torch.Tensor) and value.numel() > _FEW_ELEMENTS
+    return mode.from_tensor(value) if large else value
 
 
 def _in_torch(value: Any) -> bool:

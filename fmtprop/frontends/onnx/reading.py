@@ -80,6 +80,7 @@ def read_model(source: object) -> Source:
     check_structure(model, name)
     weights = _take_weights(model, folder, name)
     _check(model, name)
+    model = _newer(model, name)
     if model.functions:
         model = inliner.inline_local_functions(model)
     return Source(model, weights, name)
@@ -115,12 +116,38 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
         ) from error
 
 
+#: what ONNX's checker, its shape inference and its converter raise
+_INVALID = (
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    onnx.version_converter.ConvertError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+)
+
+
 def _check(model: onnx.ModelProto, name: str) -> None:
     try:
         onnx.checker.check_model(model)
-    except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as error:
+        onnx.shape_inference.infer_shapes(model, check_type=True)
+    except _INVALID as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()][:4]
         raise ImportModelError(f"{name} is no valid ONNX model: {' '.join(lines)}") from error
+
+
+def _newer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return a model of an older opset than is understood as one of the oldest that is."""
+    version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
+    if version is None or version >= limits.OLDEST_OPSET:
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, limits.OLDEST_OPSET)
+    except _INVALID as error:
+        raise ImportModelError(
+            f"{name} is of opset {version}, which onnx.version_converter cannot make newer: "
+            f"{str(error).strip().splitlines()[0]}; export it again"
+        ) from error
 
 
 # ---------------------------------------------------------------- weights

@@ -72,10 +72,10 @@ def _check_opsets(model: onnx.ModelProto, where: str) -> None:
         if not 1 <= opset.version < 1 << 31:
             raise ImportModelError(f"{where} imports version {opset.version} of the domain {domain or 'ai.onnx'!r}")
     version = versions.get("")
-    if version is not None and not limits.OLDEST_OPSET <= version <= limits.NEWEST_OPSET:
+    if version is not None and version > limits.NEWEST_OPSET:
         raise ImportModelError(
-            f"{where} is of opset {version}; {limits.OLDEST_OPSET} to {limits.NEWEST_OPSET} are understood: export it "
-            "again, or use onnx.version_converter.convert_version"
+            f"{where} is of opset {version}; up to {limits.NEWEST_OPSET} are understood: export it for that, or use "
+            "onnx.version_converter.convert_version"
         )
 
 
@@ -89,6 +89,8 @@ def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int)
     if depth > limits.GRAPH_DEPTH:
         raise ImportModelError(f"{where}: graphs lie more than {limits.GRAPH_DEPTH} deep in each other")
     _check_names([graph.name], where)
+    if not graph.output:
+        raise ImportModelError(f"{where} has no output")
     if graph.sparse_initializer:
         raise ImportModelError(f"{where} has sparse initialisers, which are not supported; store them dense")
     if len(graph.initializer) > limits.INITIALISERS:
@@ -113,6 +115,8 @@ def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int)
 
 def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[int, list[Any]]:
     """Check nodes and their subgraphs; return how many there are, and which functions they call."""
+    if len(nodes) > limits.NODES:
+        raise ImportModelError(f"{where} has {len(nodes)} nodes; {limits.NODES} are allowed")
     count, calls = len(nodes), []
     for index, node in enumerate(nodes):
         name = node.name or (node.output[0] if node.output else f"number {index}")

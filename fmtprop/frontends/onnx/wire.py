@@ -17,10 +17,12 @@ from fmtprop.frontends.onnx import limits
 
 __all__ = ["check_counts"]
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _BYTES = 0, 2
+#: bytes of numbers of fixed size, by wire type
+_FIXED = {1: 8, 5: 4}
 
 
-def check_counts(data: bytes | memoryview, where: str) -> None:
+def check_counts(data: bytes, where: str) -> None:
     """Check the number and the depth of messages in a serialised model.
 
     Parameters
@@ -35,51 +37,54 @@ def check_counts(data: bytes | memoryview, where: str) -> None:
     ImportModelError
         There are more than :mod:`fmtprop.frontends.onnx.limits` allows.
     """
-    seen = 0
-    view = memoryview(data)
-    pending: list[tuple[int, int, Any, int]] = [(0, len(view), onnx.ModelProto.DESCRIPTOR, 1)]
+    if len(data) <= limits.SMALL_NBYTES:
+        return
+    left = limits.FIELDS
+    pending: list[tuple[int, int, Any, int]] = [(0, len(data), onnx.ModelProto.DESCRIPTOR, 1)]
     while pending:
         start, end, descriptor, depth = pending.pop()
         if depth > limits.MESSAGE_DEPTH:
-            raise ImportModelError(
-                f"{where}: messages lie {depth} deep in each other; at most {limits.MESSAGE_DEPTH} may"
-            )
+            raise ImportModelError(f"{where}: messages lie more than {limits.MESSAGE_DEPTH} deep in each other")
         inner = {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
-        for number, begin, stop in _fields(view, start, end):
-            seen += 1
-            if number in inner and begin >= 0:
+        for number, begin, stop in _fields(data, start, end):
+            left -= 1
+            if not left:
+                raise ImportModelError(f"{where} has more than {limits.FIELDS} fields; is it a model at all?")
+            if begin < stop and number in inner:
                 pending.append((begin, stop, inner[number], depth + 1))
-        if seen > limits.FIELDS:
-            raise ImportModelError(f"{where} has more than {limits.FIELDS} fields; is it a model at all?")
 
 
-def _fields(view: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number of each field of a message, with the range of its bytes, -1 where it is a number."""
-    left = limits.FIELDS + 1
-    while at < end and left:
-        left -= 1
-        key, at = _varint(view, at, end)
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of each field of a message, with the range of its bytes, which is empty where it is a number."""
+    while at < end:
+        key = data[at]
+        at += 1
+        if key > 127:
+            key, at = _varint(data, at - 1, end)
         kind = key & 7
-        if kind == _VARINT:
-            _, at = _varint(view, at, end)
-            yield key >> 3, -1, -1
-        elif kind == _BYTES:
-            length, at = _varint(view, at, end)
+        if kind == _BYTES and at < end:
+            length = data[at]
+            at += 1
+            if length > 127:
+                length, at = _varint(data, at - 1, end)
             if at + length > end:
                 return
             yield key >> 3, at, at + length
             at += length
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
-            yield key >> 3, -1, -1
+            continue
+        if kind == _VARINT:
+            _, at = _varint(data, at, end)
+        elif kind in _FIXED:
+            at += _FIXED[kind]
         else:
             return
+        yield key >> 3, at, at
 
 
-def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 70:
-        byte = view[at]
+        byte = data[at]
         at += 1
         value |= (byte & 127) << shift
         if byte < 128:

@@ -236,11 +236,11 @@ def _dropout_by_attributes(x: Tensor, *, ratio: float = 0.5, wanted: int) -> Any
 
 
 def _softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return F.softmax(x, axis)
+    return F.softmax(x, axis_of(axis, x.ndim))
 
 
 def _log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return F.log_softmax(x, axis)
+    return F.log_softmax(x, axis_of(axis, x.ndim))
 
 
 def _hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
@@ -280,7 +280,7 @@ _UNARY: Final[dict[str, Callable[..., Tensor]]] = {
     "Atan": torch.atan, "Atanh": torch.atanh, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf,
     "Exp": torch.exp, "Log": torch.log, "Reciprocal": torch.reciprocal, "Relu": F.relu, "Sigmoid": torch.sigmoid,
     "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh, "Softsign": F.softsign, "Sqrt": torch.sqrt,
-    "Tan": torch.tan, "Tanh": torch.tanh, "Not": torch.logical_not, "BitwiseNot": torch.bitwise_not,
+    "Tan": torch.tan, "Tanh": torch.tanh, "Not": torch.logical_not,
     "HardSwish": F.hardswish, "Mish": F.mish, "IsNaN": torch.isnan, "Neg": torch.neg,
 }  # fmt: skip
 _BINARY: Final[dict[str, Callable[..., Tensor]]] = {
@@ -292,6 +292,7 @@ _BINARY: Final[dict[str, Callable[..., Tensor]]] = {
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
+    "BitwiseNot": _unary(_widened(torch.bitwise_not)),
     **{name: _binary(function) for name, function in _BINARY.items()},
     "Ceil": _rounding(torch.ceil),
     "Floor": _rounding(torch.floor),

@@ -1,0 +1,20 @@
+"""ONNX models as ONNX Runtime's users know them: a session, and the interface of ONNX's own test runner.
+
+``fmtprop.compile("model.onnx")`` plans a model for fixed shapes; what is here plans for each shape that it meets, takes
+and returns numpy arrays by name, and runs node by node what no plan can hold.
+"""
+
+from __future__ import annotations
+
+from fmtprop.onnx.session import InferenceSession, IOBinding, NodeArg
+
+__all__ = ["IOBinding", "InferenceSession", "NodeArg", "backend"]
+
+
+def __getattr__(name: str) -> object:
+    # it needs the package onnx
+    if name == "backend":
+        from importlib import import_module
+
+        return import_module("fmtprop.onnx.backend")
+    raise AttributeError(f"module 'fmtprop.onnx' has no attribute {name!r}")

@@ -1,0 +1,362 @@
+"""A session: an ONNX model, planned for each set of input shapes that it is called with.
+
+A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must not know what nodes mean.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fmtprop.api import compile as compile_model
+from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.errors import ImportModelError, InputError
+from fmtprop.frontends.onnx import open_program
+
+__all__ = ["IOBinding", "InferenceSession", "NodeArg"]
+
+#: plans that a session keeps, the last used ones
+MAX_SHAPES: Final = 8
+
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or an output of a model.
+
+    Parameters
+    ----------
+    name : str
+        As the model calls it.
+    type : str
+        In ONNX Runtime's words: ``"tensor(float)"``, ``"seq(tensor(int64))"``.
+    shape : list of (int, str or None)
+        Sizes, or the names of dynamic axes.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class InferenceSession:
+    """An ONNX model that is run by names.
+
+    A plan is made for each set of shapes, and the last 8 are kept. A model that no plan can hold (shapes that depend on
+    data, sequences, strings) runs node by node in PyTorch, and :attr:`reason` says why; so does one whose inputs are
+    16-bit floats, with PyTorch's rounding.
+
+    Parameters
+    ----------
+    model : str, path, bytes or onnx.ModelProto
+        The model.
+    providers : sequence of str, optional
+        For programs that were written for ONNX Runtime: must have its ``"CPUExecutionProvider"``.
+    **options : object
+        Of :func:`fmtprop.compile`: ``policy``, ``dtype``, ``tune``, ….
+
+    Raises
+    ------
+    ImportModelError
+        The model is invalid, or has an operator that is not supported.
+
+    Examples
+    --------
+    >>> import numpy as np, onnx
+    >>> from fmtprop.onnx import InferenceSession
+    >>> model = onnx.parser.parse_model('''
+    ...     <ir_version: 8, opset_import: ["" : 17]>
+    ...     g (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }''')
+    >>> session = InferenceSession(model, policy="propagate")
+    >>> session.get_inputs()[0]
+    NodeArg(name='x', type='tensor(float)', shape=['n', 2])
+    >>> session.run(None, {"x": np.float32([[-1, 2]])})
+    [array([[0., 2.]], dtype=float32)]
+    """
+
+    def __init__(self, model: object, providers: Sequence[Any] | None = None, **options: Any) -> None:
+        if providers is not None and "CPUExecutionProvider" not in list(providers):
+            raise ImportModelError(f"providers are {list(providers)}; fmtprop runs on the CPU: CPUExecutionProvider")
+        self._program = open_program(model)
+        self._options = options
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[_Shapes, CompiledModel] = OrderedDict()
+        #: why the model runs node by node, or None where it is planned
+        self.reason: str | None = None
+        self._inputs = [_node_arg(info) for info in self._program.inputs]
+        self._outputs = [_node_arg(info) for info in self._program.outputs]
+        narrow = [arg.name for arg in self._inputs if arg.type in ("tensor(float16)", "tensor(bfloat16)")]
+        if narrow:
+            self.reason = f"input {narrow[0]} is of 16-bit floats, which PyTorch rounds as ONNX does"
+        elif all(isinstance(size, int) for arg in self._inputs for size in arg.shape):
+            self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the model's inputs, without those that it has values for."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the model's outputs."""
+        return list(self._outputs)
+
+    def get_providers(self) -> list[str]:
+        """Return who runs the model, as ONNX Runtime calls it."""
+        return ["CPUExecutionProvider"]
+
+    @property
+    def plans(self) -> dict[_Shapes, CompiledModel]:
+        """The plans that are kept, by the shapes of all inputs."""
+        return dict(self._plans)
+
+    @property
+    def reference_nodes(self) -> list[str]:
+        """The nodes that ran on ONNX's reference, which is slow, for lack of a function of PyTorch's."""
+        return sorted(set(self._program.reference_nodes))
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """Run the model.
+
+        Parameters
+        ----------
+        output_names : sequence of str, optional
+            The outputs that are wanted; all by default.
+        input_feed : mapping of str to numpy.ndarray
+            All inputs by name; a sequence is a list of arrays.
+        run_options : object
+            ONNX Runtime's, which have no meaning here.
+
+        Returns
+        -------
+        list
+            Numpy arrays; lists of them for sequences, None for absent optionals.
+
+        Raises
+        ------
+        InputError
+            A name is unknown or missing, or an array is not of the declared type and shape.
+        ImportModelError
+            A node cannot run on these inputs.
+        """
+        from fmtprop.frontends.onnx.elements import array_of
+
+        wanted = self._wanted(output_names)
+        results = dict(zip((arg.name for arg in self._outputs), self._results(self._values(input_feed)), strict=True))
+        return [array_of(results[name]) for name in wanted]
+
+    def io_binding(self) -> IOBinding:
+        """Return a binding: arrays that runs read and write in place."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, binding: IOBinding, run_options: Any = None) -> None:
+        """Run on bound arrays.
+
+        Raises
+        ------
+        InputError
+            As :meth:`run`; or a bound output has another shape or type than the result.
+        """
+        results = self._results(self._values(binding.inputs), binding)
+        binding.results = dict(zip((arg.name for arg in self._outputs), results, strict=True))
+
+    # ------------------------------------------------------------------ running
+
+    def _results(self, values: dict[str, Any], binding: IOBinding | None = None) -> list[Any]:
+        plan = self._planned(values)
+        bound = {} if binding is None else binding.outputs
+        if plan is None:
+            results = self._program.run(values)
+            return [
+                _written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
+            ]
+        args = [values[arg.name] for arg in self._inputs]
+        if bound and len(bound) == len(self._outputs):
+            out = [torch.from_numpy(bound[arg.name]) for arg in self._outputs]
+            made = plan(*args, out=out if len(out) > 1 else out[0])
+            return list(made) if isinstance(made, tuple | list) else [made]
+        made = plan(*args)
+        results = list(made) if isinstance(made, tuple | list) else [made]
+        return [_written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
+
+    def _planned(self, values: Mapping[str, Any]) -> CompiledModel | None:
+        """Return the plan for these inputs; None where the model runs node by node."""
+        if self.reason is not None:
+            return None
+        if not all(isinstance(value, torch.Tensor) for value in values.values()) or set(values) != set(self._names()):
+            return None
+        return self._plan(tuple(tuple(values[name].shape) for name in self._names()))
+
+    def _names(self) -> list[str]:
+        return [arg.name for arg in self._inputs]
+
+    def _plan(self, shapes: _Shapes) -> CompiledModel | None:
+        from fmtprop.frontends.onnx.graph import graph_of
+
+        with self._lock:
+            if shapes in self._plans:
+                self._plans.move_to_end(shapes)
+                return self._plans[shapes]
+            try:
+                graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
+            except ImportModelError as error:
+                self.reason = str(error)
+                return None
+            plan: CompiledModel = compile_model(graph, **self._options)
+            self._plans[shapes] = plan
+            if len(self._plans) > MAX_SHAPES:
+                self._plans.popitem(last=False)
+            return plan
+
+    # ------------------------------------------------------------------ names and arrays
+
+    def _wanted(self, names: Sequence[str] | None) -> list[str]:
+        have = [arg.name for arg in self._outputs]
+        unknown = sorted(set(names or ()) - set(have))
+        if unknown:
+            raise InputError(f"there is no output {unknown[0]!r}; the model's outputs are {', '.join(have)}")
+        return list(names or have)
+
+    def _values(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        args = {arg.name: arg for arg in self._inputs}
+        replaceable = set(self._program.body.constants)
+        unknown = sorted(set(feed) - set(args) - replaceable)
+        if unknown:
+            raise InputError(f"there is no input {unknown[0]!r}; the model's inputs are {', '.join(args)}")
+        missing = [name for name in args if name not in feed]
+        if missing:
+            raise InputError(f"input {missing[0]} is missing; the model's inputs are {', '.join(args)}")
+        return {name: _value(value, args.get(name)) for name, value in feed.items()}
+
+
+class IOBinding:
+    """Arrays that a session reads and writes in place.
+
+    Parameters
+    ----------
+    session : InferenceSession
+        The session whose model is run.
+
+    Examples
+    --------
+    >>> import numpy as np, onnx
+    >>> from fmtprop.onnx import InferenceSession
+    >>> text = '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    >>> session = InferenceSession(onnx.parser.parse_model(text), policy="propagate")
+    >>> binding, y = session.io_binding(), np.empty(2, np.float32)
+    >>> binding.bind_cpu_input("x", np.float32([-1, 2]))
+    >>> binding.bind_output("y", y)
+    >>> session.run_with_iobinding(binding)
+    >>> y
+    array([0., 2.], dtype=float32)
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._names = [arg.name for arg in session.get_outputs()]
+        self.inputs: dict[str, Any] = {}
+        self.outputs: dict[str, np.ndarray[Any, Any]] = {}
+        self.results: dict[str, Any] = {}
+
+    def bind_cpu_input(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Read an input from an array, at each run as it is then."""
+        self.inputs[name] = array
+
+    def bind_output(self, name: str, array: np.ndarray[Any, Any] | None = None) -> None:
+        """Write an output to an array; without one, each run makes its own.
+
+        Raises
+        ------
+        InputError
+            There is no such output, or the array cannot be written to.
+        """
+        if name not in self._names:
+            raise InputError(f"there is no output {name!r}; the model's outputs are {', '.join(self._names)}")
+        if array is None:
+            return
+        if not isinstance(array, np.ndarray) or not array.flags.writeable:
+            raise InputError(f"output {name} cannot be written to {type(array).__name__}: give a writable numpy array")
+        self.outputs[name] = array
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """Return what the last run made, as arrays of its own."""
+        from fmtprop.frontends.onnx.elements import array_of
+
+        return [np.array(array_of(self.results[name])) for name in self._names if name in self.results]
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def _value(given: Any, arg: NodeArg | None) -> Any:
+    from fmtprop.frontends.onnx.elements import from_array
+
+    if given is None or (isinstance(given, list) and (arg is None or not arg.type.startswith("tensor"))):
+        return None if given is None else [_value(item, None) for item in given]
+    array = np.asarray(given)
+    value = from_array(array.astype(object) if array.dtype.kind == "U" else array)
+    if arg is None or not arg.type.startswith("tensor"):
+        return value
+    have = _type_of(value)
+    if have != arg.type:
+        raise InputError(f"input {arg.name} is {arg.type}, the array is {have}: convert it")
+    shape = tuple(value.shape)
+    if arg.shape is not None and not _fits(shape, arg.shape):
+        raise InputError(f"input {arg.name} has shape {arg.shape}, the array has {list(shape)}")
+    return value
+
+
+def _fits(shape: tuple[int, ...], declared: list[int | str | None]) -> bool:
+    if declared == [None] * len(declared) and not declared:
+        return True
+    return len(shape) == len(declared) and all(
+        not isinstance(want, int) or want == have for want, have in zip(declared, shape, strict=True)
+    )
+
+
+def _type_of(value: Any) -> str:
+    from fmtprop.frontends.onnx.elements import element_type
+
+    return f"tensor({_word(element_type(value))})"
+
+
+def _word(number: int) -> str:
+    from fmtprop.frontends.onnx.elements import type_name
+
+    return type_name(number).lower()
+
+
+def _node_arg(info: Any) -> NodeArg:
+    return NodeArg(info.name, _type_words(info.type), _shape_of(info.type))
+
+
+def _shape_of(type_: Any) -> list[int | str | None]:
+    dims = type_.tensor_type.shape.dim if type_.WhichOneof("value") == "tensor_type" else []
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
+
+
+def _type_words(type_: Any) -> str:
+    kind = type_.WhichOneof("value")
+    if kind == "tensor_type":
+        return f"tensor({_word(type_.tensor_type.elem_type)})"
+    if kind == "sequence_type":
+        return f"seq({_type_words(type_.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({_type_words(type_.optional_type.elem_type)})"
+    return str(kind or "unknown").removesuffix("_type")
+
+
+def _written(result: Any, bound: np.ndarray[Any, Any] | None, arg: NodeArg) -> Any:
+    """Return a result, written to the array that is bound for it."""
+    if bound is None:
+        return result
+    target = torch.from_numpy(bound)
+    if not isinstance(result, torch.Tensor) or target.shape != result.shape or target.dtype != result.dtype:
+        raise InputError(f"output {arg.name} is {_type_of(result)} {list(result.shape)}, the bound array is not")
+    return target.copy_(result)

@@ -1,0 +1,118 @@
+"""A session as ONNX Runtime's users know it, and the interface of ONNX's backends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper, parser
+
+import fmtprop as fp
+from fmtprop.errors import ImportModelError, InputError
+from fmtprop.onnx import backend
+
+DYNAMIC = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[n, 2] x, int64[k] extra) => (float[n, 2] y, int64[k] twice) { y = Relu(x) twice = Add(extra, extra) }
+"""
+FIXED = '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 2] x) => (float[2, 2] y) { y = Relu(x) }'
+NON_ZERO = '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (int64[1, m] y) { y = NonZero(x) }'
+OPTIONS = {"policy": "propagate"}
+
+
+def session(text: str, **options: object) -> fp.onnx.InferenceSession:
+    return fp.onnx.InferenceSession(parser.parse_model(text), **OPTIONS, **options)
+
+
+def test_inputs_and_outputs_are_described():
+    made = session(DYNAMIC)
+    assert [(a.name, a.type, a.shape) for a in made.get_inputs()] == [
+        ("x", "tensor(float)", ["n", 2]),
+        ("extra", "tensor(int64)", ["k"]),
+    ]
+    assert [a.name for a in made.get_outputs()] == ["y", "twice"]
+
+
+def test_a_plan_for_each_shape():
+    made = session(DYNAMIC)
+    for n in (1, 3, 1):
+        x, extra = np.full((n, 2), -1, np.float32), np.arange(n)
+        y, twice = made.run(None, {"x": x, "extra": extra})
+        assert y.tolist() == [[0, 0]] * n and twice.tolist() == (2 * extra).tolist()
+    assert list(made.plans) == [((3, 2), (3,)), ((1, 2), (1,))]
+    assert made.reason is None
+    assert made.run(["twice"], {"x": x, "extra": extra})[0].tolist() == [0]
+
+
+def test_few_plans_are_kept():
+    made = session(DYNAMIC)
+    for n in range(1, 11):
+        made.run(None, {"x": np.zeros((n, 2), np.float32), "extra": np.arange(1)})
+    assert [shapes[0][0] for shapes in made.plans] == list(range(3, 11))
+
+
+def test_what_no_plan_can_hold_runs_node_by_node():
+    made = session(NON_ZERO)
+    assert made.run(None, {"x": np.float32([0, 1, 2])})[0].tolist() == [[1, 2]]
+    assert made.reason.startswith("node y (NonZero): the result's shape") and not made.plans
+
+
+def test_a_plan_is_made_at_once_where_shapes_are_fixed():
+    assert list(session(FIXED).plans) == [((2, 2),)]
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        ({}, "input x is missing; the model's inputs are x"),
+        ({"x": np.zeros((2, 2), np.float32), "z": np.zeros(1)}, "there is no input 'z'; the model's inputs are x"),
+        ({"x": np.zeros((2, 2))}, r"input x is tensor\(float\), the array is tensor\(double\): convert it"),
+        ({"x": np.zeros((2, 3), np.float32)}, r"input x has shape \[2, 2\], the array has \[2, 3\]"),
+        ({"x": np.zeros(4, np.float32)}, r"input x has shape \[2, 2\], the array has \[4\]"),
+    ],
+)
+def test_wrong_inputs(feed, message):
+    with pytest.raises(InputError, match=message):
+        session(FIXED).run(None, feed)
+
+
+def test_wrong_names():
+    x = {"x": np.zeros((2, 2), np.float32)}
+    with pytest.raises(InputError, match="there is no output 'z'; the model's outputs are y"):
+        session(FIXED).run(["z"], x)
+    with pytest.raises(ImportModelError, match="fmtprop runs on the CPU"):
+        session(FIXED, providers=["CUDAExecutionProvider"])
+
+
+def test_bound_arrays_are_read_and_written_in_place():
+    made = session(FIXED, providers=["CPUExecutionProvider"])
+    binding = made.io_binding()
+    x, y = np.float32([[-1, 2], [3, -4]]), np.empty((2, 2), np.float32)
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", y)
+    made.run_with_iobinding(binding)
+    assert y.tolist() == [[0, 2], [3, 0]]
+    x[0, 0] = 5
+    made.run_with_iobinding(binding)
+    assert y[0, 0] == 5 and binding.copy_outputs_to_cpu()[0] is not y
+    with pytest.raises(InputError, match="there is no output 'z'"):
+        binding.bind_output("z")
+
+
+def test_backend():
+    assert backend.supports_device("CPU") and not backend.supports_device("CUDA")
+    x = np.float32([[-1, 2], [3, -4]])
+    assert backend.run_model(parser.parse_model(FIXED), x, **OPTIONS)[0].tolist() == [[0, 2], [3, 0]]
+    assert backend.run_node(helper.make_node("Neg", ["x"], ["y"]), [x], **OPTIONS)[0].tolist() == (-x).tolist()
+    assert backend.prepare(parser.parse_model(FIXED), **OPTIONS).run({"x": x})[0].tolist() == [[0, 2], [3, 0]]
+
+
+def test_strings_and_sequences():
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (seq(float[n]) s, string[2] w) => (float[m] y, string[2] v) {
+        y = ConcatFromSequence<axis = 0>(s)
+        v = Identity(w)
+    }
+    """
+    y, v = session(text).run(None, {"s": [np.float32([1]), np.float32([2, 3])], "w": np.array(["a", "b"])})
+    assert y.tolist() == [1, 2, 3] and v.tolist() == ["a", "b"]
