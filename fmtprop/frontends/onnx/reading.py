@@ -80,7 +80,7 @@ def read_model(source: object) -> Source:
     check_structure(model, name)
     weights = _take_weights(model, folder, name)
     _check(model, name)
-    model = _newer(model, name)
+    model = _newer(model, weights, name)
     if model.functions:
         model = inliner.inline_local_functions(model)
     return Source(model, weights, name)
@@ -136,11 +136,17 @@ def _check(model: onnx.ModelProto, name: str) -> None:
         raise ImportModelError(f"{name} is no valid ONNX model: {' '.join(lines)}") from error
 
 
-def _newer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onnx.ModelProto:
     """Return a model of an older opset than is understood as one of the oldest that is."""
     version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
     if version is None or version >= limits.OLDEST_OPSET:
         return model
+    slopes = [weights.get(node.input[1]) for node in model.graph.node if node.op_type == "PRelu"]
+    if any(slope is None or len(slope.reshape(-1)) > 1 for slope in slopes):
+        raise ImportModelError(
+            f"{name} is of opset {version} and has PRelu, whose slope was for channels then, which the converter does "
+            "not say: export it again"
+        )
     try:
         return onnx.version_converter.convert_version(model, limits.OLDEST_OPSET)
     except _INVALID as error:

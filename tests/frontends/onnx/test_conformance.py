@@ -1,0 +1,46 @@
+"""ONNX's own test suite: what passes, and a file that lists what does not, with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.frontends.onnx import conformance
+
+LISTED = Path(__file__).with_name("not_passing.txt")
+#: every so many tests, the ordinary run has one
+STRIDE = 40
+
+
+def listed() -> dict[str, str]:
+    """Return the tests that do not pass, with how they end: refused or differs, and why."""
+    lines = [line for line in LISTED.read_text().splitlines() if line and not line.startswith("#")]
+    found = {name: reason.strip() for name, reason in (line.split(maxsplit=1) for line in lines)}
+    has_pillow = importlib.util.find_spec("PIL") is not None
+    return {name: reason for name, reason in found.items() if not (has_pillow and "Pillow" in reason)}
+
+
+def check(ends: dict[str, BaseException | None]) -> None:
+    expected = {name: reason for name, reason in listed().items() if name in ends}
+    wrong = [n for n, error in ends.items() if error is not None and not conformance.is_refusal(error)]
+    refused = {name for name, error in ends.items() if conformance.is_refusal(error)}
+    assert sorted(wrong) == sorted(n for n, reason in expected.items() if reason.startswith("differs"))
+    assert sorted(refused) == sorted(n for n, reason in expected.items() if reason.startswith("refused"))
+
+
+def test_a_part_of_the_suite():
+    tests = sorted(conformance.cases(), key=conformance.name_of)
+    ends = conformance.run(tests[::STRIDE])
+    assert len(ends) > 40
+    check(ends)
+
+
+@pytest.mark.slow
+def test_the_whole_suite():
+    ends = conformance.run(conformance.cases())
+    check(ends)
+    core = conformance.core_names()
+    passing = {name for name, error in ends.items() if error is None}
+    assert len(core & passing) >= 0.98 * len(core)
