@@ -23,7 +23,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from fmtprop.onnx.session import InferenceSession
 
-__all__ = ["FmtpropBackend", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
+__all__ = ["FmtpropBackend", "prepare", "run_model", "run_node", "supports_device"]
 
 
 class FmtpropRep(BackendRep):  # type: ignore[misc]
@@ -60,6 +60,11 @@ class FmtpropBackend(Backend):  # type: ignore[misc]
         **options : object
             Of :func:`fmtprop.compile`.
 
+        Returns
+        -------
+        FmtpropRep
+            Its ``run`` takes the inputs in order, by name, or a single one, and returns a tuple of arrays.
+
         Raises
         ------
         ImportModelError
@@ -69,7 +74,24 @@ class FmtpropBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
-        """Prepare a model and run it once."""
+        """Prepare a model and run it once.
+
+        Parameters
+        ----------
+        model : onnx.ModelProto
+            The model.
+        inputs : sequence, mapping or numpy.ndarray
+            In order, by name, or a single one.
+        device : str
+            ``"CPU"``.
+        **options : object
+            Of :func:`fmtprop.compile`.
+
+        Returns
+        -------
+        tuple
+            Numpy arrays; lists of them for sequences.
+        """
         return cls.prepare(model, device, **options).run(inputs)
 
     @classmethod
@@ -90,6 +112,11 @@ class FmtpropBackend(Backend):  # type: ignore[misc]
             Not needed.
         **options : object
             Of :func:`fmtprop.compile`, and ``opset_version``.
+
+        Returns
+        -------
+        tuple
+            Numpy arrays.
         """
         version = options.pop("opset_version", onnx.defs.onnx_opset_version())
         named = dict(zip([name for name in node.input if name], inputs, strict=True))
@@ -104,7 +131,17 @@ class FmtpropBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Tell whether models run on a device: on the CPU alone."""
+        """Tell whether models run on a device: on the CPU alone.
+
+        Parameters
+        ----------
+        device : str
+            Such as ``"CPU"`` or ``"CUDA:1"``.
+
+        Returns
+        -------
+        bool
+        """
         return device.partition(":")[0] == "CPU"
 
 
@@ -112,4 +149,3 @@ prepare = FmtpropBackend.prepare
 run_model = FmtpropBackend.run_model
 run_node = FmtpropBackend.run_node
 supports_device = FmtpropBackend.supports_device
-is_compatible = FmtpropBackend.is_compatible
