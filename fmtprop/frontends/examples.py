@@ -1,6 +1,6 @@
-"""Whether example inputs fit a model that has its shapes already.
+"""Check that example inputs fit a model with known shapes.
 
-This module owns that check for graphs; of exported programs it is the importer's affair.
+This module owns the check for graphs; the importer checks exported programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["check_examples"]
 
 
 def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> None:
-    """Refuse example inputs that a graph cannot be called with.
+    """Refuse example inputs that do not fit a graph.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def check_examples(graph: Graph, example_inputs: Any, kwargs: Mapping[str, Any] 
     Raises
     ------
     ImportModelError
-        Their number, their nesting, a shape or a data type is not the graph's.
+        Their number, their nesting, a shape or a data type differs from the graph's.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Models from files and by name: built-in graphs, graph files, exported programs, ONNX models.
 
-This module owns how a name or a path is told apart and what is said when it cannot be read. How each kind of file
-is read is its own module's affair.
+This module owns the distinction between names and paths, and the errors of unreadable files. Other modules read the
+kinds of files.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None,
     shapes : mapping of str to sequence of int, optional
         For an ONNX model: dimensions of inputs with dynamic axes, by input.
     deferred : bool
-        Whether a graph file's large weights are read when they are asked for, each time anew: for a compilation, which
-        packs one after the other. The graph is then of use only while the file stays as it is.
+        Whether a graph file's large weights are read on each request: for a compilation, which packs one after the
+        other. The graph is valid only while the file does not change.
 
     Returns
     -------
@@ -88,14 +88,14 @@ def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None,
 
 
 def save(graph: Graph, path: str | Path) -> None:
-    """Write a graph to a graph file; large weights go to a safetensors file beside it.
+    """Write a graph to a graph file; large weights go to a safetensors file in the same folder.
 
     Parameters
     ----------
     graph : Graph
         The graph.
     path : str or Path
-        Where to; must end in ``.json``.
+        The file; must end in ``.json``.
 
     Raises
     ------
@@ -167,9 +167,9 @@ def _open_exported(file: Path) -> ExportedProgram:
         with held_back() as log:
             if file.suffix == ".pt2":
                 return torch.export.load(file)
-            with file.open("rb") as opened:  # torch takes any file, but complains of a name such as m.PT2
+            with file.open("rb") as opened:  # torch accepts any file, but warns about a name such as m.PT2
                 return torch.export.load(opened)
-    except Exception as error:  # torch builds what the file describes: it raises anything
+    except Exception as error:  # torch builds objects from the file, and may raise anything
         raise ImportModelError(
             f"{file}: torch {torch.__version__} cannot load this archive: {reason(error, log)}. It may be damaged or "
             "written by another version of torch: export the model again with this one"

@@ -1,8 +1,7 @@
-"""From a PyTorch module to a graph, by way of ``torch.export``.
+"""Import of a PyTorch module as a graph, through ``torch.export``.
 
-This module owns the road to an ``ExportedProgram`` and from its signature to the graph's inputs, constants and
-outputs; how its calls become nodes is :mod:`fmtprop.frontends.fx_import`'s affair. It must know nothing of formats,
-targets or plans.
+This module owns the export to an ``ExportedProgram``, and the import of its signature as the graph's inputs, constants
+and outputs; :mod:`fmtprop.frontends.fx_import` imports its calls. Must not know formats, targets or plans.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ def from_torch(
 ) -> Graph:
     """Import a PyTorch model as an op graph.
 
-    The model is exported for inference with the shapes of the example inputs; its composite ops (convolution,
-    linear, normalization, attention) stay whole. What no op of ours expresses becomes an ``aten`` node that runs on
-    the reference target, so that every exportable model with static shapes can be imported.
+    The model is exported for inference with the shapes of the example inputs; its composite ops (convolution, linear,
+    normalization, attention) stay whole. A call without an op of fmtprop becomes an ``aten`` node, which runs on the
+    reference target, so every exportable model with static shapes can be imported.
 
     Parameters
     ----------
     module : torch.nn.Module or torch.export.ExportedProgram
-        The model, on the CPU. A module is exported in eval mode and left as it was.
+        The model, on the CPU. A module is exported in eval mode; its own mode does not change.
     example_inputs : tensor or tuple, optional
         Positional arguments of ``forward``: they give shapes and data types, and arguments that are not tensors
         are fixed in the graph. Not needed for an exported program.
@@ -126,7 +125,7 @@ def from_torch_symbolic(
 
 @contextmanager
 def _exporting() -> Iterator[None]:
-    # The exporter patches torch while it works: two at once would break each other, and all that follow.
+    # The exporter patches torch while it works: two concurrent exports would break each other and all later ones.
     with _EXPORTING.current, held_back():
         yield
 
@@ -228,7 +227,7 @@ def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dyna
     _check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
     _check_tensors(_named_leaves(args, kwargs))
     check_keywords(kwargs)
-    # torch says nothing that helps about a key that a graph cannot hold
+    # torch's error about a key that a graph cannot hold is not helpful
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
     with _eval_mode(module), torch.no_grad(), held_back():
@@ -236,7 +235,7 @@ def _export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dyna
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as first:  # the exporter runs the user's code: it raises anything
             try:
-                # what tracing by execution cannot follow, the bytecode analysis sometimes can
+                # bytecode analysis can sometimes export a model that tracing by execution cannot
                 return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
             except Exception:  # likewise
                 raise ImportModelError(_export_failure(module, first)) from first
@@ -263,19 +262,19 @@ def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any
 def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
         leaves = pytree.tree_leaves_with_path((tuple(args), dict(kwargs)))
-    except ValueError as error:  # a class that is registered without names for what it holds
+    except ValueError as error:  # a class that is registered without names of its members
         raise ImportModelError(f"example inputs: {error} Or use a tuple, a list, a dict or a dataclass") from error
     return {f"example input {pytree.keystr(path[1:])}": leaf for path, leaf in leaves}
 
 
 def _separated(tree: Any) -> Any:
-    # The exporter takes two arguments that are one tensor object for one input, and so would the graph.
+    # The exporter makes one input of two arguments that are the same tensor object, and so would the graph.
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
 
 
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
-    # Not module.eval(): some models do more there (fuse their branches, say), others refuse it.
+    # Not module.eval(): some models do more in it (such as fusing branches), others refuse it.
     modes = [(child, child.training) for child in module.modules()]
     for child, _ in modes:
         child.training = False
@@ -309,7 +308,7 @@ def _export_failure(module: nn.Module, error: Exception) -> str:
 
 
 def _running(module: nn.Module, error: Exception) -> str:
-    """Return the path of the module that was running when an error was raised, with its line of source."""
+    """Return the path of the module that raised an error, with its line of source."""
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
     found = type(module).__name__
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -328,14 +327,14 @@ def _functionalised(program: ExportedProgram) -> ExportedProgram:
     # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
     program = copy.copy(program)
     program.example_inputs = None
-    # An empty table decomposes nothing but what would alias or mutate: in-place ops become functional, dropout in
-    # eval mode becomes a copy, linear, convolution, normalizations and attention stay whole.
+    # An empty table decomposes only ops that alias or mutate: in-place ops become functional, dropout in eval mode
+    # becomes a copy; linear, convolution, normalizations and attention stay whole.
     with warnings.catch_warnings():
         # torch copying its own classes: nothing that a user could change
         warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
         try:
             functional: ExportedProgram = program.run_decompositions({})
-        except Exception as error:  # torch traces the program anew: it raises anything
+        except Exception as error:  # torch traces the program again, and may raise anything
             raise ImportModelError(
                 "run_decompositions cannot make the exported program functional: "
                 f"{_first_lines(error)}\nMake new tensors instead of changing views in place, and use a program that "
@@ -407,7 +406,7 @@ def _user_inputs(program: ExportedProgram) -> list[InputSpec]:
 
 
 class _Importer:
-    """One import: the exported program, the graph that grows, and what each placeholder became."""
+    """One import: the exported program, the graph under construction, and the value of each placeholder."""
 
     def __init__(self, program: ExportedProgram, name: str, signature: inspect.Signature | None) -> None:
         self.program = program
@@ -426,7 +425,7 @@ class _Importer:
         self.graph.structure = describe(positional, keyword, _nested(slots, program.call_spec.out_spec, "result"))
 
     def _check_state(self) -> None:
-        """Refuse programs that change something that outlives the call."""
+        """Refuse programs that change state outside of the call."""
         for spec in self.program.graph_signature.output_specs:
             if spec.kind is OutputKind.BUFFER_MUTATION:
                 raise ImportModelError(
@@ -442,7 +441,7 @@ class _Importer:
                     f"output {spec.target!r} of kind {spec.kind.name} is not part of inference; export the forward pass"
                 )
 
-    # inputs first, so that they get their own names even where a parameter is called the same
+    # inputs first, so that they keep their names even if a parameter has the same name
     def _add_inputs(self) -> None:
         for spec in _user_inputs(self.program):
             argument = spec.arg
@@ -481,7 +480,7 @@ class _Importer:
                 f"constant {target!r} has no data: its memory was released; load the program or the module again"
             )
         place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        # the same memory may be read with another sign: negation and conjugation can be a bit of the tensor
+        # the same memory may mean other numbers: negation and conjugation can be a bit of the tensor
         key = (*place, tensor.is_neg(), tensor.is_conj())
         if key not in self._seen:
             name = self.graph.fresh_name(target) if target in self.graph else target
@@ -517,7 +516,7 @@ class _Importer:
 
 
 def _bytes_reached(tensor: torch.Tensor) -> int:
-    """Return how many bytes the storage of a tensor must have."""
+    """Return the number of bytes that the storage of a tensor must have."""
     if tensor.numel() == 0:
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -531,10 +530,10 @@ def _nested(slots: Sequence[Any], spec: Any, what: str) -> Any:
 
 
 def _check_containers(slots: Sequence[Any], spec: Any, what: str) -> None:
-    """Refuse tensors in objects that a graph's structure would take for fixed values."""
+    """Refuse tensors in objects that a graph's structure would treat as fixed values."""
     if spec.is_leaf():
         return
-    kind = spec.context if spec.type is namedtuple else spec.type  # all named tuples are one kind to torch
+    kind = spec.context if spec.type is namedtuple else spec.type  # torch treats all named tuples as one kind
     if not is_container(kind) and any(isinstance(slot, Slot) for slot in slots):
         raise ImportModelError(
             f"a tensor of the model's {what}s is in a {kind.__module__}.{kind.__qualname__}, which a graph "
@@ -549,7 +548,7 @@ def _check_containers(slots: Sequence[Any], spec: Any, what: str) -> None:
 def _by_signature(
     signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-    # Arguments that were left out are recorded with their defaults: they are as fixed as the numbers that were given.
+    # Omitted arguments are recorded with their defaults, which are fixed like given numbers.
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     positional: list[tuple[str, Any]] = []
