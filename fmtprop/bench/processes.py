@@ -294,7 +294,7 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self._process.join()
             raise FmtpropError(
-                f"the process of {self.name} ended with exit code {self._process.exitcode}; what it printed says why"
+                f"the process of {self.name} ended with exit code {self._process.exitcode}; its output has the reason"
             ) from None
 
     def ask(self) -> Any:

@@ -208,9 +208,9 @@ class Contestants:
         solver = OptimalFormats(self._setting, self._costs, obeyed)
         ways: dict[str, list[Candidate]] = {}
         if composed:
-            beside = options.tune in MEASURING
+            measuring = options.tune in MEASURING
             found = self._attempts.of(
-                COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, beside=beside)
+                COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, with_originals=measuring)
             )
             ways = found or {}
         usual = self.get(GREEDY)

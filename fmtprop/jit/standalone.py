@@ -25,7 +25,7 @@ class StandaloneKernel(ABC):
 
     @abstractmethod
     def work(self, threads: int) -> StandaloneWork:
-        """Return the kernel with arguments, whose tensors are set later.
+        """Return the kernel with arguments; its tensors are set later.
 
         Parameters
         ----------

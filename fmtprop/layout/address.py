@@ -2,8 +2,8 @@
 
 Owns the arithmetic of offsets. Must not know about data types or buffers.
 
-The inverse relies on what ``geometry.check`` guarantees: every dimension steps over all faster ones, so the
-largest stride is the leading digit of a mixed-radix number.
+The inverse relies on a guarantee of ``geometry.check``: every dimension steps over all faster ones, so the largest
+stride is the leading digit of a mixed-radix number.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _place(g: Geometry, digits: list[Any]) -> Any:
 
 
 def index_at(g: Geometry, position: int) -> tuple[int, ...] | None:
-    """Return the logical index whose element lies at `position`, or None for padding, gaps and beyond.
+    """Return the logical index of the element at `position`, or None for padding, gaps and beyond.
 
     Where a broadcast repeats an element, the index is the first one.
     """

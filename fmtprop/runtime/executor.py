@@ -23,7 +23,7 @@ class Executor:
     Parameters
     ----------
     plan : Plan
-        What to run.
+        The plan to run.
     plan_for : callable, optional
         Makes the plan for another number of threads; without it, all runs use the first plan's number.
     arena : torch.Tensor, optional

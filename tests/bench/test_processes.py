@@ -67,7 +67,7 @@ def test_only_those_that_agree_have_figures() -> None:
 
 
 def test_a_dead_contender_is_an_error() -> None:
-    message = "^the process of mortal ended with exit code 7; what it printed says why$"
+    message = "^the process of mortal ended with exit code 7; its output has the reason$"
     with pytest.raises(FmtpropError, match=message):
         interleave_processes({"mortal": prepare_mortal}, reference="mortal", rounds=1)
 

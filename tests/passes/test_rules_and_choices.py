@@ -86,7 +86,7 @@ def check(seed: int) -> None:
         nested = ReleaseSums().run(NestConcats().run(variant))
         verify(nested, Stage.NORMAL)
         solver = OptimalFormats(Setting(target, fallback, boundary(nested, rng)), Costs(seed))
-        ways = expansions(nested, solver, beside=bool(seed % 2))
+        ways = expansions(nested, solver, with_originals=bool(seed % 2))
         for formatted, certificate in solver.solutions(nested, ways):
             verify(formatted, Stage.FORMATTED)
             assert certificate.objective <= certificate.propagate * (1 + 1e-9)

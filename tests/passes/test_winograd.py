@@ -318,7 +318,7 @@ def test_nobody_is_asked_to_write_rows_in_a_trial(monkeypatch):
         return candidates(self, node, request)
 
     monkeypatch.setattr(TableTarget, "candidates", noting)
-    assert expansions(three(), solver({}), beside=False).keys() == {"first", "same", "wider"}
+    assert expansions(three(), solver({}), with_originals=False).keys() == {"first", "same", "wider"}
     assert {tag for op, ndim, tag in asked if op == "convolution" and ndim == 4} == {"acdb"}
 
 

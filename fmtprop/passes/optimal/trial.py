@@ -31,7 +31,7 @@ _CHANNELS, _HEIGHT = 16, 4
 
 
 def expansions(
-    graph: Graph, solver: OptimalFormats, *, winograd: bool = True, beside: bool = True
+    graph: Graph, solver: OptimalFormats, *, winograd: bool = True, with_originals: bool = True
 ) -> dict[str, list[Candidate]]:
     """Return the expansions of a graph's nodes by name, in channels-last formats, in which all views are free.
 
@@ -43,22 +43,22 @@ def expansions(
         The solver of the small graphs.
     winograd : bool
         Whether convolutions may use Winograd's filtering.
-    beside : bool
+    with_originals : bool
         Whether to solve the original nodes, too: then costs of both are measured in the same rounds.
     """
     alike = _alike(graph, [one.rewrite for one in EXPANSIONS if winograd or not isinstance(one.rewrite, Winograd)])
     if not alike:
         return {}
     trial, boundary = Graph(graph.name), dict[str, MemoryDesc]()
-    operands = [_add(trial, boundary, graph, one.nodes[0], number, beside) for number, one in enumerate(alike)]
+    operands = [_add(trial, boundary, graph, one.nodes[0], number, with_originals) for number, one in enumerate(alike)]
     steps = []
     for rewrite in dict.fromkeys(one.rewrite for one in alike):  # each rewrite makes a new graph
         names = tuple(_expanded(number) for number, one in enumerate(alike) if one.rewrite == rewrite)
         steps.append(replace(rewrite, names=names))
     rewritten = Pipeline(tuple(steps), Stage.NORMAL).run(trial)
     alone = Graph(graph.name)  # an empty baseline: no comparison with `propagate`
-    twins = frozenset(_twin(number) for number in range(len(alike))) if beside else frozenset()
-    setting = replace(solver.setting, target=_Unblocked(solver.setting.target, twins), boundary=boundary)
+    originals = frozenset(_original(number) for number in range(len(alike))) if with_originals else frozenset()
+    setting = replace(solver.setting, target=_Unblocked(solver.setting.target, originals), boundary=boundary)
     solver = replace(solver, setting=setting, pins={})
     formatted, _ = next(solver.solutions(rewritten, {}, baseline=alone))
     found: dict[str, list[Candidate]] = {}
@@ -156,7 +156,7 @@ def _is_large(graph: Graph, node: Node) -> bool:
 
 
 def _add(
-    trial: Graph, boundary: dict[str, MemoryDesc], graph: Graph, node: Node, number: int, beside: bool
+    trial: Graph, boundary: dict[str, MemoryDesc], graph: Graph, node: Node, number: int, with_originals: bool
 ) -> dict[str, Value]:
     """Add a node that is to be replaced, and maybe an equal one that is not; return their operands."""
     inputs = {}
@@ -167,14 +167,14 @@ def _add(
         else:
             inputs[operand] = trial.input(name, type_)
             boundary[name] = channels_last(MemoryDesc(type_.dims, type_.dtype))
-    for name in (_twin(number), _expanded(number)) if beside else (_expanded(number),):
+    for name in (_original(number), _expanded(number)) if with_originals else (_expanded(number),):
         (result,) = trial.add(node.with_(name=name), inputs)
         trial.output(result, f"{name}.out")
         boundary[f"{name}.out"] = channels_last(MemoryDesc(node.results[0].dims, node.results[0].dtype))
     return inputs
 
 
-def _twin(number: int) -> str:
+def _original(number: int) -> str:
     return f"direct_{number}"
 
 

@@ -1,7 +1,7 @@
 """Other ways to compute the same, as data: for one node, for two neighbours, or for the whole graph.
 
-Those for nodes are alternatives in the exact problem. One for the graph is a problem of its own: costs tell how good
-its solution is, or a race where costs do not tell. Owns which there are, and what each was seen to gain.
+Variants of nodes are alternatives in the exact problem. A variant of the graph has its own problem: costs decide on
+its solution, or a race if costs cannot. Owns the list of variants, with the measured gain of each.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Variant(Generic[Rewrite]):
     Parameters
     ----------
     name : str
-        What it is called: in reports, and in the store.
+        Name in reports and in the store.
     rewrite : ExpandingPass, Fusion or Pass
-        How it is made.
+        The rewrite.
     gain : str
-        Time with it over time without, and where that was measured.
+        Time with it over time without, and the source of the measurement.
     is_priced : bool
-        Whether costs tell what it is worth. Otherwise it has to run.
+        Whether costs can decide on it. Otherwise it must run.
     pins : callable
         From the graph, before it is rewritten, to formats that are settled then, by ``"node.operand"``.
     """
@@ -84,6 +84,6 @@ OF_GRAPH: tuple[Variant[Pass], ...] = (
         "batch in slices",
         SliceBatch(),
         "DenseNet-121 0.82, MobileNetV2 0.94, ResNet-50 0.95 (batch 16, AVX-512, docs/experiments.md)",
-        is_priced=False,  # the cost of a layer does not tell what it leaves in cache for the next
+        is_priced=False,  # the cost of a layer does not include its effect on the cache of the next
     ),
 )
