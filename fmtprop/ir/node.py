@@ -197,6 +197,11 @@ class Node:
     phase: str = ""
 
     @property
+    def residual(self) -> str | None:
+        """Name of the operand that a sum post-op adds, which lies in the result's own buffer; None without a sum."""
+        return next((post_op.operand for post_op in self.post_ops if post_op.op == "sum"), None)
+
+    @property
     def is_boundary(self) -> bool:
         """Whether the node is an input, a constant or an output of the graph."""
         return self.op in self.BOUNDARY

@@ -92,11 +92,10 @@ def reorders_needed(graph: Graph) -> Iterator[str]:
 def sums_share_format(graph: Graph) -> Iterator[str]:
     """Every sum post-op's operand has the descriptor of dst: both are one buffer."""
     for node in graph.nodes():
-        for post_op in node.post_ops:
-            if post_op.op == "sum":
-                desc = graph.desc_of(graph.inputs(node.name)[post_op.operand or ""])
-                if desc != node.descs[0]:
-                    yield f"{node.label}: operand {post_op.operand} of its sum is {desc}, dst is {node.descs[0]}"
+        if node.residual is not None:
+            desc = graph.desc_of(graph.inputs(node.name)[node.residual])
+            if desc != node.descs[0]:
+                yield f"{node.label}: operand {node.residual} of its sum is {desc}, dst is {node.descs[0]}"
 
 
 def parts_follow(graph: Graph) -> Iterator[str]:

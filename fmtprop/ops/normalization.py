@@ -19,15 +19,15 @@ from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Cost, Reads, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import primitive_of
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr
 
 #: operands that hold one f32 number per channel
 _VECTORS = ("mean", "variance", "scale", "shift")
@@ -190,33 +190,16 @@ def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
     return flags
 
 
-def _lowered(pd: PrimitiveDesc, descs: Mapping[str, NativeDesc]) -> Lowering:
-    """Return the lowering: src and dst as the primitive says, every vector plain."""
-    images = lowering(pd, ("src", "dst"))
-    vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
+def _primitive(problem: str, op: str) -> Primitive:
+    """Return the rule of a normalization: src and dst as the primitive says, every vector plain."""
 
-    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
-        return {**images.resolve(candidate), **vectors}
+    def primitive(attrs: Attrs, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        images = {name: descs[name] for name in ("src", "dst")}
+        own = primitive_of(problem, lambda attrs: {"flags": _flags(op, descs)})(attrs, images, attr)
+        vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
+        return Lowering(own.pd, lambda candidate: {**own.resolve(candidate), **vectors})
 
-    return Lowering(pd, resolve)
-
-
-def primitive_batch(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the batch normalization's primitive descriptor."""
-    from fmtprop import dnnl
-
-    flags = _flags("batch_normalization", descs)
-    problem = dnnl.BatchNormalization(src=descs["src"], dst=descs["dst"], epsilon=attrs.epsilon, flags=flags)
-    return _lowered(dnnl.create(problem, attr), descs)
-
-
-def primitive_layer(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the layer normalization's primitive descriptor."""
-    from fmtprop import dnnl
-
-    flags = _flags("layer_normalization", descs)
-    problem = dnnl.LayerNormalization(src=descs["src"], dst=descs["dst"], epsilon=attrs.epsilon, flags=flags)
-    return _lowered(dnnl.create(problem, attr), descs)
+    return primitive
 
 
 # ---------------------------------------------------------------- importers
@@ -345,7 +328,7 @@ BATCH_NORMALIZATION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_batch,
     reference=reference_batch,
-    primitive=primitive_batch,
+    primitive=_primitive("BatchNormalization", "batch_normalization"),
     spreads=True,
     positive=lambda attrs: frozenset({"variance"}),
     sliced=each_image,
@@ -371,7 +354,7 @@ LAYER_NORMALIZATION = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_layer,
     reference=reference_layer,
-    primitive=primitive_layer,
+    primitive=_primitive("LayerNormalization", "layer_normalization"),
     spreads=True,
     cost=Cost(lambda attrs, gathered: 8.0, pytorch=0.2),
     reads=Reads.ROWS,

@@ -14,7 +14,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.building import is_native, primitive_of
 from fmtprop.ops.view_attrs import expanded
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
         wanted = src.desc.with_dtype(dst.data_type)
         # Not the gaps of a slice, nor the repetition of an expanded tensor.
         dst = dnnl.NativeDesc.from_desc(wanted if wanted.is_dense else MemoryDesc(wanted.dims, wanted.dtype))
-    return lowering(dnnl.create(dnnl.Reorder(src=src, dst=dst), attr), ("src", "dst"))
+    return primitive_of("Reorder")(attrs, {"src": src, "dst": dst}, attr)
 
 
 # ---------------------------------------------------------------- importers

@@ -18,7 +18,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.building import is_native, primitive_of
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -79,14 +79,10 @@ def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     oneDNN v3.2 shuffles blocked channels well and has only a reference loop for all else, while a reorder between the
     two transposed views of the axis runs as generated code.
     """
-    from fmtprop import dnnl
-
     if descs["src"].desc.is_plain and (descs["dst"].is_any or descs["dst"].desc.is_plain):
         return _as_reorder(attrs, descs, attr)
     size = descs["src"].dims[attrs.axis] // attrs.groups
-    problem = dnnl.Shuffle(src=descs["src"], dst=descs["dst"], axis=attrs.axis, group_size=size)
-    pd = dnnl.create(problem, attr)
-    return lowering(pd, ("src", "dst"))
+    return primitive_of("Shuffle", lambda attrs: {"group_size": size})(attrs, descs, attr)
 
 
 def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:

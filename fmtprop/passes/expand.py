@@ -38,13 +38,13 @@ class Expansion:
         self.graph, self.out, self.node = graph, out, node
         self.inputs = graph.inputs(node.name)
 
-    def emit(self, op: str, part: str, inputs: Mapping[str, Value], attrs: Attrs) -> Value:
-        """Add a node."""
-        return emit(self.out, op, inputs, attrs, name=self.name(part), origin=self.node.origin)
+    def emit(self, part: str, inputs: Mapping[str, Value], attrs: Attrs) -> Value:
+        """Add a node of the op that has such attributes."""
+        return emit(self.out, op_of(attrs), inputs, attrs, name=self.name(part), origin=self.node.origin)
 
     def view(self, part: str, source: Value, attrs: Reshape | Permute | Slice) -> Value:
         """Add a view."""
-        return self.emit(op_of(attrs), part, {"src": source}, attrs)
+        return self.emit(part, {"src": source}, attrs)
 
     def constant(self, part: str, tensor: torch.Tensor) -> Value:
         """Add a constant."""

@@ -64,12 +64,12 @@ class MergeGroups(ExpandingPass):
         split = Reshape((left, merged, outputs, 1, inputs * prod(window)))
         own = torch.eye(merged, dtype=torch_dtype(type_.dtype)).reshape(1, merged, 1, merged, 1)
         factors = {"src_0": parts.view("split", parts.inputs["weights"], split), "src_1": parts.constant("own", own)}
-        blocks = parts.emit("binary", "blocks", factors, Binary("mul"))
+        blocks = parts.emit("blocks", factors, Binary("mul"))
         dims = (left,) * (left > 1) + (merged * outputs, merged * inputs, *window)
         weights = parts.view("weights", blocks, Reshape(dims))
         operands = {**parts.inputs, "weights": weights}
         alone = {one.name: operands[one.name] for one in ports(node, operands) if one.role is not Role.POST_OP}
-        parts.emit("convolution", "", alone, replace(attrs, groups=left))
+        parts.emit("", alone, replace(attrs, groups=left))
         parts.carry_post_ops(node.name, node.post_ops, operands)
 
 

@@ -50,15 +50,15 @@ class NormAsConvolution(ExpandingPass):
         if not isinstance(attrs, BatchNorm):
             raise GraphError(f"{node.label} is not a batch normalization")
         inputs, channels, spatial = parts.inputs, node.results[0].dims[1], node.results[0].ndim - 2
-        variance = parts.emit("eltwise", "variance", {"src": inputs["variance"]}, Eltwise("linear", 1.0, attrs.epsilon))
-        deviation = parts.emit("eltwise", "deviation", {"src": variance}, Eltwise("sqrt"))
+        variance = parts.emit("variance", {"src": inputs["variance"]}, Eltwise("linear", 1.0, attrs.epsilon))
+        deviation = parts.emit("deviation", {"src": variance}, Eltwise("sqrt"))
         scale = inputs["scale"] if "scale" in inputs else parts.constant("scale", torch.ones(channels))
-        factor = parts.emit("binary", "factor", {"src_0": scale, "src_1": deviation}, Binary("div"))
-        product = parts.emit("binary", "mean", {"src_0": inputs["mean"], "src_1": factor}, Binary("mul"))
+        factor = parts.emit("factor", {"src_0": scale, "src_1": deviation}, Binary("div"))
+        product = parts.emit("mean", {"src_0": inputs["mean"], "src_1": factor}, Binary("mul"))
         shift = inputs["shift"] if "shift" in inputs else parts.constant("shift", torch.zeros(channels))
-        summand = parts.emit("binary", "summand", {"src_0": shift, "src_1": product}, Binary("sub"))
+        summand = parts.emit("summand", {"src_0": shift, "src_1": product}, Binary("sub"))
         weights = parts.view("weights", factor, Reshape((channels, 1, 1, *(1,) * spatial)))
         zeros, ones = (0,) * spatial, (1,) * spatial
         window = Conv(ones, zeros, zeros, zeros, channels)
-        parts.emit("convolution", "", {"src": inputs["src"], "weights": weights, "bias": summand}, window)
+        parts.emit("", {"src": inputs["src"], "weights": weights, "bias": summand}, window)
         parts.carry_post_ops(node.name, node.post_ops, inputs)

@@ -137,7 +137,7 @@ class _Conversion:
             category = None if node.is_boundary else opdef(node.op).category
             if category is Category.COMPUTE:
                 # a sum adds into the residual's own buffer, which has the narrow type
-                return [] if any(post_op.op == "sum" for post_op in node.post_ops) else path
+                return path if node.residual is None else []
             if category is not Category.VIEW:
                 return []
             value = self.out.inputs(node.name)["src"]

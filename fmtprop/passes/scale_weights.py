@@ -80,7 +80,7 @@ class ScaleWeights(ExpandingPass):
         rows = parts.view("rows", weights, Reshape((outputs, channels)))
         columns = parts.view("columns", rows, Permute((1, 0)))
         factors = parts.view("factors", found.factors, Reshape((channels, 1)))
-        scaled = parts.emit("binary", "scaled", {"src_0": columns, "src_1": factors}, Binary("mul"))
+        scaled = parts.emit("scaled", {"src_0": columns, "src_1": factors}, Binary("mul"))
         back = parts.view("back", scaled, Permute((1, 0)))
         shaped = parts.view("weights", back, Reshape((outputs, channels, *window)))
         out.add(node, {**parts.inputs, "src": found.source, "weights": shaped})

@@ -221,7 +221,7 @@ class _Filtering(Expansion):
         tall, size = -(-height // self.tile.rows), len(self.tile.source)
         kernel = self._kernel()
         products = {f"src_{k}": self._product(k, tall, kernel) for k in range(size)}
-        whole = self.emit("concat", "products", products, Concat(0))
+        whole = self.emit("products", products, Concat(0))
         split = self.view("tiles", whole, Reshape((size, batch, channels, tall, width)))
         turned = self.view("by_row", split, Permute((1, 3, 0, 4, 2)))
         rows = self.view("rows", turned, Reshape((batch * tall, size, width * channels)))
@@ -229,7 +229,7 @@ class _Filtering(Expansion):
         operands = {"src": factors, "weights": rows}
         if "bias" in self.inputs:
             operands["bias"] = self._bias(width)
-        joined = self.emit("matmul", "joined", operands, MatMul())
+        joined = self.emit("joined", operands, MatMul())
         fits = tall * self.tile.rows == height
         within = _leading(self.graph, self.node, whole=fits)
         read = {name: self.inputs[name] for p in self.node.post_ops[:within] for name in p.operands}
@@ -251,7 +251,7 @@ class _Filtering(Expansion):
         (channels,) = self.graph.type_of(self.inputs["bias"]).dims
         once = self.view("bias_once", self.inputs["bias"], Reshape((1, channels)))
         places = self.constant("places", torch.ones(width, 1))
-        row = self.emit("binary", "bias_row", {"src_0": places, "src_1": once}, Binary("mul"))
+        row = self.emit("bias_row", {"src_0": places, "src_1": once}, Binary("mul"))
         return self.view("bias", row, Reshape((1, 1, width * channels)))
 
     def _by_tile(self, name: str, value: Value) -> Value:
@@ -266,7 +266,7 @@ class _Filtering(Expansion):
         first, *others = post_ops
         attrs = first.attrs if isinstance(first.attrs, Binary) else Binary("add")  # a sum
         inputs = {"src_0": result, "src_1": self.inputs[first.operand or ""]}
-        last = self.emit("binary", "", inputs, attrs)
+        last = self.emit("", inputs, attrs)
         self.carry_post_ops(last.node, others, self.inputs)
 
     def _product(self, k: int, tall: int, kernel: Value) -> Value:
@@ -276,7 +276,7 @@ class _Filtering(Expansion):
         inputs = {"src": self._source(k, tall), "weights": self.view(f"kernel_{k}", kernel, cut)}
         strides, dilates = (1, self.attrs.strides[1]), (0, self.attrs.dilates[1])
         attrs = Conv(strides, dilates, (0, self.attrs.pad_l[1]), (0, self.attrs.pad_r[1]))
-        return self.emit("convolution", f"product_{k}", inputs, attrs)
+        return self.emit(f"product_{k}", inputs, attrs)
 
     def _source(self, k: int, tall: int) -> Value:
         """Add the depthwise convolution that makes the ``k``-th row of every tile of the source."""
@@ -289,7 +289,7 @@ class _Filtering(Expansion):
         factors = _numbers([row[first : last + 1 : step]]).reshape(1, 1, 1, -1, 1)
         weights = self.constant(f"source_{k}", factors.repeat(channels, 1, 1, 1, 1))
         attrs = Conv((self.tile.rows, 1), (step - 1, 0), (padding - first, 0), (after, 0), channels)
-        return self.emit("convolution", f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
+        return self.emit(f"source_{k}", {"src": self.inputs["src"], "weights": weights}, attrs)
 
     def _kernel(self) -> Value:
         """Return the transformed kernel, with all its rows along axis 0; made only of constants, so computed once."""
@@ -297,7 +297,7 @@ class _Filtering(Expansion):
         turned = self.view("kernel_by_row", self.inputs["weights"], Permute((2, 0, 1, 3)))
         rows = self.view("kernel_rows", turned, Reshape((taps, outputs * inputs * columns)))
         factors = self.constant("kernel", _numbers(self.tile.kernel))
-        product = self.emit("matmul", "kernel_product", {"src": factors, "weights": rows}, MatMul())
+        product = self.emit("kernel_product", {"src": factors, "weights": rows}, MatMul())
         return self.view("kernel", product, Reshape((len(self.tile.kernel) * outputs, inputs, 1, columns)))
 
 

@@ -181,9 +181,8 @@ class OneDnnTarget:
         tail |= slopes
         if known_bad(dnnl.lib().version, node, {**request, **tail, **formats}, pd.impl) is not None:
             return None
-        for post_op in node.post_ops:
-            if post_op.op == "sum" and post_op.operand is not None:
-                tail[post_op.operand] = formats["dst"]
+        if node.residual is not None:
+            tail[node.residual] = formats["dst"]
         names = result_names(node)
         operands = {name: tail.get(name) or formats[name] for name in request if name not in names}
         results = tuple(formats[name] for name in names if name in request)

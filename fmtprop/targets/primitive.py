@@ -67,7 +67,7 @@ class PrimitiveImplementation(Implementation):
 
     def residual(self, node: Node) -> str | None:
         """Return the operand that its sum post-op adds to."""
-        return next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
+        return node.residual
 
 
 class _Executable(Executable):

@@ -62,9 +62,8 @@ class ReferenceTarget:
         }
         if free and opdef(node.op).category is not Category.VIEW:
             formats |= _following({**request, **{n: d for n, d in formats.items() if request[n].is_plain}}, names)
-        for post_op in node.post_ops:
-            if post_op.op == "sum" and post_op.operand is not None:
-                formats[post_op.operand] = formats["dst"]  # both are one buffer
+        if node.residual is not None:
+            formats[node.residual] = formats["dst"]  # both are one buffer
         results = tuple(formats[name] for name in names)
         if any(results[i] != request[name] and request[name].kind != "any" for i, name in enumerate(names)):
             return

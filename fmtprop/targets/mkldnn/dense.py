@@ -37,7 +37,7 @@ def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     names = tuple(operands)
     call = _operator(node, names) or _reference(node, names)
     written = _written(node, operands, call)
-    residual = next((post_op.operand for post_op in node.post_ops if post_op.op == "sum"), None)
+    residual = node.residual
     if written is not None and residual is not None and operands[residual] != written[0]:
         # the terms of a sum have one format (V18)
         if request[residual].kind != "any":
