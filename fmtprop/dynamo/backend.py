@@ -5,23 +5,21 @@ Owns the options, and which graphs are worth a plan at all. How a graph is run i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
-import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
+from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
-from fmtprop.dynamo.region import Region
+from fmtprop.dynamo.region import Region, compare
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.training.capture import training_backend
+from fmtprop.training.step import Step
 
 __all__ = ["backend", "options_of", "regions_by"]
-
-_LOG = logging.getLogger(__name__)
 
 #: options of fp.compile that a captured graph has no use for: its inputs and outputs have no names of the user's
 _NAMELESS = ("boundary", "pin", "progress", "stage")
@@ -34,8 +32,8 @@ _MODES: Mapping[str | None, str | None] = {
     "max-autotune-no-cudagraphs": "measure",
 }
 
-#: told of each region that is made
-Observer = Callable[[Region], None]
+#: told of each region, and each training step, that is made
+Observer = Callable[[Any], None]
 
 
 def backend(
@@ -61,7 +59,7 @@ def backend(
     Returns
     -------
     callable
-        A graph that needs gradients runs as PyTorch runs it.
+        Of a graph that needs gradients, forward and backward are one plan (:mod:`fmtprop.training`).
 
     Raises
     ------
@@ -98,16 +96,15 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
         observe(region)
         return region
 
-    inference = aot_autograd(fw_compiler=compile_inference)
+    # a loss that became NaN must be seen
+    trained = replace(options, special_values="exact")
 
-    def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in example_inputs):
-            _LOG.info("a graph needs gradients: PyTorch runs it; call the model under torch.no_grad() for inference")
-            observe(Region(module, frozenset(), options, "it needs gradients; call it under torch.no_grad()"))
-            return module.forward
-        return inference(module, example_inputs)
+    def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
+        step = Step(forward, backward, outputs, trained, compile_graph, compare=compare)
+        observe(step)
+        return step
 
-    return compile_captured
+    return training_backend(make_step, compile_inference, options.memory)
 
 
 def _constant_inputs() -> frozenset[int]:

@@ -25,7 +25,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["Outcome", "Region"]
+__all__ = ["Outcome", "Region", "compare"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Region:
             def run(given: Sequence[Any]) -> Sequence[Any]:
                 return functional.results(net.run_flat(functional.inputs(given)), given)
 
-            faster, seconds = _compare(lambda: run(args), lambda: self._run_eager(args))
+            faster, seconds = compare(lambda: run(args), lambda: self._run_eager(args))
         except FmtpropError as error:
             return self._eager(str(error))
         if not faster:
@@ -186,7 +186,7 @@ def _is_here(value: Any) -> bool:
     return value.device.type == "cpu" and value.layout == torch.strided and not value.is_inference()
 
 
-def _compare(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
+def compare(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
     """Return whether ours is the faster, and the median seconds of both, run in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     start = perf_counter()

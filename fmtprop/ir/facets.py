@@ -16,7 +16,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Linear:
-    """Where the products are that an op sums, of its ``src`` and its ``weights``.
+    """Where the products are that an op sums, of its ``src`` and its ``weights``, or of the gradients of these.
 
     Parameters
     ----------
@@ -28,11 +28,15 @@ class Linear:
         axis 1 of dst and in a bias of one axis.
     windowed : bool
         Whether weights are a window that slides over src, perhaps in groups of channels.
+    roles : tuple of str
+        The operand or result of the op that has the dims of src, of weights and of dst: the gradient by an operand sums
+        as many products, but other ones.
     """
 
     products: Callable[[Dims, Dims, Dims], float]
     by_columns: bool = False
     windowed: bool = False
+    roles: tuple[str, str, str] = ("src", "weights", "dst")
 
     def output_axis(self, ndim: int) -> int:
         """Return the axis of dst, of so many axes, along which the outputs lie."""

@@ -6,8 +6,10 @@ from fmtprop.ops.binary import BINARY, Binary
 from fmtprop.ops.building import emit
 from fmtprop.ops.concat import CONCAT, Concat
 from fmtprop.ops.convolution import CONVOLUTION, Conv
+from fmtprop.ops.convolution_backward import CONVOLUTION_BACKWARD_DATA, CONVOLUTION_BACKWARD_WEIGHTS, ConvGradient
 from fmtprop.ops.deconvolution import DECONVOLUTION, Deconv
 from fmtprop.ops.eltwise import ELTWISE, Eltwise
+from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
 from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
@@ -36,6 +38,8 @@ from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, 
 #: every declaration, in the order of the documentation
 OPS = (
     CONVOLUTION,
+    CONVOLUTION_BACKWARD_DATA,
+    CONVOLUTION_BACKWARD_WEIGHTS,
     DECONVOLUTION,
     INNER_PRODUCT,
     MATMUL,
@@ -46,6 +50,7 @@ OPS = (
     LRN,
     RESAMPLING,
     ELTWISE,
+    ELTWISE_BACKWARD,
     PRELU,
     SOFTMAX,
     BINARY,
@@ -70,6 +75,7 @@ __all__ = [
     "Binary",
     "Concat",
     "Conv",
+    "ConvGradient",
     "Deconv",
     "Eltwise",
     "Expand",

@@ -306,6 +306,11 @@ def _import_named_padding(call: Call) -> Value | None:
     return import_convolution(call, pads)
 
 
+def convolution_products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
+    """Return how many products a convolution sums, or the gradient of one."""
+    return products(dst, src[1], weights)
+
+
 def _append(attrs: Conv, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
     weights, *bias = operands
     kernel, stride, padding = set(weights.dims[3:]), set(attrs.strides), {*attrs.pad_l, *attrs.pad_r}
@@ -360,7 +365,7 @@ CONVOLUTION = OpDef(
     reference=reference,
     primitive=primitive,
     equivalents=(_as_matmul, _as_inner_product),
-    linear=Linear(lambda src, weights, dst: products(dst, src[1], weights), windowed=True),
+    linear=Linear(convolution_products, windowed=True),
     spreads=True,
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu", "convolution"}),

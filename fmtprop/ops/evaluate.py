@@ -98,8 +98,9 @@ def evaluate_node(
     operands = {name: t for name, t in tensors.items() if name not in tails}
     declaration = opdef(node.op)
     if declaration.category is Category.COMPUTE and node.results[0].dtype is DataType.F32:
-        # narrow operands, the accumulator stored as it is: references compute in the type of src
-        operands["src"] = operands["src"].float()
+        # narrow operands, the accumulator stored as it is: references compute in the type of their first operand
+        first = declaration.operands[0].name
+        operands[first] = operands[first].float()
     results = (instead or {}).get(node.op, declaration.reference)(node.attrs, operands)
     if not node.post_ops:
         return tuple(results)

@@ -24,6 +24,9 @@ from fmtprop.system.locks import ProcessLock
 
 __all__ = ["Evaluation", "Planner", "Step"]
 
+#: says whether the first of two calls is the faster, and the seconds that each takes
+Compare = Callable[[Callable[[], object], Callable[[], object]], tuple[bool, tuple[float, float]]]
+
 #: plans an imported graph
 Planner = Callable[[Graph, Options], CompiledModel]
 
@@ -43,8 +46,9 @@ class Step:
         How to compile.
     plan : callable
         Plans an imported graph.
-    required : bool
-        Whether it is an error that the step cannot be planned; otherwise PyTorch runs it then.
+    compare : callable, optional
+        Says of two calls whether the first is faster, and the seconds of both. With it, PyTorch runs the step where
+        that is as fast, or the only way; without it, that the step cannot be planned is an error.
     """
 
     def __init__(
@@ -55,11 +59,11 @@ class Step:
         options: Options,
         plan: Planner,
         *,
-        required: bool = True,
+        compare: Compare | None = None,
     ) -> None:
         self.programs, self.outputs = (forward, backward), outputs
-        self.options, self.required = options, required
-        self._plan = plan
+        self.options = options
+        self._plan, self._compare = plan, compare
         #: the plan of both halves, once the step was run
         self.net: CompiledModel | None = None
         #: why PyTorch runs it
@@ -69,7 +73,7 @@ class Step:
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
         """Run the forward half; return its results, the ticket of this run, and what autograd saves."""
-        made = self._ready()
+        made = self._ready(args)
         if made is None:
             results = self.programs[0].forward(*args)
             return [*results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
@@ -91,17 +95,41 @@ class Step:
         outputs = halves.backward(ticket, joint.backward.given(given), again=again)
         return joint.backward.found(outputs, given)
 
-    def _ready(self) -> tuple[Joint, Halves] | None:
+    def _ready(self, args: Sequence[Any]) -> tuple[Joint, Halves] | None:
         with self._making.current:
             if self._made is None and not self.reason:
                 try:
                     self._made = self._planned()
+                    self.reason = self._race(args)
                 except FmtpropError as error:
-                    if self.required:
+                    if self._compare is None:
                         raise
                     self.reason = str(error)
+                if self.reason:
+                    self.net = self._made = None
                     _LOG.info("a training step runs in PyTorch: %s", self.reason)
             return self._made
+
+    def _race(self, args: Sequence[Any]) -> str:
+        """Return why PyTorch runs the step, if it does: neither side changes anything but torch's generator."""
+        if self._compare is None or self._made is None:
+            return ""
+        (joint, halves), (forward, backward) = self._made, self.programs
+        given = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
+        saved = len(joint.forward.results) - self.outputs
+        tangents = [torch.ones(value.shape, dtype=value.dtype) for value in given[saved:]]
+        ours_given = joint.backward.given([*[None] * (1 + saved), *tangents])
+
+        def ours() -> None:
+            _, ticket = halves.forward(joint.forward.given(args))
+            halves.backward(ticket, ours_given)
+
+        def theirs() -> None:
+            backward.forward(*forward.forward(*args)[self.outputs :], *tangents)
+
+        with torch.random.fork_rng(devices=[]):
+            faster, seconds = self._compare(ours, theirs)
+        return "" if faster else f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us beside {seconds[0] * 1e6:.0f}"
 
     def _planned(self) -> tuple[Joint, Halves]:
         joint = import_joint(*self.programs, self.outputs, "step")

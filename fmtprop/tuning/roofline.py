@@ -146,11 +146,12 @@ class ModelCosts:
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
-            reached = efficiency(candidate.impl, _shape(linear, operands))
-            reached *= _filled(candidate.impl, self._lanes, linear, operands)
+            src, weights, out = _roles(linear, operands, sizes[0])
+            reached = efficiency(candidate.impl, _shape(linear, src, weights))
+            reached *= _filled(candidate.impl, self._lanes, linear, src, weights)
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
-            arithmetic = _products(linear, operands, sizes[0]) / (peak * reached)
+            arithmetic = _products(linear, src, weights, out) / (peak * reached)
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         post_ops = node.post_ops if not candidate.is_followed else node.post_ops[:-1]
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
@@ -175,8 +176,9 @@ class ModelCosts:
         seconds = self._moving(node, operands, results, share)
         if linear is not None:
             reached = _PYTORCH_PACKED if linear.windowed else _PYTORCH_PRODUCTS
-            shape = _shape(linear, operands)
-            seconds += _products(linear, operands, dst) / (peak * reached * _OTHER[shape] / _OTHER[0])
+            src, weights, out = _roles(linear, operands, dst)
+            shape = _shape(linear, src, weights)
+            seconds += _products(linear, src, weights, out) / (peak * reached * _OTHER[shape] / _OTHER[0])
         seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE)
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         for post_op in node.post_ops:
@@ -265,21 +267,28 @@ def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc
     return [*(MemoryDesc(type_.dims, type_.dtype) for type_ in before), dst]
 
 
-def _shape(linear: Linear, operands: Mapping[str, MemoryDesc]) -> int:
+def _roles(
+    linear: Linear, operands: Mapping[str, MemoryDesc], result: MemoryDesc
+) -> tuple[MemoryDesc, MemoryDesc, MemoryDesc]:
+    """Return what has the dims of src, of weights and of dst; one of the three is the result."""
+    src, weights, dst = (operands.get(name, result) for name in linear.roles)
+    return src, weights, dst
+
+
+def _shape(linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> int:
     if not linear.windowed:
         return 0
-    weights, ndim = operands["weights"].dims, operands["src"].ndim
-    if linear.channels_per_group(weights, ndim) == 1:
+    if linear.channels_per_group(weights.dims, src.ndim) == 1:
         return 2
-    return int(prod(weights[2 - ndim :]) == 1)
+    return int(prod(weights.dims[2 - src.ndim :]) == 1)
 
 
-def _filled(impl: str, lanes: int, linear: Linear, operands: Mapping[str, MemoryDesc]) -> float:
+def _filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> float:
     """Return the part of its speed at which an implementation runs groups of few channels."""
-    channels = linear.channels_per_group(operands["weights"].dims, operands["src"].ndim)
+    channels = linear.channels_per_group(weights.dims, src.ndim)
     if channels <= 1:
         return 1.0
-    blocked = bool(operands["src"].inner_blocks)
+    blocked = bool(src.inner_blocks)
     halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
     return channels / (channels + next(halves, _HALF_BY_CALLS))
 
@@ -293,9 +302,9 @@ def _padded(desc: MemoryDesc) -> tuple[int, ...]:
     return desc.padded_dims if desc.kind == "blocked" else desc.dims
 
 
-def _products(linear: Linear, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> float:
+def _products(linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> float:
     """Return the operations of all products, on what blocks are padded to."""
-    return 2.0 * linear.products(_padded(operands["src"]), operands["weights"].dims, _padded(dst))
+    return 2.0 * linear.products(_padded(src), weights.dims, _padded(dst))
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.dynamo import region
+from fmtprop.dynamo import backend, region
 from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.errors import UnsupportedOpError
 
@@ -26,7 +26,7 @@ def _alone() -> Iterator[None]:
 @pytest.fixture
 def always(monkeypatch) -> None:
     """Keep plans however long they take: tests have no time of their own."""
-    monkeypatch.setattr(region, "_compare", lambda ours, theirs: (True, (1.0, 2.0)))
+    monkeypatch.setattr(region, "compare", lambda ours, theirs: (True, (1.0, 2.0)))
 
 
 def compiled(model: Callable, **how) -> tuple[Callable, list[region.Region]]:
@@ -66,7 +66,7 @@ def test_a_graph_is_one_plan():
 
 
 def test_what_is_not_faster_runs_as_pytorch_would(monkeypatch):
-    monkeypatch.setattr(region, "_compare", lambda ours, theirs: (False, (2.0, 1.0)))
+    monkeypatch.setattr(region, "compare", lambda ours, theirs: (False, (2.0, 1.0)))
     model = network()
     run, regions = compiled(model)
     with torch.no_grad():
@@ -237,12 +237,36 @@ def test_results_have_the_strides_that_pytorch_gives_them():
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_graph_that_needs_gradients_is_pytorchs():
-    model = network()
-    run, regions = compiled(model)
-    run(image()).sum().backward()
-    assert model[0].weight.grad is not None
-    assert "gradients" in regions[0].outcomes[0].reason
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_graph_that_needs_gradients_is_a_step(monkeypatch, ours):
+    monkeypatch.setattr(backend, "compare", lambda a, b: (a(), b(), (ours, (1.0, 2.0)))[-1])
+    model, other = network().train(), network().train()
+    run, steps = compiled(model)
+    for _ in range(2):
+        for call in (run, other):
+            torch.manual_seed(0)
+            call(image(4)).square().sum().backward()
+        torch.testing.assert_close(
+            [p.grad for p in model.parameters()], [p.grad for p in other.parameters()], rtol=1e-4, atol=1e-4
+        )
+    torch.testing.assert_close(dict(model.named_buffers()), dict(other.named_buffers()))
+    (only,) = steps
+    assert (only.net is not None, only.reason != "") == (ours, not ours)
+
+
+def test_a_step_that_cannot_be_imported_runs_as_pytorch_would():
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.multinomial(torch.softmax(x, -1), 1)
+
+    run, steps = compiled(noisy)
+    results = []
+    for call in (run, noisy):
+        x = image()[0, 0].requires_grad_()
+        torch.manual_seed(0)
+        call(x).sum().backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+    assert "draws random numbers" in steps[0].reason
 
 
 @pytest.mark.usefixtures("always")

@@ -91,7 +91,7 @@ def requested(op: OpDef, types: Mapping[str, TensorType], dst: TensorType, kind:
             descs[name] = plain(type_)
         else:
             descs[name] = layout_of(type_, kind)
-    descs["dst"] = layout_of(dst, "plain" if kind == "plain" else "any")
+    descs[op.results[0].name] = layout_of(dst, "plain" if kind == "plain" else "any")
     return descs
 
 
@@ -164,12 +164,12 @@ def execute(
     if inplace is not None:
         result = data[inplace]
     elif dst is not None:
-        result = reordered(dst, formats["dst"])
+        result = reordered(dst, formats[op.results[0].name])
     else:
-        result = _buffer(dnnl.NativeDesc.from_desc(formats["dst"]).nbytes)
+        result = _buffer(dnnl.NativeDesc.from_desc(formats[op.results[0].name]).nbytes)
     buffers = {arg_of(op.operand(name), name): value for name, value in data.items()}
     _execute(pd, {**buffers, int(dnnl.Arg[op.results[0].arg]): result, **(extra or {})})
-    return plain_tensor(result, formats["dst"]), formats
+    return plain_tensor(result, formats[op.results[0].name]), formats
 
 
 def exact(op: OpDef, attrs: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,234 @@
+"""The gradients of a convolution: of its source, and of its weights. That of a bias is a sum over places.
+
+oneDNN has a primitive for each, in backward propagation; it takes the forward primitive's descriptor as a hint, of
+which it checks the problem and not the formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Linear
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops import convolution
+from fmtprop.ops.arguments import computable, ints
+from fmtprop.ops.building import lowering
+from fmtprop.ops.convolution import Conv, grouped_dims
+from fmtprop.ops.reduction import Reduction
+from fmtprop.ops.view_attrs import reshaped
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class ConvGradient(Attrs):
+    """Attributes of a convolution's gradient: those of the convolution, and what the gradient is of.
+
+    Parameters
+    ----------
+    strides, dilates, pad_l, pad_r, groups : see :class:`~fmtprop.ops.convolution.Conv`
+    dims : tuple of int
+        Dims of the source, or of the weights, that the result is the gradient of.
+
+    Raises
+    ------
+    ShapeError
+        A value is out of range, or lengths differ.
+
+    References
+    ----------
+    oneDNN developer guide, "Convolution", backward propagation.
+    """
+
+    strides: tuple[int, ...]
+    dilates: tuple[int, ...]
+    pad_l: tuple[int, ...]
+    pad_r: tuple[int, ...]
+    groups: int
+    dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _ = self.convolution
+
+    @property
+    def convolution(self) -> Conv:
+        """The attributes of the convolution itself."""
+        return Conv(self.strides, self.dilates, self.pad_l, self.pad_r, self.groups)
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def _checked(attrs: ConvGradient, types: Mapping[str, TensorType]) -> None:
+    """Refuse operands that no convolution gives."""
+    expected = convolution.infer(attrs.convolution, types)[0].dims
+    if expected != types["diff_dst"].dims:
+        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but this convolution's result has {expected}")
+
+
+def infer_data(attrs: ConvGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of diff_src."""
+    result = types["diff_dst"].with_dims(attrs.dims)
+    _checked(attrs, {**types, "src": result})
+    return (result,)
+
+
+def infer_weights(attrs: ConvGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of diff_weights."""
+    result = types["diff_dst"].with_dims(attrs.dims)
+    _checked(attrs, {**types, "weights": result})
+    return (result,)
+
+
+def reference_data(attrs: ConvGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate by PyTorch's autograd, in the data type of diff_dst."""
+    weights = tensors["weights"].to(tensors["diff_dst"].dtype)
+    return _gradient(attrs, {"weights": weights}, "src", tensors["diff_dst"])
+
+
+def reference_weights(attrs: ConvGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate by PyTorch's autograd, in the data type of src."""
+    return _gradient(attrs, {"src": tensors["src"]}, "weights", tensors["diff_dst"].to(tensors["src"].dtype))
+
+
+def _gradient(
+    attrs: ConvGradient, known: Mapping[str, torch.Tensor], wanted: str, diff_dst: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradient by an operand: a convolution is linear in it, so that its value does not matter."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        operand = diff_dst.new_zeros(attrs.dims).requires_grad_()
+        others = {name: tensor.detach().clone() for name, tensor in known.items()}
+        (dst,) = convolution.reference(attrs.convolution, {**others, wanted: operand})
+        (gradient,) = torch.autograd.grad(dst, operand, diff_dst.detach().clone())
+    return (gradient,)
+
+
+# ---------------------------------------------------------------- primitives
+
+
+def primitive_data(attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the gradient by the source."""
+    return _lower("backward_data", "src", attrs, descs, attr)
+
+
+def primitive_weights(attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the gradient by the weights."""
+    return _lower("backward_weights", "weights", attrs, descs, attr)
+
+
+def _lower(
+    prop: str, of: str, attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None
+) -> Lowering:
+    from fmtprop import dnnl
+
+    window: dict[str, Any] = {
+        "strides": attrs.strides,
+        "dilates": attrs.dilates,
+        "pad_l": attrs.pad_l,
+        "pad_r": attrs.pad_r,
+    }
+    shapes = {name.removeprefix("diff_"): desc.desc for name, desc in descs.items()}
+    free: dict[str, Any] = {
+        name: dnnl.NativeDesc.from_desc(MemoryDesc.any(desc.dims, desc.dtype)) for name, desc in shapes.items()
+    }
+    hint = dnnl.create(dnnl.Convolution(prop="forward_training", **free, **window), attr)
+    pd = dnnl.create(dnnl.Convolution(prop=prop, **dict[str, Any](descs), **window), attr, hint)
+    return lowering(pd, {name: name for name in descs})
+
+
+# ---------------------------------------------------------------- importer
+
+
+def _convolution_backward(call: Call) -> tuple[Value | None, ...] | None:
+    diff_dst, src, weights = call["grad_output"], call["input"], call["weight"]
+    dims, groups = call.type(weights).dims, call["groups"]
+    spatial = len(dims) - 2
+    if call["transposed"] or not 1 <= spatial <= 3 or not computable(call, diff_dst, src, weights):
+        return None
+    dilates = tuple(dilation - 1 for dilation in ints(call["dilation"], spatial))
+    padding = ints(call["padding"], spatial)
+    window = ints(call["stride"], spatial), dilates, padding, padding, groups
+    grouped = grouped_dims(dims, groups)
+    wants_src, wants_weights, wants_bias = call["output_mask"]
+    found: list[Value | None] = [None, None, None]
+    if wants_src:
+        inputs = {"diff_dst": diff_dst, "weights": reshaped(call, weights, grouped)}
+        found[0] = call.emit("convolution_backward_data", inputs, ConvGradient(*window, call.type(src).dims))
+    if wants_weights:
+        inputs = {"src": src, "diff_dst": diff_dst}
+        gradient = call.emit("convolution_backward_weights", inputs, ConvGradient(*window, grouped))
+        found[1] = reshaped(call, gradient, dims)
+    if wants_bias:
+        axes = (0, *range(2, spatial + 2))
+        total = call.emit("reduction", {"src": diff_dst}, Reduction("sum", axes))
+        found[2] = reshaped(call, total, (dims[0],))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- samples and declarations
+
+
+def _samples(known: str, wanted: str) -> Iterable[Sample]:
+    """Yield the gradients of the convolutions that are samples of the op itself."""
+    for sample in convolution.samples():
+        types = {name: type_ for name, type_ in sample.types.items() if name != "bias"}
+        attrs: Conv = sample.attrs  # type: ignore[assignment]
+        diff_dst = convolution.infer(attrs, types)[0]
+        window = attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r, attrs.groups
+        yield Sample(
+            sample.name, ConvGradient(*window, types[wanted].dims), {known: types[known], "diff_dst": diff_dst}
+        )
+
+
+def samples_data() -> Iterable[Sample]:
+    """Yield the gradients by the source of the convolution's own samples; not where most places have none."""
+    return (sample for sample in _samples("weights", "src") if sample.name != "1x1_s2_no_bias")
+
+
+def samples_weights() -> Iterable[Sample]:
+    """Yield the gradients by the weights of the convolution's own samples."""
+    return _samples("src", "weights")
+
+
+CONVOLUTION_BACKWARD_DATA = OpDef(
+    name="convolution_backward_data",
+    attrs=ConvGradient,
+    operands=(Operand("diff_dst", "DIFF_DST"), Operand("weights", "WEIGHTS", parameter=True)),
+    results=(Operand("diff_src", "DIFF_SRC"),),
+    category=Category.COMPUTE,
+    infer=infer_data,
+    reference=reference_data,
+    primitive=primitive_data,
+    linear=Linear(convolution.convolution_products, windowed=True, roles=("diff_src", "weights", "diff_dst")),
+    spreads=True,
+    short="conv_data",
+    samples=samples_data,
+    torch={"aten.convolution_backward.default": _convolution_backward},
+)
+
+CONVOLUTION_BACKWARD_WEIGHTS = OpDef(
+    name="convolution_backward_weights",
+    attrs=ConvGradient,
+    operands=(Operand("src", "SRC"), Operand("diff_dst", "DIFF_DST")),
+    results=(Operand("diff_weights", "DIFF_WEIGHTS"),),
+    category=Category.COMPUTE,
+    infer=infer_weights,
+    reference=reference_weights,
+    primitive=primitive_weights,
+    linear=Linear(convolution.convolution_products, windowed=True, roles=("src", "diff_weights", "diff_dst")),
+    spreads=True,
+    short="conv_weights",
+    samples=samples_weights,
+)

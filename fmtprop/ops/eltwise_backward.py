@@ -1,0 +1,128 @@
+"""The gradient of an element-wise function of one operand: oneDNN's eltwise primitive in backward propagation.
+
+NaN in the gradient passes wherever the function's slope is not 0, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import eltwise
+from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.eltwise import Eltwise
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Eltwise, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of diff_src: that of diff_dst."""
+    if types["src"].dims != types["diff_dst"].dims:
+        raise ShapeError(f"src has dims {types['src'].dims} but diff_dst has {types['diff_dst'].dims}")
+    return (types["diff_dst"],)
+
+
+def reference(attrs: Eltwise, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate by PyTorch's autograd."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        src = tensors["src"].detach().clone().requires_grad_()
+        (dst,) = eltwise.reference(attrs, {"src": src})
+        (gradient,) = torch.autograd.grad(dst, src, tensors["diff_dst"].detach().clone())
+    return (gradient,)
+
+
+def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor; the forward one that it takes as a hint has src in the same format."""
+    from fmtprop import dnnl
+
+    function: dict[str, Any] = {"alg": f"eltwise_{attrs.alg}", "alpha": attrs.alpha, "beta": attrs.beta}
+    hint = dnnl.create(dnnl.Eltwise(prop="forward_training", src=descs["src"], dst=descs["src"], **function), attr)
+    problem = dnnl.Eltwise(
+        prop="backward_data", src=descs["src"], diff_src=descs["diff_src"], diff_dst=descs["diff_dst"], **function
+    )
+    return lowering(dnnl.create(problem, attr, hint), {name: name for name in descs})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _emit(call: Call, gradient: str, src: str, attrs: Eltwise) -> Value | None:
+    inputs = {"src": call[src], "diff_dst": call[gradient]}
+    types = [call.type(value) for value in inputs.values()]
+    if not is_native(*types) or types[0] != types[1]:
+        return None
+    return call.emit("eltwise_backward", inputs, attrs)
+
+
+def _unary(alg: str, alpha: float = 0.0, beta: float = 0.0) -> Importer:
+    return lambda call: _emit(call, "grad_output", "self", Eltwise(alg, alpha, beta))
+
+
+def _threshold(call: Call) -> Value | None:
+    # a rectified result has the sign of its source
+    return _emit(call, "grad_output", "self", Eltwise("relu")) if call["threshold"] == 0 else None
+
+
+def _gelu(call: Call) -> Value | None:
+    return _emit(call, "grad_output", "self", Eltwise("gelu_tanh" if call["approximate"] == "tanh" else "gelu_erf"))
+
+
+def _leaky_relu(call: Call) -> Value | None:
+    slope = float(call["negative_slope"])
+    if call["self_is_result"] and slope <= 0:
+        return None
+    return _emit(call, "grad_output", "self", Eltwise("relu", slope))
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+#: algorithms whose gradient is declared: those of the importers
+_ALGORITHMS: Mapping[str, tuple[float, float]] = {
+    "relu": (0.0, 0.0), "gelu_erf": (0.0, 0.0), "gelu_tanh": (0.0, 0.0), "swish": (1.0, 0.0), "mish": (0.0, 0.0),
+    "hardsigmoid": (1 / 6, 0.5), "hardswish": (1 / 6, 0.5),
+}  # fmt: skip
+
+
+def samples() -> Iterable[Sample]:
+    """Yield every algorithm that is imported, on a tensor with a channel tail and on rows."""
+    for dims in ((2, 17, 5, 7), (3, 40)):
+        types = {"src": TensorType(dims), "diff_dst": TensorType(dims)}
+        for alg, (alpha, beta) in _ALGORITHMS.items():
+            yield Sample(f"{alg}_{len(dims)}d", Eltwise(alg, alpha, beta), types, -2.0, 2.0)
+        yield Sample(f"leaky_relu_{len(dims)}d", Eltwise("relu", 0.1), types, -2.0, 2.0)
+
+
+ELTWISE_BACKWARD = OpDef(
+    name="eltwise_backward",
+    attrs=Eltwise,
+    operands=(Operand("src", "SRC"), Operand("diff_dst", "DIFF_DST")),
+    results=(Operand("diff_src", "DIFF_SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    elementwise=True,
+    cost=eltwise.ELTWISE.cost,
+    inplace=frozenset({"diff_dst"}),
+    short="eltwise_back",
+    samples=samples,
+    torch={
+        "aten.threshold_backward.default": _threshold,
+        "aten.leaky_relu_backward.default": _leaky_relu,
+        "aten.gelu_backward.default": _gelu,
+        "aten.silu_backward.default": _unary("swish", 1.0),
+        "aten.mish_backward.default": _unary("mish"),
+        "aten.hardsigmoid_backward.default": _unary("hardsigmoid", 1 / 6, 0.5),
+        "aten.hardswish_backward.default": _unary("hardswish", 1 / 6, 0.5),
+    },
+)
