@@ -1,0 +1,78 @@
+"""Train one model in several processes: ``torchrun --nproc-per-node 2 examples/train_ddp.py``.
+
+Each process has its share of every batch; DistributedDataParallel averages the gradients, on gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fmtprop as fp
+
+
+def network() -> nn.Module:
+    """Return a small classifier of images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, 2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+
+
+def batches(count: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return images whose brightest quarter is their label."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(count, size, 3, 16, 16, generator=generator)
+    labels = torch.randint(0, 4, (count, size), generator=generator)
+    for quarter in range(4):
+        rows, columns = divmod(quarter, 2)
+        bright = torch.zeros(16, 16)
+        bright[8 * rows : 8 * rows + 8, 8 * columns : 8 * columns + 8] = 1
+        images += (labels == quarter)[:, :, None, None, None] * bright
+    return list(zip(images, labels, strict=True))
+
+
+def train(compiled: bool, steps: int, size: int) -> list[float]:
+    """Return the sum of each parameter after some steps, the same in all processes."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model, share = network(), size // world
+    if compiled:
+        model = fp.compile(model, torch.zeros(share, 3, 16, 16), training=True, tune="model", confirm=False)
+    parallel = DistributedDataParallel(model)
+    optimiser = torch.optim.SGD(parallel.parameters(), 0.1, momentum=0.9)
+    for images, labels in batches(steps, size):
+        mine = slice(rank * share, rank * share + share)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(parallel(images[mine]), labels[mine]).backward()
+        optimiser.step()
+    return [float(parameter.detach().double().sum()) for parameter in model.parameters()]
+
+
+def main() -> None:
+    """Train with fmtprop and with PyTorch; compare, and say so."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--size", type=int, default=8, help="images of a batch, over all processes")
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    ours, theirs = (train(compiled, given.steps, given.size) for compiled in (True, False))
+    largest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} processes, {given.steps} steps: parameters differ by {largest:.1e}")
+    dist.destroy_process_group()
+    if largest > 1e-3:
+        raise SystemExit("the parameters are not those of PyTorch")
+
+
+if __name__ == "__main__":
+    main()
