@@ -118,7 +118,7 @@ class Step:
         given = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
         saved = len(joint.forward.results) - self.outputs
         tangents = [torch.ones(value.shape, dtype=value.dtype) for value in given[saved:]]
-        ours_given = joint.backward.given([*[None] * (1 + saved), *tangents])
+        ours_given = joint.backward.given([*[None] * saved, *tangents])
 
         def ours() -> None:
             _, ticket = halves.forward(joint.forward.given(args))
