@@ -2,6 +2,7 @@
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.op import OPSET
+from fmtprop.ops.batch_norm_training import BATCH_NORMALIZATION_BACKWARD, BATCH_NORMALIZATION_TRAINING
 from fmtprop.ops.binary import BINARY, Binary
 from fmtprop.ops.building import emit
 from fmtprop.ops.concat import CONCAT, Concat
@@ -45,6 +46,8 @@ OPS = (
     MATMUL,
     POOLING,
     BATCH_NORMALIZATION,
+    BATCH_NORMALIZATION_TRAINING,
+    BATCH_NORMALIZATION_BACKWARD,
     LAYER_NORMALIZATION,
     GROUP_NORMALIZATION,
     LRN,

@@ -187,7 +187,7 @@ class OneDnnTarget:
         operands = {name: tail.get(name) or formats[name] for name in request if name not in names}
         results = tuple(formats[name] for name in names if name in request)
         # a gradient is of the same kind as its op
-        impl = pd.impl if pd.kind == node.op.partition("_backward")[0] else f"{pd.kind}:{pd.impl}"
+        impl = pd.impl if node.op.startswith(pd.kind) else f"{pd.kind}:{pd.impl}"
         if self._is_rejected(node, impl, operands, results):
             return None
         identity = (impl, tuple(operands), tuple(operands.values()), results)

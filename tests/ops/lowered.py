@@ -168,6 +168,9 @@ def execute(
     else:
         result = _buffer(dnnl.NativeDesc.from_desc(formats[op.results[0].name]).nbytes)
     buffers = {arg_of(op.operand(name), name): value for name, value in data.items()}
+    for other in op.results[1:]:
+        if other.name in formats:
+            buffers[int(dnnl.Arg[other.arg])] = _buffer(formats[other.name].nbytes)
     _execute(pd, {**buffers, int(dnnl.Arg[op.results[0].arg]): result, **(extra or {})})
     return plain_tensor(result, formats[op.results[0].name]), formats
 
@@ -205,9 +208,11 @@ def lacking(sample: Sample, dtype: str, error: DnnlError) -> bool:
 def conform(op: OpDef, sample: Sample, dtype: str, kind: str, limit: int | None = None) -> list[Outcome]:
     """Run the first `limit` implementations of a sample in one setting of formats; the first is oneDNN's own choice."""
     types = typed(op, sample, dtype)
-    (result, *_) = op.infer(sample.attrs, types)
+    result, *others = op.infer(sample.attrs, types)
+    descs = requested(op, types, result, kind)
+    descs |= {one.name: layout_of(type_, "any") for one, type_ in zip(op.results[1:], others, strict=False)}
     try:
-        lowering = lower(op, sample.attrs, requested(op, types, result, kind))
+        lowering = lower(op, sample.attrs, descs)
     except (UnsupportedOpError, FormatError) as error:
         return [Outcome("UNIMPLEMENTED", str(error))]
     except DnnlError as error:

@@ -1,0 +1,247 @@
+"""Batch normalization in training: by the statistics of the batch, which are results too, and its gradients.
+
+What PyTorch's call says beside it, the running averages and the inverse deviation, are nodes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops.arguments import computable
+from fmtprop.ops.building import lowering
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import BATCH_NORMALIZATION, BatchNorm, infer_batch
+from fmtprop.ops.sum import Sum
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc
+
+#: operands and results that hold one f32 number per channel
+_VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: BatchNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of dst, mean and variance."""
+    (dst,) = infer_batch(attrs, types)
+    vector = TensorType((dst.dims[1],))
+    return dst, vector, vector
+
+
+def infer_backward(attrs: BatchNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of diff_src and, with a scale, of diff_scale and diff_shift."""
+    (src,) = infer_batch(attrs, types)
+    if types["diff_dst"].dims != src.dims:
+        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {src.dims}")
+    vectors = (types["scale"],) * 2 if "scale" in types else ()
+    return (src, *vectors)
+
+
+def reference(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch; bf16 and f16 are normalized in f32."""
+    src, vectors = _widened(tensors)
+    over = (0, *range(2, src.ndim))
+    # row-major: PyTorch's code for channels-last loses digits where a mean is large beside the deviation
+    dst, mean, _ = torch.native_batch_norm(
+        src.contiguous(), vectors.get("scale"), vectors.get("shift"), None, None, True, 0.0, attrs.epsilon
+    )
+    return dst.to(tensors["src"].dtype), mean, src.var(over, unbiased=False)
+
+
+def reference_backward(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch; bf16 and f16 are computed with in f32."""
+    src, vectors = _widened(tensors)
+    scale, inverse = vectors.get("scale"), (vectors["variance"] + attrs.epsilon).rsqrt()
+    affine = scale is not None
+    diff_src, *others = torch.ops.aten.native_batch_norm_backward(
+        tensors["diff_dst"].to(src.dtype).contiguous(), src.contiguous(), scale, None, None, vectors["mean"], inverse,
+        True, attrs.epsilon, [True, affine, affine],
+    )  # fmt: skip
+    return (diff_src.to(tensors["src"].dtype), *(others if affine else ()))
+
+
+def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    src = tensors["src"]
+    dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
+    return src.to(dtype), {name: tensors[name].to(dtype) for name in _VECTORS if name in tensors}
+
+
+# ---------------------------------------------------------------- primitives
+
+
+def primitive(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the forward pass."""
+    return _lowered(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
+
+
+def primitive_backward(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the gradients; the forward one that it takes as a hint has src in the same format."""
+    from fmtprop import dnnl
+
+    problem = dnnl.BatchNormalization(
+        prop="backward" if "scale" in descs else "backward_data",
+        src=descs["src"],
+        diff_src=descs["diff_src"],
+        diff_dst=descs["diff_dst"],
+        epsilon=attrs.epsilon,
+        flags=_flags(descs),
+    )
+    pd = dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr))
+    return _lowered(pd, {"src": "src", "diff_src": "diff_src", "diff_dst": "diff_dst"}, descs)
+
+
+def _forward(
+    attrs: BatchNorm, descs: Mapping[str, NativeDesc], dst: NativeDesc, attr: PrimitiveAttr | None
+) -> PrimitiveDesc:
+    from fmtprop import dnnl
+
+    problem = dnnl.BatchNormalization(
+        prop="forward_training", src=descs["src"], dst=dst, epsilon=attrs.epsilon, flags=_flags(descs)
+    )
+    return dnnl.create(problem, attr)
+
+
+def _flags(descs: Mapping[str, NativeDesc]) -> NormFlags:
+    from fmtprop import dnnl
+
+    for name in _VECTORS:
+        if name in descs and descs[name].data_type != "f32":
+            raise UnsupportedOpError(f"batch_normalization: {name} is {descs[name].data_type}, but oneDNN takes f32")
+    flags = dnnl.NormFlags
+    return flags.USE_SCALE | flags.USE_SHIFT if "scale" in descs else flags.NONE
+
+
+def _lowered(pd: PrimitiveDesc, images: Mapping[str, str], descs: Mapping[str, NativeDesc]) -> Lowering:
+    """Return the lowering: images as the primitive says, every vector plain."""
+    own = lowering(pd, images)
+    vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
+
+    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
+        return {**own.resolve(candidate), **vectors}
+
+    return Lowering(pd, resolve)
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _fits(call: Call, src: Value, *vectors: Value | None) -> bool:
+    """Tell whether oneDNN takes these: with both a scale and a shift, or neither."""
+    scale, shift = vectors[:2]
+    types = [call.type(value) for value in vectors if value is not None]
+    small = all(type_.dtype is DataType.F32 for type_ in types)
+    return computable(call, src) and small and (scale is None) == (shift is None) and 2 <= call.type(src).ndim <= 5
+
+
+def _functional(call: Call) -> tuple[Value | None, ...] | None:
+    src, scale, shift = call["input"], call["weight"], call["bias"]
+    running_mean, running_variance = call["running_mean"], call["running_var"]
+    if not call["training"] or not _fits(call, src, scale, shift, running_mean, running_variance):
+        return None
+    epsilon, momentum, type_ = float(call["eps"]), float(call["momentum"]), call.type(src)
+    count = type_.size // type_.dims[1]
+    if count < 2:
+        return None  # PyTorch says what is wrong
+    dst = call.emit("batch_normalization_training", {"src": src, "scale": scale, "shift": shift}, BatchNorm(epsilon))
+    mean, variance = Value(dst.node, 1), Value(dst.node, 2)
+    averages = []
+    for running, now, factor in ((running_mean, mean, 1.0), (running_variance, variance, count / (count - 1))):
+        scales = Sum((1.0 - momentum, momentum * factor))
+        averages.append(call.emit("sum", {"src_0": running, "src_1": now}, scales))
+    above = call.emit("eltwise", {"src": variance}, Eltwise("linear", 1.0, epsilon))
+    return dst, mean, call.emit("eltwise", {"src": above}, Eltwise("pow", 1.0, -0.5)), *averages
+
+
+def _backward(call: Call) -> tuple[Value | None, ...] | None:
+    src, diff_dst, scale = call["input"], call["grad_out"], call["weight"]
+    mean, inverse = call["save_mean"], call["save_invstd"]
+    wants_src, *wanted = call["output_mask"]
+    affine = [scale, scale] if scale is not None else [None, None]
+    if not call["train"] or mean is None or inverse is None or not _fits(call, src, *affine, mean, inverse):
+        return None
+    if (any(wanted) and scale is None) or call.type(diff_dst) != call.type(src):
+        return None
+    epsilon = float(call["eps"])
+    above = call.emit("eltwise", {"src": inverse}, Eltwise("pow", 1.0, -2.0))
+    variance = call.emit("eltwise", {"src": above}, Eltwise("linear", 1.0, -epsilon))
+    inputs = {"src": src, "mean": mean, "variance": variance, "scale": scale, "diff_dst": diff_dst}
+    diff_src = call.emit("batch_normalization_backward", inputs, BatchNorm(epsilon))
+    vectors = (Value(diff_src.node, index + 1) if wants else None for index, wants in enumerate(wanted))
+    return diff_src if wants_src else None, *vectors
+
+
+# ---------------------------------------------------------------- samples and declarations
+
+
+def _problem(src: tuple[int, ...], *names: str) -> dict[str, TensorType]:
+    return {name: TensorType(src) if name in ("src", "diff_dst") else TensorType((src[1],)) for name in names}
+
+
+def samples() -> Iterable[Sample]:
+    """Yield 1-D to 3-D images with and without scale and shift."""
+    yield Sample("2d", BatchNorm(), _problem((2, 16, 6, 7), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("2d_odd", BatchNorm(1e-3), _problem((2, 17, 6, 7), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("no_affine", BatchNorm(), _problem((2, 32, 5, 5), "src"), 0.1, 2.0)
+    yield Sample("rows", BatchNorm(), _problem((4, 24), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("1d", BatchNorm(), _problem((2, 16, 9), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("3d", BatchNorm(), _problem((1, 16, 3, 4, 5), "src", "scale", "shift"), 0.1, 2.0)
+
+
+def samples_backward() -> Iterable[Sample]:
+    """Yield the same images with a gradient; any statistics will do."""
+    for sample in samples():
+        affine = ("scale",) if "scale" in sample.types else ()
+        names = ("src", "mean", "variance", *affine, "diff_dst")
+        yield Sample(sample.name, sample.attrs, _problem(sample.types["src"].dims, *names), 0.1, 2.0)
+
+
+_MEAN, _VARIANCE, _SCALE, _SHIFT = (
+    Operand(name, name.upper(), optional=name.startswith("s"), parameter=True) for name in _VECTORS[:4]
+)
+
+BATCH_NORMALIZATION_TRAINING = OpDef(
+    name="batch_normalization_training",
+    attrs=BatchNorm,
+    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
+    results=(Operand("dst", "DST"), _MEAN, _VARIANCE),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    spreads=True,
+    cost=BATCH_NORMALIZATION.cost,
+    short="bn",
+    samples=samples,
+    torch={"aten._native_batch_norm_legit_functional.default": _functional},
+)
+
+BATCH_NORMALIZATION_BACKWARD = OpDef(
+    name="batch_normalization_backward",
+    attrs=BatchNorm,
+    operands=(Operand("src", "SRC"), _MEAN, _VARIANCE, _SCALE, Operand("diff_dst", "DIFF_DST")),
+    results=(
+        Operand("diff_src", "DIFF_SRC"),
+        Operand("diff_scale", "DIFF_SCALE", parameter=True),
+        Operand("diff_shift", "DIFF_SHIFT", parameter=True),
+    ),
+    category=Category.BANDWIDTH,
+    infer=infer_backward,
+    reference=reference_backward,
+    primitive=primitive_backward,
+    spreads=True,
+    positive=BATCH_NORMALIZATION.positive,
+    cost=BATCH_NORMALIZATION.cost,
+    short="bn_back",
+    samples=samples_backward,
+    torch={"aten.native_batch_norm_backward.default": _backward},
+)

@@ -1,0 +1,131 @@
+"""Kinds of layers, one network each: gradients, inputs' too, as PyTorch's; and what runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.training.test_module import assert_same_step, compiled
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Function(nn.Module):
+    """A function of its argument and one parameter."""
+
+    def __init__(self, function: Callable, *shape: int) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.rand(*shape, generator=torch.Generator().manual_seed(3)) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.weight)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.layers = kind(6, 8, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0][:, -1]
+
+
+IMAGE = (2, 8, 6, 6)
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convolution_strided": (lambda: nn.Conv2d(8, 16, 3, 2, 1), IMAGE),
+    "convolution_dilated": (lambda: nn.Conv2d(8, 8, 3, 1, 2, dilation=2, bias=False), IMAGE),
+    "convolution_depthwise": (lambda: nn.Conv2d(8, 8, 3, 1, 1, groups=8), IMAGE),
+    "convolution_1d": (lambda: nn.Conv1d(8, 16, 5, 2, 2), (2, 8, 17)),
+    "convolution_3d": (lambda: nn.Conv3d(4, 8, 3, 1, 1), (2, 4, 5, 4, 3)),
+    "convolution_transposed": (lambda: nn.ConvTranspose2d(8, 6, 2, 2), IMAGE),
+    "max_pooling": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(3, 2, 1)), IMAGE),
+    "average_pooling": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.AvgPool2d(3, 2, 1)), IMAGE),
+    "adaptive_pooling": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(3)), IMAGE),
+    "batch_norm": (lambda: nn.BatchNorm2d(8), IMAGE),
+    "batch_norm_plain": (lambda: nn.BatchNorm2d(8, affine=False), IMAGE),
+    "batch_norm_no_statistics": (lambda: nn.BatchNorm2d(8, track_running_stats=False), IMAGE),
+    "batch_norm_rows": (lambda: nn.BatchNorm1d(8), (5, 8)),
+    "batch_norm_cumulative": (lambda: nn.BatchNorm2d(8, momentum=0.4, eps=1e-3), IMAGE),
+    "layer_norm": (lambda: nn.LayerNorm(6), IMAGE),
+    "group_norm": (lambda: nn.GroupNorm(4, 8), IMAGE),
+    "instance_norm": (lambda: nn.InstanceNorm2d(8, affine=True), IMAGE),
+    "local_response_norm": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.LocalResponseNorm(3)), IMAGE),
+    "prelu": (lambda: nn.PReLU(8), IMAGE),
+    "softmax": (lambda: Function(lambda x, w: torch.softmax(x * w, 1), 1), IMAGE),
+    "log_softmax": (lambda: Function(lambda x, w: torch.log_softmax(x * w, -1), 6), IMAGE),
+    "concat": (lambda: Function(lambda x, w: torch.cat([x, x * w], 1), 6), IMAGE),
+    "broadcast": (lambda: Function(lambda x, w: (x + w) / (w + 2), 8, 1, 1), IMAGE),
+    "views": (lambda: Function(lambda x, w: (x * w).permute(0, 2, 3, 1)[:, 1:, ::2].flatten(1), 6), IMAGE),
+    "matmul": (lambda: Function(lambda x, w: x @ w @ x.transpose(-1, -2), 8, 6, 6), IMAGE),
+    "upsample": (lambda: nn.Sequential(nn.Conv2d(8, 4, 1), nn.Upsample(scale_factor=2, mode="bilinear")), IMAGE),
+    "nearest": (lambda: nn.Sequential(nn.Conv2d(8, 4, 1), nn.Upsample(scale_factor=2)), IMAGE),
+    "shuffle": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.ChannelShuffle(2), nn.PixelShuffle(2)), IMAGE),
+    "reductions": (lambda: Function(lambda x, w: (x * w).amax(1) + x.mean((2, 3), keepdim=True).sum(1), 6), IMAGE),
+    "linear": (lambda: nn.Linear(6, 5), IMAGE),
+    "bilinear": (lambda: Function(lambda x, w: F.bilinear(x, x, w), 4, 6, 6), IMAGE),
+    "lstm": (lambda: Recurrent(nn.LSTM), (3, 5, 6)),
+    "gru": (lambda: Recurrent(nn.GRU), (3, 5, 6)),
+    "rnn": (lambda: Recurrent(nn.RNN), (3, 5, 6)),
+}
+FUNCTIONS = (
+    *("relu", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish", "hardsigmoid", "hardtanh"),
+    *("relu6", "sigmoid", "tanh", "softplus", "logsigmoid", "softsign", "tanhshrink"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers(name):
+    make, shape = FAMILIES[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape).requires_grad_()
+    ours, theirs = compiled(make(), x)
+    assert_same_step(ours, theirs, x)
+
+
+def test_functions():
+    """All of them in one network, each with a factor of its own, so that each gradient is seen."""
+
+    def every(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return sum(getattr(F, name)(x * w[number]) for number, name in enumerate(FUNCTIONS))
+
+    x = torch.linspace(-4, 4, 96).reshape(2, 3, 4, 4).requires_grad_()
+    ours, theirs = compiled(Function(every, len(FUNCTIONS)), x)
+    assert_same_step(ours, theirs, x)
+
+
+def test_a_token_of_a_table():
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(11, 6, padding_idx=0), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(x).mean(1))
+
+    tokens = torch.arange(12).reshape(3, 4) % 7
+    ours, theirs = compiled(Words(), tokens)
+    assert_same_step(ours, theirs, tokens)
+
+
+def test_what_has_a_gradient_of_its_own_runs_on_onednn():
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)
+    ours, _ = compiled(nn.Sequential(*layers), torch.randn(2, 3, 8, 8))
+    steps = ours.nets[0].plan.steps
+    on_pytorch = {step.node.op for step in steps if step.target == "reference"}
+    assert not on_pytorch & {
+        "convolution_backward_data", "convolution_backward_weights", "batch_normalization_training",
+        "batch_normalization_backward", "eltwise_backward",
+    }  # fmt: skip
+    backward = [step.node.op for step in steps[ours.nets[0].plan.turn.step :]]
+    assert backward.count("convolution_backward_weights") == 2
+    assert backward.count("convolution_backward_data") == 1  # nobody asks for the gradient of the images
