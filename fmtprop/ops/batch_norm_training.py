@@ -6,13 +6,14 @@ What PyTorch's call says beside it, the running averages and the inverse deviati
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.importing import Call
-from fmtprop.ir.node import Value
+from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -28,26 +29,46 @@ if TYPE_CHECKING:
 #: operands and results that hold one f32 number per channel
 _VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
 
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class BatchStatistics(Attrs):
+    """Attributes of batch normalization by the batch's own statistics, and of its gradients.
+
+    Parameters
+    ----------
+    epsilon : float
+        Added to the variance.
+
+    References
+    ----------
+    oneDNN developer guide, "Batch Normalization", forward training and backward propagation.
+    """
+
+    epsilon: float = 1e-5
+
+
 # ---------------------------------------------------------------- meaning
 
 
-def infer(attrs: BatchNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+def infer(attrs: BatchStatistics, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the types of dst, mean and variance."""
-    (dst,) = infer_batch(attrs, types)
+    (dst,) = infer_batch(BatchNorm(attrs.epsilon), types)
     vector = TensorType((dst.dims[1],))
     return dst, vector, vector
 
 
-def infer_backward(attrs: BatchNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+def infer_backward(attrs: BatchStatistics, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the types of diff_src and, with a scale, of diff_scale and diff_shift."""
-    (src,) = infer_batch(attrs, types)
+    (src,) = infer_batch(BatchNorm(attrs.epsilon), types)
     if types["diff_dst"].dims != src.dims:
         raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {src.dims}")
     vectors = (types["scale"],) * 2 if "scale" in types else ()
     return (src, *vectors)
 
 
-def reference(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def reference(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; bf16 and f16 are normalized in f32."""
     src, vectors = _widened(tensors)
     over = (0, *range(2, src.ndim))
@@ -58,7 +79,7 @@ def reference(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     return dst.to(tensors["src"].dtype), mean, src.var(over, unbiased=False)
 
 
-def reference_backward(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; bf16 and f16 are computed with in f32."""
     src, vectors = _widened(tensors)
     scale, inverse = vectors.get("scale"), (vectors["variance"] + attrs.epsilon).rsqrt()
@@ -79,12 +100,12 @@ def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[st
 # ---------------------------------------------------------------- primitives
 
 
-def primitive(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the forward pass."""
     return _lowered(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
 
 
-def primitive_backward(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the gradients; the forward one that it takes as a hint has src in the same format."""
     from fmtprop import dnnl
 
@@ -101,7 +122,7 @@ def primitive_backward(attrs: BatchNorm, descs: Mapping[str, NativeDesc], attr: 
 
 
 def _forward(
-    attrs: BatchNorm, descs: Mapping[str, NativeDesc], dst: NativeDesc, attr: PrimitiveAttr | None
+    attrs: BatchStatistics, descs: Mapping[str, NativeDesc], dst: NativeDesc, attr: PrimitiveAttr | None
 ) -> PrimitiveDesc:
     from fmtprop import dnnl
 
@@ -152,7 +173,9 @@ def _functional(call: Call) -> tuple[Value | None, ...] | None:
     count = type_.size // type_.dims[1]
     if count < 2:
         return None  # PyTorch says what is wrong
-    dst = call.emit("batch_normalization_training", {"src": src, "scale": scale, "shift": shift}, BatchNorm(epsilon))
+    dst = call.emit(
+        "batch_normalization_training", {"src": src, "scale": scale, "shift": shift}, BatchStatistics(epsilon)
+    )
     mean, variance = Value(dst.node, 1), Value(dst.node, 2)
     averages = []
     for running, now, factor in ((running_mean, mean, 1.0), (running_variance, variance, count / (count - 1))):
@@ -175,7 +198,7 @@ def _backward(call: Call) -> tuple[Value | None, ...] | None:
     above = call.emit("eltwise", {"src": inverse}, Eltwise("pow", 1.0, -2.0))
     variance = call.emit("eltwise", {"src": above}, Eltwise("linear", 1.0, -epsilon))
     inputs = {"src": src, "mean": mean, "variance": variance, "scale": scale, "diff_dst": diff_dst}
-    diff_src = call.emit("batch_normalization_backward", inputs, BatchNorm(epsilon))
+    diff_src = call.emit("batch_normalization_backward", inputs, BatchStatistics(epsilon))
     vectors = (Value(diff_src.node, index + 1) if wants else None for index, wants in enumerate(wanted))
     return diff_src if wants_src else None, *vectors
 
@@ -189,12 +212,12 @@ def _problem(src: tuple[int, ...], *names: str) -> dict[str, TensorType]:
 
 def samples() -> Iterable[Sample]:
     """Yield 1-D to 3-D images with and without scale and shift."""
-    yield Sample("2d", BatchNorm(), _problem((2, 16, 6, 7), "src", "scale", "shift"), 0.1, 2.0)
-    yield Sample("2d_odd", BatchNorm(1e-3), _problem((2, 17, 6, 7), "src", "scale", "shift"), 0.1, 2.0)
-    yield Sample("no_affine", BatchNorm(), _problem((2, 32, 5, 5), "src"), 0.1, 2.0)
-    yield Sample("rows", BatchNorm(), _problem((4, 24), "src", "scale", "shift"), 0.1, 2.0)
-    yield Sample("1d", BatchNorm(), _problem((2, 16, 9), "src", "scale", "shift"), 0.1, 2.0)
-    yield Sample("3d", BatchNorm(), _problem((1, 16, 3, 4, 5), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("2d", BatchStatistics(), _problem((2, 16, 6, 7), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("2d_odd", BatchStatistics(1e-3), _problem((2, 17, 6, 7), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("no_affine", BatchStatistics(), _problem((2, 32, 5, 5), "src"), 0.1, 2.0)
+    yield Sample("rows", BatchStatistics(), _problem((4, 24), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("1d", BatchStatistics(), _problem((2, 16, 9), "src", "scale", "shift"), 0.1, 2.0)
+    yield Sample("3d", BatchStatistics(), _problem((1, 16, 3, 4, 5), "src", "scale", "shift"), 0.1, 2.0)
 
 
 def samples_backward() -> Iterable[Sample]:
@@ -211,7 +234,7 @@ _MEAN, _VARIANCE, _SCALE, _SHIFT = (
 
 BATCH_NORMALIZATION_TRAINING = OpDef(
     name="batch_normalization_training",
-    attrs=BatchNorm,
+    attrs=BatchStatistics,
     operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
     results=(Operand("dst", "DST"), _MEAN, _VARIANCE),
     category=Category.BANDWIDTH,
@@ -227,7 +250,7 @@ BATCH_NORMALIZATION_TRAINING = OpDef(
 
 BATCH_NORMALIZATION_BACKWARD = OpDef(
     name="batch_normalization_backward",
-    attrs=BatchNorm,
+    attrs=BatchStatistics,
     operands=(Operand("src", "SRC"), _MEAN, _VARIANCE, _SCALE, Operand("diff_dst", "DIFF_DST")),
     results=(
         Operand("diff_src", "DIFF_SRC"),

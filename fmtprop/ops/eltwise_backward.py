@@ -6,13 +6,15 @@ NaN in the gradient passes wherever the function's slope is not 0, as in PyTorch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call, Importer
-from fmtprop.ir.node import Value
+from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import eltwise
@@ -22,26 +24,60 @@ from fmtprop.ops.eltwise import Eltwise
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class EltwiseGradient(Attrs):
+    """Attributes of the gradient of an element-wise function, which are the function's.
+
+    Parameters
+    ----------
+    alg, alpha, beta : see :class:`~fmtprop.ops.eltwise.Eltwise`
+
+    Raises
+    ------
+    ShapeError
+        There is no such algorithm.
+
+    References
+    ----------
+    oneDNN developer guide, "Eltwise", backward propagation.
+    """
+
+    alg: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        _ = self.function
+
+    @property
+    def function(self) -> Eltwise:
+        """The attributes of the function itself."""
+        return Eltwise(self.alg, self.alpha, self.beta)
+
+
 # ---------------------------------------------------------------- meaning
 
 
-def infer(attrs: Eltwise, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+def infer(attrs: EltwiseGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of diff_src: that of diff_dst."""
     if types["src"].dims != types["diff_dst"].dims:
         raise ShapeError(f"src has dims {types['src'].dims} but diff_dst has {types['diff_dst'].dims}")
     return (types["diff_dst"],)
 
 
-def reference(attrs: Eltwise, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def reference(attrs: EltwiseGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate by PyTorch's autograd."""
     with torch.enable_grad(), torch.inference_mode(False):
         src = tensors["src"].detach().clone().requires_grad_()
-        (dst,) = eltwise.reference(attrs, {"src": src})
+        (dst,) = eltwise.reference(attrs.function, {"src": src})
         (gradient,) = torch.autograd.grad(dst, src, tensors["diff_dst"].detach().clone())
     return (gradient,)
 
 
-def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: EltwiseGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor; the forward one that it takes as a hint has src in the same format."""
     from fmtprop import dnnl
 
@@ -56,7 +92,7 @@ def primitive(attrs: Eltwise, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
 # ---------------------------------------------------------------- importers
 
 
-def _emit(call: Call, gradient: str, src: str, attrs: Eltwise) -> Value | None:
+def _emit(call: Call, gradient: str, src: str, attrs: EltwiseGradient) -> Value | None:
     inputs = {"src": call[src], "diff_dst": call[gradient]}
     types = [call.type(value) for value in inputs.values()]
     if not is_native(*types) or types[0] != types[1]:
@@ -65,23 +101,25 @@ def _emit(call: Call, gradient: str, src: str, attrs: Eltwise) -> Value | None:
 
 
 def _unary(alg: str, alpha: float = 0.0, beta: float = 0.0) -> Importer:
-    return lambda call: _emit(call, "grad_output", "self", Eltwise(alg, alpha, beta))
+    return lambda call: _emit(call, "grad_output", "self", EltwiseGradient(alg, alpha, beta))
 
 
 def _threshold(call: Call) -> Value | None:
     # a rectified result has the sign of its source
-    return _emit(call, "grad_output", "self", Eltwise("relu")) if call["threshold"] == 0 else None
+    return _emit(call, "grad_output", "self", EltwiseGradient("relu")) if call["threshold"] == 0 else None
 
 
 def _gelu(call: Call) -> Value | None:
-    return _emit(call, "grad_output", "self", Eltwise("gelu_tanh" if call["approximate"] == "tanh" else "gelu_erf"))
+    return _emit(
+        call, "grad_output", "self", EltwiseGradient("gelu_tanh" if call["approximate"] == "tanh" else "gelu_erf")
+    )
 
 
 def _leaky_relu(call: Call) -> Value | None:
     slope = float(call["negative_slope"])
     if call["self_is_result"] and slope <= 0:
         return None
-    return _emit(call, "grad_output", "self", Eltwise("relu", slope))
+    return _emit(call, "grad_output", "self", EltwiseGradient("relu", slope))
 
 
 # ---------------------------------------------------------------- samples and declaration
@@ -98,21 +136,20 @@ def samples() -> Iterable[Sample]:
     for dims in ((2, 17, 5, 7), (3, 40)):
         types = {"src": TensorType(dims), "diff_dst": TensorType(dims)}
         for alg, (alpha, beta) in _ALGORITHMS.items():
-            yield Sample(f"{alg}_{len(dims)}d", Eltwise(alg, alpha, beta), types, -2.0, 2.0)
-        yield Sample(f"leaky_relu_{len(dims)}d", Eltwise("relu", 0.1), types, -2.0, 2.0)
+            yield Sample(f"{alg}_{len(dims)}d", EltwiseGradient(alg, alpha, beta), types, -2.0, 2.0)
+        yield Sample(f"leaky_relu_{len(dims)}d", EltwiseGradient("relu", 0.1), types, -2.0, 2.0)
 
 
 ELTWISE_BACKWARD = OpDef(
     name="eltwise_backward",
-    attrs=Eltwise,
+    attrs=EltwiseGradient,
     operands=(Operand("src", "SRC"), Operand("diff_dst", "DIFF_DST")),
     results=(Operand("diff_src", "DIFF_SRC"),),
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
     primitive=primitive,
-    elementwise=True,
-    cost=eltwise.ELTWISE.cost,
+    cost=Cost(operations=lambda attrs, gathered: eltwise.ELTWISE.cost.operations(attrs.function, gathered)),
     inplace=frozenset({"diff_dst"}),
     short="eltwise_back",
     samples=samples,

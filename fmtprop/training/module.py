@@ -82,7 +82,9 @@ class TrainingModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take the original's arguments, return its results; a backward pass from these runs as planned."""
-        return self._compiled(*args, **kwargs)
+        # layers that torch.compile leaves to Python unless it is told otherwise
+        with torch._dynamo.config.patch(allow_rnn=True):
+            return self._compiled(*args, **kwargs)
 
     @property
     def nets(self) -> tuple[CompiledModel, ...]:
@@ -128,7 +130,7 @@ class TrainingModule(nn.Module):
         args: Sequence[Any] = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
         with _as_it_was(self._original), torch.enable_grad():
             try:
-                self._compiled(*args)
+                self(*args)
             except FmtpropError:
                 raise
             except torch._dynamo.exc.BackendCompilerFailed as error:

@@ -206,17 +206,18 @@ class _Enumerator:
             return
         if category is Category.COMPUTE:
             yield free
+        first = result_names(node)[0]
         for chosen in self._source_formats(node, inputs, read):
             yield {**free, **chosen}
             if category is Category.COMPUTE and all(desc.is_plain for desc in chosen.values()):
                 # kernels with different source and result formats (a network's first convolution, a matmul) read
                 # strided formats: no kernel reads blocks and writes another format
                 for dst in self.wishes[Value(node.name)]:
-                    yield {**free, **chosen, "dst": dst}
+                    yield {**free, **chosen, first: dst}
             elif category is Category.MULTI_SRC:
-                same = like(free["dst"], chosen[read[0]]) if read else None
+                same = like(free[first], chosen[read[0]]) if read else None
                 if same is not None:
-                    yield {**free, **chosen, "dst": same}
+                    yield {**free, **chosen, first: same}
 
     def _pinned(self, node: Node, requests: Iterable[Mapping[str, MemoryDesc]]) -> Iterator[Mapping[str, MemoryDesc]]:
         """Yield each request, also with the node's pins: some implementations accept only formats that they choose."""
