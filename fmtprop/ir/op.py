@@ -202,6 +202,9 @@ class OpDef:
         of its sources, or None where an image depends on others; None if nobody knows.
     cost : Cost
         What it costs.
+    checkable : callable
+        ``attrs -> bool``: whether a check may give it numbers of its own. It may not where an operand has to be what
+        another call made of the others, as indices and workspaces are.
     any_strides : callable
         ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
         not always; operands come row-major then.
@@ -255,6 +258,7 @@ class OpDef:
     positive: Callable[[Any], frozenset[str]] = _nothing
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)
+    checkable: Callable[[Any], bool] = _always
     any_strides: Callable[[Any], bool] = _always
     reads: Reads = Reads.ANY
     loses: Callable[[Any], frozenset[str]] = _nothing

@@ -109,6 +109,11 @@ def _result_type(target: str, index: int, result: torch.Tensor) -> TensorType:
         raise UnsupportedOpError(f"{target}: result {index}: {error}") from error
 
 
+def checkable(attrs: HostCall) -> bool:
+    """Tell whether a call takes any numbers: gradients read indices and workspaces that the forward call made."""
+    return "backward" not in attrs.target and "mkldnn_rnn" not in attrs.target
+
+
 def any_strides(attrs: HostCall) -> bool:
     """Tell whether the call is right whatever strides its operands have: PyTorch says that it is element-wise.
 
@@ -281,6 +286,7 @@ ATEN = OpDef(
     category=Category.HOST,
     infer=infer,
     reference=reference,
+    checkable=checkable,
     any_strides=any_strides,
     operator=operator,
     samples=samples,

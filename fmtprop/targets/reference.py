@@ -115,7 +115,7 @@ class ReferenceImplementation(Implementation):
 
     def needs_check(self, node: Node) -> bool:
         """Say whether it runs otherwise than the reference does: by an operator, or on strides."""
-        if node.op == "reorder":
+        if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):
             return False  # which copies
         by_operator = opdef(node.op).operator is not None and self.impl != MEANING
         return reads_strides(node) or (by_operator and node.choice is not None and bool(node.choice.operands))
