@@ -111,6 +111,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
         plans. ``"auto"`` uses the cache's costs, and the model for the others. Target ``"mkldnn"`` has no cache: there
         ``"auto"`` is the model, and measured costs are not kept.
+        The two that measure also run every plan that may be the fastest, not only some: ``Options.costs`` and
+        ``Options.effort`` set source and effort apart.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional

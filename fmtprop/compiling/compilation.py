@@ -40,7 +40,7 @@ from fmtprop.runtime.weights import PackedForms
 from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.executable import Targets, implementation
-from fmtprop.tuning import MEASURING, TunedCosts, Tuning, costs_for
+from fmtprop.tuning import TunedCosts, Tuning, costs_for
 
 __all__ = ["Compilation"]
 
@@ -142,7 +142,7 @@ class Compilation:
         #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
         self._costs: TunedCosts | None = None
         #: whether compiling may take long
-        self._patient = options.tune in MEASURING
+        self._patient = options.is_patient
         self._attempts = Attempts()
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0
@@ -355,7 +355,7 @@ class Compilation:
     def _new_costs(self) -> TunedCosts:
         options = self.options
         return costs_for(
-            options.tune,
+            options.costs_from,
             weights_nbytes=weights_nbytes(self.normal),
             activations_nbytes=activations_nbytes(self.normal),
             budget=options.tune_budget,
@@ -409,7 +409,7 @@ class Compilation:
 
     def _winner(self, rivals: Contestants) -> Contestant | None:
         """Return who won when the plans were last run, None where that is not known: what ran longer comes first."""
-        if self.options.tune == "remeasure":
+        if self.options.costs_from == "remeasure":
             return None
         for patient in (True,) if self._patient else (True, False):
             name = self._store.verdict(_winner_key(rivals.best, patient))

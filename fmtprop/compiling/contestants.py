@@ -24,7 +24,7 @@ from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, pric
 from fmtprop.passes.optimal.variants import OF_GRAPH, Variant
 from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.target import Candidate, Setting
-from fmtprop.tuning import MEASURING, TunedCosts
+from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
 __all__ = ["BEST", "DIRECT", "GREEDY", "Contestant", "Contestants"]
@@ -208,7 +208,7 @@ class Contestants:
         solver = OptimalFormats(self._setting, self._costs, obeyed)
         ways: dict[str, list[Candidate]] = {}
         if composed:
-            measuring = options.tune in MEASURING
+            measuring = options.measures
             found = self._attempts.of(
                 COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, with_originals=measuring)
             )

@@ -26,6 +26,8 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "verify": ("off", "on", "full"),
 }
 
+_EFFORTS = ("quick", "patient")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -35,6 +37,11 @@ class Options:
     ----------
     dtype, policy, target, tune, verify, special_values, memory : str
         See :func:`fmtprop.compile`.
+    costs : {"auto", "model", "measure", "remeasure"}, optional
+        Where costs come from, if `tune` is not to say it.
+    effort : {"quick", "patient"}, optional
+        How long compiling may take, if `tune` is not to say it: ``"patient"`` runs every plan that may be the fastest,
+        for a second; ``"quick"`` some of them, for a fifth of that.
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
     tune_budget : float, optional
@@ -60,6 +67,8 @@ class Options:
     memory: str = "save"
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
+    costs: str | None = None
+    effort: str | None = None
 
     def __post_init__(self) -> None:
         for name, values in _KNOWN.items():
@@ -68,6 +77,12 @@ class Options:
                 listed = ", ".join(repr(v) for v in values)
                 raise UnsupportedOpError(
                     f"The {name!r} parameter of compile must be one of {listed}. Got {value!r} instead."
+                )
+        for name, values in (("costs", _KNOWN["tune"]), ("effort", _EFFORTS)):
+            if getattr(self, name) not in (None, *values):
+                listed = ", ".join(map(repr, values))
+                raise UnsupportedOpError(
+                    f"Options.{name} must be one of {listed}. Got {getattr(self, name)!r} instead."
                 )
         for name in ("confirm", "winograd"):
             if not isinstance(getattr(self, name), bool):
@@ -93,6 +108,21 @@ class Options:
             raise UnsupportedOpError("special_values='exact' needs target='onednn'")
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
+
+    @property
+    def costs_from(self) -> str:
+        """Where costs come from; `tune` is a short form of this and of the effort."""
+        return self.costs or self.tune
+
+    @property
+    def measures(self) -> bool:
+        """Whether costs are measured."""
+        return self.costs_from in ("measure", "remeasure")
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether compiling may take long: as long as measuring does, where nothing else was said."""
+        return self.effort == "patient" if self.effort is not None else self.tune in ("measure", "remeasure")
 
 
 def _is_positive(value: object) -> bool:

@@ -23,7 +23,6 @@ from fmtprop.store import Store
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.mkldnn import MkldnnCosts, MkldnnTarget
 from fmtprop.targets.mkldnn.formats import opaque
-from fmtprop.tuning import MEASURING
 
 __all__ = ["plan_tensors", "tensor_assigner"]
 
@@ -94,7 +93,7 @@ def tensor_assigner(
 def _assign(normal: Graph, options: Options) -> tuple[Graph, Certificate | None]:
     """Return the formatted graph of a policy, and how good it is if the policy is `optimal`."""
     pins = resolve_pins(normal, options.pin)
-    costs = MkldnnCosts(measure=options.tune in MEASURING, budget=options.tune_budget, progress=options.progress)
+    costs = MkldnnCosts(measure=options.measures, budget=options.tune_budget, progress=options.progress)
     assign = tensor_assigner(options.policy, options.boundary, pins, costs)
     if isinstance(assign, OptimalFormats):
         return assign.solve(normal)

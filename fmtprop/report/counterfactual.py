@@ -188,5 +188,5 @@ def _setting(net: Compiled) -> Setting:
 def _costs(net: Compiled, normal: Graph) -> Costs:
     if net.options.target == "mkldnn":
         return MkldnnCosts()
-    tune = "model" if net.options.tune == "model" else "auto"  # what was measured; nothing is timed here
+    tune = "model" if net.options.costs_from == "model" else "auto"  # what was measured; nothing is timed here
     return costs_for(tune, weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fmtprop as fp
+from fmtprop.api import compile_graph
 from fmtprop.compiling import compilation, contestants
 from fmtprop.compiling import contest as contest_module
 from fmtprop.compiling.contest import Contest, _winner
@@ -171,6 +172,50 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
     assert direct.certificate.bound == best.bound and not direct.certificate.optimal
     assert direct.certificate.gap == pytest.approx(1 - best.objective / direct.certificate.objective)
+
+
+@pytest.mark.parametrize(
+    ("how", "measured", "patient"),
+    [
+        ({"tune": "model"}, False, False),
+        ({"tune": "auto"}, False, False),
+        ({"tune": "measure"}, True, True),
+        ({"tune": "remeasure"}, True, True),
+        ({"tune": "model", "effort": "patient"}, False, True),
+        ({"tune": "measure", "effort": "quick"}, True, False),
+        ({"tune": "remeasure", "costs": "model"}, False, True),
+    ],
+)
+def test_tune_is_a_short_form_of_where_costs_come_from_and_of_the_effort(how, measured: bool, patient: bool) -> None:
+    options = compilation.Options(**how)
+    assert (options.measures, options.is_patient) == (measured, patient)
+
+
+@pytest.mark.usefixtures("usual_peaks")
+@pytest.mark.parametrize(("effort", "field"), [("quick", 2), ("patient", 3)])
+def test_a_patient_compilation_runs_more_plans(
+    effort: str, field: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    races: list[int] = []
+
+    def decide(plans, inputs, budget, fewest, *_):
+        races.append(len(plans))
+        return Contest((1.0, *(100.0 for _ in range(len(plans) - 1))), 3, 0, tuple(plans))
+
+    monkeypatch.setattr(compilation, "contest", decide)
+    unlike_any_other(monkeypatch)
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
+    graph = fp.from_torch(torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56))
+    compile_graph(graph, compilation.Options(tune="model", effort=effort))
+    assert races == [field]
+
+
+@pytest.mark.parametrize(("name", "value"), [("costs", "guess"), ("effort", "lazy")])
+def test_an_unknown_source_or_effort_is_refused(name: str, value: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=f"Options.{name} must be one of .*. Got '{value}' instead"):
+        compilation.Options(**{name: value})
 
 
 def test_a_plan_must_be_faster_in_most_rounds_to_win() -> None:
