@@ -14,7 +14,7 @@ NAVIGATION = {
     "Start": ["README", "docs/tutorial", "docs/pytorch", "docs/training", "docs/onnx", "docs/verbose"],
     "Understand": ["docs/architecture", "docs/layout", "docs/numerics", "docs/mkldnn", "docs/dnnl", "docs/verifier"],
     "Measured": ["docs/performance", "docs/coverage", "docs/experiments", "benchmarks/README"],
-    "Look up": ["docs/api", "docs/glossary", "graphs/README"],
+    "Look up": ["docs/api", "docs/onnx_operators", "docs/glossary", "graphs/README"],
     "Project": ["CONTRIBUTING", "CHANGELOG"],
 }
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 from pathlib import Path
 
+import onnx
 import pytest
 
+from fmtprop.frontends.onnx import limits
 from tests.frontends.onnx import conformance
 
+ROOT = Path(__file__).parents[3]
 LISTED = Path(__file__).with_name("not_passing.txt")
 #: every so many tests, the ordinary run has one
 STRIDE = 40
@@ -44,3 +48,9 @@ def test_the_whole_suite():
     core = conformance.core_names()
     passing = {name for name, error in ends.items() if error is None}
     assert len(core & passing) >= 0.98 * len(core)
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() != limits.NEWEST_OPSET, reason="another onnx has other operators")
+def test_the_table_of_operators_is_up_to_date():
+    page = runpy.run_path(str(ROOT / "scripts" / "generate_onnx_table.py"))
+    assert page["TARGET"].read_text(encoding="utf-8") == page["table"](), "run scripts/generate_onnx_table.py"

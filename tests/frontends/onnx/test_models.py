@@ -1,0 +1,72 @@
+"""Models as PyTorch's exporters write them: equal to ONNX Runtime's answers."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import fmtprop as fp
+from benchmarks.sweep_models import NETWORKS as SWEEP
+
+pytestmark = [pytest.mark.slow, pytest.mark.peers]
+
+NETWORKS = """resnet18 mobilenet_w1 mobilenetv2b_w1 mobilenetv3_large_w1 squeezenet_v1_1 shufflenetv2b_w1
+efficientnet_b0b
+densenet169 seresnet18 preresnet18 dla34 ghostnet vgg11 resnext26_32x2d darknet_tiny regnetx004 mnasnet_b1
+proxylessnas_mobile peleenet menet228_12x1_g3 fdmobilenet_w1 bninception igcv3_w1 spnasnet hardnet39ds""".split()
+LANGUAGE = ["bert", "distilbert", "roberta", "electra", "albert", "gpt2", "opt", "mpnet", "xlm-roberta", "camembert"]
+
+
+def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], dynamo: bool) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        if dynamo:
+            program = torch.onnx.export(model, inputs, dynamo=True, verbose=False)
+            return program.model_proto.SerializeToString()
+        torch.onnx.export(model, inputs, buffer, dynamo=False)
+    return buffer.getvalue()
+
+
+def agrees(data: bytes, inputs: tuple[torch.Tensor, ...]) -> None:
+    import onnxruntime
+
+    theirs = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    ours = fp.onnx.InferenceSession(data, policy="propagate", confirm=False)
+    feed = {arg.name: x.numpy() for arg, x in zip(theirs.get_inputs(), inputs, strict=True)}
+    assert ours.reason is None
+    for got, want in zip(ours.run(None, feed), theirs.run(None, feed), strict=True):
+        assert np.abs(got - want).max() <= 1e-4 * max(np.abs(want).max(), 1)
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_image_networks(name, dynamo):
+    pytest.importorskip("pytorchcv")
+    model, inputs, _ = SWEEP[name]()
+    agrees(exported(model.eval(), inputs, dynamo), inputs)
+
+
+class _First(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, use_cache=False)[0] if "gpt" in self.model.config.model_type else self.model(ids)[0]
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_models(name):
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.AutoConfig.for_model(name, vocab_size=99, attn_implementation="eager", **sizes)
+    torch.manual_seed(0)
+    model = _First(transformers.AutoModel.from_config(config).eval())
+    inputs = (torch.randint(3, 90, (2, 7)),)
+    agrees(exported(model, inputs, True), inputs)
