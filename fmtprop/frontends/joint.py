@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fmtprop.errors import ImportModelError
 from fmtprop.frontends.functional import note_format
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.random_calls import Draw, drawer, drawn_first
@@ -155,6 +156,12 @@ class _Importer:
 
     def _import_backward(self, saved: Sequence[Any]) -> list[Any]:
         program = self.programs[1]
+        for node in program.graph.nodes:
+            if "mkldnn_rnn" in str(node.target):
+                raise ImportModelError(
+                    f"{node.name}: {node.target} reads a workspace that PyTorch does not describe, so no graph can hold "
+                    "it; train this recurrent layer outside of what is compiled"
+                )
         values: dict[str, Any] = {}
         for position, node in enumerate(_placeholders(program)):
             if position < len(saved):
