@@ -159,8 +159,8 @@ class _Importer:
         for node in program.graph.nodes:
             if "mkldnn_rnn" in str(node.target):
                 raise ImportModelError(
-                    f"{node.name}: {node.target} reads a workspace that PyTorch does not describe, so no graph can hold "
-                    "it; train this recurrent layer outside of what is compiled"
+                    f"{node.name}: {node.target} reads a workspace that PyTorch does not describe: no graph can "
+                    "hold it; train this recurrent layer outside of what is compiled"
                 )
         values: dict[str, Any] = {}
         for position, node in enumerate(_placeholders(program)):
