@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir import TensorType
 from fmtprop.ops.host import infer
@@ -112,6 +113,7 @@ def test_complex_tensors_inside(name, policy):
             torch.testing.assert_close(net(x), model(x), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
 def test_narrow_models_compute_them_in_f32():
     model, x = Mixer().eval(), torch.randn(X)
     got = fp.compile(model, x, dtype="bf16", tune="model", confirm=False)(x)
