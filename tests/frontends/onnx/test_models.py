@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.peers]
 NETWORKS = """resnet18 mobilenet_w1 mobilenetv2b_w1 mobilenetv3_large_w1 squeezenet_v1_1 shufflenetv2b_w1
 efficientnet_b0b
 densenet169 seresnet18 preresnet18 dla34 ghostnet vgg11 resnext26_32x2d darknet_tiny regnetx004 mnasnet_b1
-proxylessnas_mobile peleenet menet228_12x1_g3 fdmobilenet_w1 bninception igcv3_w1 spnasnet hardnet39ds""".split()
+proxylessnas_mobile peleenet menet228_12x1_g3 fdmobilenet_w1 bninception spnasnet hardnet39ds""".split()
 LANGUAGE = ["bert", "distilbert", "roberta", "electra", "albert", "gpt2", "opt", "mpnet", "xlm-roberta", "camembert"]
 
 
