@@ -16,12 +16,12 @@ import typer
 from fmtprop.cli.arguments import Json
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, note
 from fmtprop.errors import FmtpropError
-from fmtprop.verbose import Ledger, parse_line
+from fmtprop.verbose import Ledger
 
 #: how the log was and is asked for; every version knows 1
 _SWITCHES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKLDNN_VERBOSE")
-#: characters of a line: what is longer is read in pieces
-_PIECE_CHARACTERS = 1 << 16
+#: characters that are read at once, and of the longest line: what is longer comes in pieces
+_BLOCK_CHARACTERS, _PIECE_CHARACTERS = 1 << 20, 1 << 16
 
 
 def verbose(
@@ -57,8 +57,14 @@ def _pieces(name: str) -> Generator[str, None, None]:
     try:
         source = sys.stdin.fileno() if name == "-" else Path(name)
         with open(source, encoding="utf-8", errors="replace", closefd=name != "-") as file:
-            while piece := file.readline(_PIECE_CHARACTERS):
-                yield piece
+            rest = ""
+            while block := file.read(_BLOCK_CHARACTERS):
+                *lines, rest = (rest + block).split("\n")
+                yield from lines
+                if len(rest) > _PIECE_CHARACTERS:
+                    yield rest
+                    rest = ""
+            yield rest
     except OSError as error:
         raise FmtpropError(f"{name} cannot be read: {error.strerror}") from error
 
@@ -74,9 +80,6 @@ def _run(command: list[str], ledger: Ledger) -> int:
         raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error
     with process:
         while process.stdout is not None and (piece := process.stdout.readline(_PIECE_CHARACTERS)):
-            execution = parse_line(piece)
-            if execution is not None:
-                ledger.add(execution)
-            elif "_verbose," not in piece:
+            if not ledger.read_line(piece):
                 note(piece.rstrip("\n"))
     return process.returncode

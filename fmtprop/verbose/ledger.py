@@ -1,38 +1,31 @@
 """A log added up as it is read: the share of reorders in all primitives' time, and findings.
 
-Holds sums by implementation and by distinct reorder, never the lines: a log may have gigabytes.
+Holds sums of distinct executions, never the lines: a log may have gigabytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator
+from math import inf
 from typing import Any
 
 from fmtprop.system.printable import printable, shortened
-from fmtprop.verbose.parse import Execution, parse_line
+from fmtprop.verbose.findings import Sum, Tally, findings
+from fmtprop.verbose.parse import Execution, executions, parse_body
 
 __all__ = ["Ledger"]
 
-#: distinct entries of a table; what comes after is added up as one
-_ENTRIES = 10_000
+#: distinct executions that are kept apart, and their characters; others are added up by kind and implementation
+_ENTRIES, _CHARACTERS = 20_000, 1 << 25
 _REST = "(others)"
 _SHOWN = 20
 
-
-@dataclass
-class _Sum:
-    count: int = 0
-    seconds: float = 0.0
-    nbytes: int = 0
-
-    def add(self, execution: Execution, nbytes: int = 0) -> None:
-        self.count += 1
-        self.seconds += execution.seconds
-        self.nbytes += nbytes
+_VERSION = re.compile(r"_verbose,(?:v\d+,)?info,(?:oneDNN|DNNL|Intel\(R\) MKL-DNN|Intel MKL-DNN) v?([\w.]+)")
+_INFO = re.compile(r"_verbose,(?:v\d+,)?info,cpu,(isa|runtime):([^\r\n]{1,200})")
+_CREATED = re.compile(r",create(?::(cache_hit|cache_miss))?,.*,(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$")
 
 
-@dataclass
 class Ledger:
     """Sums of a log.
 
@@ -45,80 +38,137 @@ class Ledger:
     'reference implementation'
     """
 
-    primitives: _Sum = field(default_factory=_Sum)
-    reorders: _Sum = field(default_factory=_Sum)
-    by_kind: dict[str, _Sum] = field(default_factory=dict)
-    by_implementation: dict[str, _Sum] = field(default_factory=dict)
-    by_reorder: dict[str, _Sum] = field(default_factory=dict)
-    _packing: dict[str, _Sum] = field(default_factory=dict)
-    _undone: dict[str, _Sum] = field(default_factory=dict)
-    _last: list[Execution] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally | None] = {}
+        #: what came after there were too many, by kind and implementation
+        self._others: dict[tuple[str, str], Tally] = {}
+        self._before: Tally | None = None
+        self._earlier: Tally | None = None
+        self._room = _CHARACTERS
+        self._library: dict[str, str] = {}
+        self._created: dict[str, Sum] = {}
 
     def read(self, lines: Iterable[str]) -> None:
         """Add whatever these lines report."""
+        known = self._tallies
         for line in lines:
-            execution = parse_line(line)
-            if execution is not None:
-                self.add(execution)
+            # most lines are like one before, but for their time: they are not taken apart
+            begin = line.find(",exec,")
+            if begin < 0 and "_verbose," not in line:
+                continue
+            body, _, time = line[begin + 6 :].rpartition(",")
+            if begin < 0 or body not in known or line.count("_verbose,") != 1:
+                self.read_line(line)
+                continue
+            try:
+                milliseconds = float(time)
+            except ValueError:
+                self.read_line(line)
+                continue
+            if not 0 <= milliseconds < inf or ",graph," in line[:begin]:
+                continue
+            self._count(body, milliseconds)
 
-    def add(self, execution: Execution) -> None:
-        """Add one execution."""
-        self.primitives.add(execution)
-        _entry(self.by_kind, execution.kind).add(execution)
-        _entry(self.by_implementation, f"{execution.kind} {execution.impl}").add(execution)
-        if execution.kind == "reorder" and len(execution.operands) >= 2:
-            self._add_reorder(execution)
-        elif execution.kind == "reorder":
-            self.reorders.add(execution)
-        self._last = [*self._last[-1:], execution]
+    def read_line(self, line: str) -> bool:
+        """Add whatever a line reports; return whether it is of oneDNN's log at all."""
+        if "_verbose," not in line:
+            return False
+        found = False
+        for body, milliseconds in executions(line):
+            found = True
+            self._count(body, milliseconds)
+        if not found:
+            self._note(line)
+        return True
 
-    def _add_reorder(self, execution: Execution) -> None:
-        nbytes = execution.nbytes
-        self.reorders.add(execution, nbytes)
-        src, dst = execution.operands[:2]
-        name = f"{src.dtype}:{src.tag} -> {dst.dtype}:{dst.tag} {execution.problem}"
-        _entry(self.by_reorder, name).add(execution, nbytes)
-        if "A" in dst.tag:  # the first axis is blocked in weights alone: it is the batch of everything else
-            _entry(self._packing, name).add(execution, nbytes)
-        for before in self._last:
-            undone = before.kind == "reorder" and before.problem == execution.problem
-            if undone and [o[1:] for o in before.operands[:2]] == [dst[1:], src[1:]]:
-                _entry(self._undone, name).add(execution, nbytes)
-                break
+    def _count(self, body: str, milliseconds: float) -> None:
+        try:
+            tally = self._tallies[body]
+        except KeyError:
+            tally = self._new(body)
+        if tally is None:
+            return
+        tally.count += 1
+        tally.milliseconds += milliseconds
+        if tally.moves:
+            tally.follow(self._before, self._earlier, milliseconds)
+        self._before, self._earlier = tally, self._before
+
+    def _new(self, body: str) -> Tally | None:
+        execution = parse_body(body)
+        if len(self._tallies) < _ENTRIES and self._room >= len(body):
+            self._room -= len(body)
+            self._tallies[body] = tally = Tally(execution) if execution is not None else None
+            return tally
+        if execution is None:
+            return None
+        # the formats and sizes are left out, so that memory has an end
+        kind, impl = (execution.kind, execution.impl) if len(self._others) < _ENTRIES else (_REST, "")
+        rest = Execution(kind, impl, "", (), "", 0.0)
+        return self._others.setdefault((kind, impl), Tally(rest))
+
+    def _note(self, line: str) -> None:
+        """Keep what a line says that reports no execution: the library, and what was created."""
+        if (version := _VERSION.search(line)) is not None:
+            self._library["version"] = version.group(1)
+        elif (info := _INFO.search(line)) is not None:
+            self._library[info.group(1)] = info.group(2).strip()
+        elif (created := _CREATED.search(line[: 1 << 14])) is not None:
+            total = self._created.setdefault(created.group(1) or "create", Sum())
+            total.add(Sum(1, float(created.group(2)) / 1e3))
+
+    # ------------------------------------------------------------------ sums
+
+    def _all(self) -> Iterator[Tally]:
+        yield from (tally for tally in self._tallies.values() if tally is not None)
+        yield from self._others.values()
+
+    @property
+    def primitives(self) -> Sum:
+        """All executions."""
+        return _total(self._all())
+
+    @property
+    def reorders(self) -> Sum:
+        """All reorders."""
+        return _total(tally for tally in self._all() if tally.is_reorder)
 
     def findings(self) -> list[dict[str, Any]]:
         """Return what should not be there, the costliest first."""
-        found = [
-            _finding("reference implementation", name, total, "another format, data type or size has a fast kernel")
-            for name, total in self.by_implementation.items()
-            if name.partition(" ")[2].startswith("ref")
-        ]
-        found += [
-            _finding("weights packed again", name, total, "pack them once, and keep what comes of it")
-            for name, total in self._packing.items()
-            if total.count > 1
-        ]
-        found += [
-            _finding("reorder that is undone", name, total, "let what stands between take the format that is there")
-            for name, total in self._undone.items()
-        ]
-        return sorted(found, key=lambda entry: -float(entry["seconds"]))
+        return findings(self._all())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON; seconds and bytes."""
-        share = self.reorders.seconds / self.primitives.seconds if self.primitives.seconds else 0.0
+        primitives, reorders = self.primitives, self.reorders
+        tables: dict[str, dict[str, Sum]] = {
+            "by_kind": {},
+            "by_implementation": {},
+            "by_reorder": {},
+            "by_data_type": {},
+        }
+        for tally in self._all():
+            one = tally.execution
+            _entry(tables["by_kind"], one.kind).add(tally.sum)
+            _entry(tables["by_implementation"], f"{one.kind} {one.impl}").add(tally.sum)
+            if tally.moves:
+                _entry(tables["by_reorder"], tally.name).add(tally.sum)
+            elif tally.is_reorder:
+                _entry(tables["by_reorder"], _REST).add(tally.sum)
+            if one.operands:
+                _entry(tables["by_data_type"], one.operands[0].dtype).add(tally.sum)
         return {
             "schema": 1,
-            "primitives": {"count": self.primitives.count, "seconds": self.primitives.seconds},
+            "library": dict(self._library),
+            "primitives": {"count": primitives.count, "seconds": primitives.seconds},
             "reorders": {
-                "count": self.reorders.count,
-                "seconds": self.reorders.seconds,
-                "share": share,
-                "bytes": self.reorders.nbytes,
+                "count": reorders.count,
+                "seconds": reorders.seconds,
+                "share": reorders.seconds / primitives.seconds if primitives.seconds else 0.0,
+                "bytes": reorders.nbytes,
+                "bytes_per_second": _rate(reorders),
             },
-            "by_kind": _rows(self.by_kind),
-            "by_implementation": _rows(self.by_implementation),
-            "by_reorder": _rows(self.by_reorder),
+            "created": {name: {"count": s.count, "seconds": s.seconds} for name, s in sorted(self._created.items())},
+            **{name: _rows(table) for name, table in tables.items()},
             "findings": self.findings(),
         }
 
@@ -128,8 +178,11 @@ class Ledger:
         primitives, reorders = data["primitives"], data["reorders"]
         lines = [
             f"{primitives['count']} executions, {primitives['seconds'] * 1e3:.3f} ms",
-            f"{reorders['count']} reorders, {reorders['seconds'] * 1e3:.3f} ms, {reorders['share']:.1%} of the time",
+            f"{reorders['count']} reorders, {reorders['seconds'] * 1e3:.3f} ms, {reorders['share']:.1%} of the time"
+            f", {reorders['bytes'] / 2**20:.1f} MiB at {reorders['bytes_per_second'] / 1e9:.1f} GB/s",
         ]
+        if self._library:
+            lines.insert(0, "oneDNN " + ", ".join(printable(shortened(word, 100)) for word in self._library.values()))
         for title in ("by_kind", "by_implementation", "by_reorder"):
             lines += ["", title.replace("_", " ")]
             lines += [_line(row) for row in data[title][:_SHOWN]]
@@ -139,19 +192,27 @@ class Ledger:
         return "\n".join(lines)
 
 
-def _entry(table: dict[str, _Sum], name: str) -> _Sum:
-    if name not in table and len(table) >= _ENTRIES:
-        name = _REST
-    return table.setdefault(name, _Sum())
+def _total(tallies: Iterable[Tally]) -> Sum:
+    total = Sum()
+    for tally in tallies:
+        total.add(tally.sum)
+    return total
 
 
-def _finding(kind: str, name: str, total: _Sum, advice: str) -> dict[str, Any]:
-    return {"kind": kind, "name": name, "count": total.count, "seconds": total.seconds, "advice": advice}
+def _entry(table: dict[str, Sum], name: str) -> Sum:
+    return table.setdefault(name, Sum())
 
 
-def _rows(table: dict[str, _Sum]) -> list[dict[str, Any]]:
+def _rate(total: Sum) -> float:
+    return total.nbytes / total.seconds if total.seconds else 0.0
+
+
+def _rows(table: dict[str, Sum]) -> list[dict[str, Any]]:
     ordered = sorted(table.items(), key=lambda item: -item[1].seconds)
-    return [{"name": n, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes} for n, s in ordered]
+    return [
+        {"name": n, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes, "bytes_per_second": _rate(s)}
+        for n, s in ordered
+    ]
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -1,34 +1,51 @@
-"""One line of oneDNN's log, of v3.x, v2.x or v1.x.
+"""One line of oneDNN's log, of any version from v0.x (MKL-DNN) to v3.x.
 
 Version of the format, timestamp and component may stand before the word ``exec``, or not.
 
 ::
 
-    onednn_verbose,v1,primitive,exec,cpu,KIND,IMPLEMENTATION,PROPAGATION,FORMATS,ATTRIBUTES,AUXILIARY,PROBLEM,MILLISECONDS
-    onednn_verbose,primitive,exec,cpu,KIND,…
-    dnnl_verbose,1699999.5,exec,cpu,KIND,…
+    onednn_verbose,v1,TIMESTAMP,primitive,exec,cpu,KIND,IMPLEMENTATION,PROPAGATION,FORMATS,ATTRIBUTES,AUXILIARY,PROBLEM,MILLISECONDS
+    onednn_verbose,primitive,exec,cpu,KIND,…          v3.1 to v3.3
+    dnnl_verbose,exec,cpu,KIND,…                       v1.x and v2.x, until v1.2 without attributes
+    mkldnn_verbose,exec,KIND,…                         v0.x, without engine and attributes
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["Execution", "Operand", "parse_line"]
+__all__ = ["Execution", "Operand", "executions", "parse_body", "parse_line"]
 
-_MARKER = re.compile(r"(?:onednn|dnnl|mkldnn)_verbose,")
-#: fields before the word ``exec``: version of the format, timestamp, component
-_HEADER = 4
+_MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
+#: characters before the word ``exec``: version of the format, timestamp, component
+_HEADER = 80
 #: characters; oneDNN's own buffer for a line is a fraction
 _LONGEST = 1 << 14
-_OPERAND = re.compile(r"(\w+?)[_:]([a-z]+\d[a-z0-9_]*):[^:]*:blocked:(\w+)")
+
+#: a time and, where another thread goes on in the same line, whatever can't belong to a number or to sizes
+_TIME = re.compile(r"(\d{1,15}(?:\.\d*)?(?:e[+-]?\d{1,2})?)(?![\w.:+-])")
+_CUT_TIME = re.compile(r"(\d{1,15}\.\d+(?:e[+-]\d{1,2})?)")
+
+#: ``src:f32:a:blocked:abcd::f0`` and, until v3.5, ``src_f32::blocked:abcd:f0``
+_OPERAND = re.compile(r"(\w+?)[_:]([a-z]+\d[a-z0-9_]*):[^: ]*:(\w+):(\w*)")
+#: ``in:f32_nchw`` of v0.x
+_OLD_OPERAND = re.compile(r"(in|out):([a-z]+\d+)_(\w+)")
 
 #: sizes of a tensor, each of at most as many digits as a 64-bit number has
 _SIZES = re.compile(r"[0-9]{1,19}(?:x[0-9]{1,19}){0,11}")
-_NBYTES = {"f64": 8, "s64": 8, "f32": 4, "s32": 4, "tf32": 4, "bf16": 2, "f16": 2}
+_BITS = {
+    "f64": 64, "s64": 64, "f32": 32, "s32": 32, "tf32": 32, "bf16": 16, "f16": 16,
+    "s4": 4, "u4": 4, "f4_e2m1": 4, "f4_e3m0": 4,
+}  # fmt: skip
+
+#: sizes of a convolution's weights in its problem: ``g2``, ``mb1_ic3oc32_ih32oh32kh3…``, ``mb1_g2ic4oc4_…``
+_CONVOLUTION = re.compile(r"(?:.*_)?(?:g(\d+))?ic(\d+)oc(\d+)_")
+_KERNEL = re.compile(r"k([dhw])(\d+)")
 
 
 class Operand(NamedTuple):
@@ -48,7 +65,7 @@ class Execution:
     kind, impl, prop : str
         Such as ``"reorder"``, ``"jit:uni"``, ``"undef"``.
     operands : tuple of Operand
-        Those with a blocked or plain format.
+        Those with a format.
     problem : str
         Sizes, as oneDNN spells them.
     seconds : float
@@ -67,13 +84,87 @@ class Execution:
         """Bytes that a reorder reads and writes, without padding; 0 where the line does not tell."""
         if _SIZES.fullmatch(self.problem) is None:
             return 0
-        return math.prod(map(int, self.problem.split("x"))) * sum(
-            _NBYTES.get(operand.dtype, 1) for operand in self.operands[:2]
-        )
+        elements = math.prod(map(int, self.problem.split("x")))
+        return sum(-(-elements * _BITS.get(operand.dtype, 8) // 8) for operand in self.operands[:2])
+
+    @property
+    def packs(self) -> bool:
+        """Whether this is a reorder of weights into blocks: of the batch, or of two axes; activations have neither."""
+        if self.kind != "reorder" or len(self.operands) < 2:
+            return False
+        tag = self.operands[1].tag
+        blocked = {letter for letter in tag if letter.isupper()}
+        return "A" in blocked or len(blocked) > 1 or tag.upper().lstrip("G").startswith(("OI", "IO"))
+
+    @property
+    def weights_sizes(self) -> str:
+        """Sizes of the weights that this reads, as a reorder of them spells it; empty where the line does not tell."""
+        if self.kind == "matmul":
+            return self.problem.partition(":")[2].partition(":")[0].partition("_")[0]
+        found = _CONVOLUTION.match(self.problem)
+        if found is None or self.kind not in ("convolution", "deconvolution"):
+            return ""
+        groups, ic, oc = (int(number or 1) for number in found.groups())
+        kernel = [number for _, number in _KERNEL.findall(self.problem)]
+        outer = [groups, oc // groups, ic // groups] if found.group(1) is not None and groups > 1 else [oc, ic]
+        return "x".join(map(str, [*outer, *kernel]))
+
+
+def executions(line: str) -> Iterator[tuple[str, float]]:
+    """Yield the executions of a line: the text from the engine to the problem, and the milliseconds.
+
+    Parameters
+    ----------
+    line : str
+        Of any program's output. What another thread printed before the marker is left out, and where two threads
+        wrote into one line, both are found.
+    """
+    if len(line) > _LONGEST:
+        return
+    ends = [match.start() for match in _MARKER.finditer(line)]
+    ends.append(len(line))
+    for start, end in pairwise(ends):
+        found = _execution(line[start:end])
+        if found is not None:
+            yield found
+
+
+def _execution(text: str) -> tuple[str, float] | None:
+    begin = text.find(",exec,", 0, _HEADER)
+    if begin < 0 or ",graph," in text[: begin + 1]:
+        return None
+    body, _, last = text[begin + 6 :].rstrip().rpartition(",")
+    try:
+        milliseconds = float(last)
+    except ValueError:
+        match = _TIME.match(last) or _CUT_TIME.match(last)
+        if match is None:
+            return None
+        milliseconds = float(match.group(1))
+    if not 0 <= milliseconds < math.inf:
+        return None
+    # kind, implementation, propagation, formats, attributes, auxiliary and problem; the first two markers are older
+    least = {"o": 7, "d": 6, "m": 5}[text[0]]
+    return (body, milliseconds) if body.count(",") >= least else None
+
+
+def parse_body(body: str) -> Execution | None:
+    """Return the execution that a text from the engine to the problem reports, of no seconds; None if it is none."""
+    fields = body.split(",")
+    if fields[0][:3] in ("cpu", "gpu"):  # before v1.0 there was no engine
+        del fields[0]
+        while fields and fields[0].isdigit():  # the engine's number, where it is a field of its own
+            del fields[0]
+    if len(fields) < 6:
+        return None
+    kind, impl, prop, formats = fields[:4]
+    if not kind.isidentifier():
+        return None
+    return Execution(kind, impl, prop, _operands(formats), fields[-1], 0.0)
 
 
 def parse_line(line: str) -> Execution | None:
-    """Return the execution that a line reports, None if it reports none.
+    """Return the execution that a line reports, None if it reports none; the last one where it has several.
 
     Parameters
     ----------
@@ -88,29 +179,13 @@ def parse_line(line: str) -> Execution | None:
     >>> parse_line("onednn_verbose,info,oneDNN v3.2.0") is None
     True
     """
-    if "_verbose," not in line or len(line) > _LONGEST:
-        return None
-    start = max((match.end() for match in _MARKER.finditer(line)), default=None)
-    if start is None:
-        return None
-    fields = line[start:].rstrip().split(",")
-    try:
-        begin = fields.index("exec", 0, _HEADER) + 1
-        seconds = float(fields[-1]) / 1e3
-    except ValueError:
-        return None
-    if "graph" in fields[:begin] or not 0 <= seconds < math.inf:
-        return None
-    if fields[begin : begin + 1] and fields[begin][:3] in ("cpu", "gpu"):  # before v1.0 there was no engine
-        begin += 1
-    if len(fields) - begin < 7:
-        return None
-    kind, impl, prop, formats = fields[begin : begin + 4]
-    if not kind.isidentifier():
-        return None
-    return Execution(kind, impl, prop, _operands(formats), fields[-2], seconds)
+    for body, milliseconds in reversed(list(executions(line))):
+        found = parse_body(body)
+        if found is not None:
+            return Execution(found.kind, found.impl, found.prop, found.operands, found.problem, milliseconds / 1e3)
+    return None
 
 
-@lru_cache(maxsize=4096)
 def _operands(formats: str) -> tuple[Operand, ...]:
-    return tuple(Operand(*match.groups()) for match in _OPERAND.finditer(formats))
+    found = [Operand(role, dtype, tag or kind) for role, dtype, kind, tag in _OPERAND.findall(formats)]
+    return tuple(found or (Operand(*match) for match in _OLD_OPERAND.findall(formats)))

@@ -89,14 +89,21 @@ def test_findings():
     assert {(row["kind"], row["count"]) for row in found} == {
         ("weights packed again", 2),
         ("reorder that is undone", 1),
+        ("activations in row-major", 1),
         ("reference implementation", 1),
     }
-    assert ledger_of(pack, line("abcd", "acdb"), line("abcd", "acdb")).findings() == []
+    (undone,) = [row for row in found if row["kind"] == "reorder that is undone"]
+    assert undone["name"].endswith(" around pooling")
 
 
 def test_memory_is_bounded():
     ledger = ledger_of(*(line("ab", "ba", f"{size}x3") for size in range(1, 20_000)))
-    assert len(ledger.by_reorder) == 10_001 and ledger.reorders.count == 19_999
+    assert len(ledger.to_dict()["by_reorder"]) == 19_999 == ledger.reorders.count
+    ledger.read(line("ab", "ba", f"{size}x4") for size in range(1, 20_000))
+    data = ledger.to_dict()
+    assert len(data["by_reorder"]) == 20_001 and data["reorders"]["count"] == 2 * 19_999
+    assert sum(row["count"] for row in data["by_reorder"]) == 2 * 19_999
+    assert ledger.reorders.seconds == pytest.approx(2 * 19_999e-3)
 
 
 def test_speed():
@@ -134,3 +141,90 @@ def test_sizes_that_are_none_have_no_bytes(sizes):
     line = f"onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,{operands},,,{sizes},0.1"
     execution = parse_line(line)
     assert execution is not None and execution.nbytes == 0
+
+
+def test_the_library_and_what_was_created_are_told():
+    data = ledger_of(*(DATA / "debian_v2.6.log").read_text().splitlines()).to_dict()
+    assert data["library"] == {"version": "2.6.3", "runtime": "OpenMP,nthr:1", "isa": "Intel AVX2"}
+    assert (data["created"]["cache_miss"]["count"], data["created"]["cache_hit"]["count"]) == (6, 3)
+    assert {row["kind"] for row in data["findings"]} == {
+        "reference implementation", "activations leave their blocks", "weights packed again",
+    }  # fmt: skip
+    advice = next(row["advice"] for row in data["findings"] if row["kind"].startswith("activations"))
+    assert "channels_last may remove these 2" in advice
+
+
+def test_a_log_of_everything_counts_executions_alone():
+    text = (DATA / "torch_eager_all_v3.12.log").read_text()
+    assert ",exec:check," in text and ",create:dispatch," in text
+    assert ledger_of(*text.splitlines()).primitives.count == 8
+
+
+def test_v0():
+    reorder, conv = (
+        "mkldnn_verbose,exec,reorder,jit:uni,undef,in:f32_nchw out:f32_nChw8c,num:1,50x3x224x224,4.5",
+        "mkldnn_verbose,exec,convolution,jit:avx2,forward_inference,fsrc:nchw fwei:gOhwi8o fbia:undef fdst:nChw8c,"
+        "alg:convolution_direct,mb50_g1ic3oc64_ih224oh112kh7sh2dh0ph3_iw224ow112kw7sw2dw0pw3,24.1",
+    )
+    assert parse_line(reorder).nbytes == 2 * 4 * 50 * 3 * 224 * 224 and parse_line(reorder).operands[1].tag == "nChw8c"
+    assert parse_line(conv).seconds == 0.0241 and ledger_of(reorder, conv).reorders.count == 1
+
+
+@pytest.mark.parametrize("behind", ["step 2/10", " step", "\r", "\x1b[0m", "onednn_verbose,v1,prim"])
+def test_what_another_thread_printed_behind(behind):
+    ledger = ledger_of(f"{HEADERS[0]},{REST}{behind}")
+    assert ledger.primitives.count == 1 and ledger.primitives.seconds == 0.00025
+
+
+def test_two_threads_in_one_line():
+    assert ledger_of(f"{HEADERS[0]},{REST}{HEADERS[3]},{REST}").reorders.count == 2
+
+
+@pytest.mark.parametrize("cut", ["", ",0.", ",0.2"])
+def test_a_line_that_was_cut_before_its_time_is_none(cut):
+    text = (
+        "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:a::f0 dst:f32::blocked:a::f0,,,32"
+    )
+    assert ledger_of(text + cut).primitives.count == (1 if cut else 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "sizes"),
+    [
+        ("convolution", "mb1_ic3oc32_ih32oh32kh3sh1dh0ph1_iw32ow32kw5sw1dw0pw1", "32x3x3x5"),
+        ("convolution", "mb1_g32ic32oc64_ih9oh7kh3sh1dh0ph0_iw9ow7kw3sw1dw0pw0", "32x2x1x3x3"),
+        ("convolution", "g1mb2_ic4oc8_id5od3kd3sd1dd0pd0_ih5oh3kh2sh1dh0ph0_iw5ow3kw1sw1dw0pw0", "8x4x3x2x1"),
+        ("matmul", "8x64:64x32:8x32", "64x32"),
+        ("pooling", "mb1ic32_ih18oh9", ""),
+    ],
+)
+def test_sizes_of_weights(kind, problem, sizes):
+    assert parse_line(line("a", "b", problem, kind)).weights_sizes == sizes
+
+
+def test_equal_layers_that_pack_once_are_none_that_pack_again():
+    pack = line("ab", "BA16a16b4a", "64x32")
+    read = (
+        "onednn_verbose,v1,primitive,exec,cpu,matmul,brg:avx2,undef,src:f32::blocked:ab::f0 "
+        "wei:f32:a:blocked:BA16a16b4a::f0 dst:f32::blocked:ab::f0,,,8x64:64x32:8x32,1"
+    )
+    assert ledger_of(pack, pack, *[read] * 6).findings() == [], "two layers, three runs"
+    assert [row["kind"] for row in ledger_of(*[pack, read] * 3).findings()] == ["weights packed again"]
+
+
+def test_rows_copies_and_slow_reorders():
+    found = ledger_of(
+        line("abcd", "acdb"), line("acdb", "aBcd8b"), line("abcd", "abcd"), line("abc", "cab", impl="ref:any"),
+    ).findings()  # fmt: skip
+    assert [(row["kind"], row["count"]) for row in found] == [
+        ("activations in row-major", 1),
+        ("activations leave their blocks", 1),
+        ("reorders in a row", 1),
+        ("reorder that changes nothing", 1),
+        ("reference reorder", 1),
+    ]
+
+
+def test_numbers_of_four_bits():
+    text = "onednn_verbose,exec,cpu,reorder,jit:uni,undef,src_s4::blocked:ab::f0 dst_f32::blocked:ab::f0,,,3x5,1"
+    assert parse_line(text).nbytes == 8 + 60

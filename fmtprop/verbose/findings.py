@@ -1,0 +1,175 @@
+"""What should not be in a log, and the advice that follows. Reads sums of distinct executions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fmtprop.verbose.parse import Execution
+
+__all__ = ["Sum", "Tally", "findings"]
+
+#: how loops without optimized code are called; a fused depthwise pair is called so too, but runs the kernels it names
+_LOOP = re.compile(r"(?:^|[:_])ref(?::|_int8|$)")
+
+_ADVICE = {
+    "reference implementation": "another format, data type or size has a fast kernel; a newer oneDNN may have one",
+    "reference reorder": "nobody has a fast way between these two formats: take another format on one side",
+    "weights packed again": "pack them once, and keep what comes of it, as torch.compile with freezing does, "
+    "torch.utils.mkldnn.to_mkldnn or fmtprop.compile",
+    "reorder that is undone": "let what stands between take the format that is there",
+    "reorders in a row": "one reorder from the first format to the last one would do",
+    "reorder that changes nothing": "a copy of what is strided, unaligned or a temporary: make it dense where it is "
+    "made, once",
+    "activations in row-major": "channels_last would remove these {count}: "
+    "model.to(memory_format=torch.channels_last), and the input likewise",
+    "activations leave their blocks": "channels_last may remove these {count}, and so does whatever keeps "
+    "blocks between layers: mkldnn tensors, torch.compile with freezing, fmtprop.compile",
+}
+
+
+@dataclass
+class Sum:
+    """How often, how long and how many bytes."""
+
+    count: int = 0
+    seconds: float = 0.0
+    nbytes: int = 0
+
+    def add(self, other: Sum) -> None:
+        """Add another sum."""
+        self.count += other.count
+        self.seconds += other.seconds
+        self.nbytes += other.nbytes
+
+
+@dataclass(eq=False)
+class Tally:
+    """One distinct execution: what it is, and what all of it took.
+
+    Parameters
+    ----------
+    execution : Execution
+        What it is; its own seconds mean nothing.
+    count, milliseconds : int, float
+        How often and how long.
+    undone, chained : dict
+        How often and how long where it took back an earlier reorder, by what stood between; and where it went on from
+        the reorder just before.
+    """
+
+    execution: Execution
+    count: int = 0
+    milliseconds: float = 0.0
+    undone: dict[str, Sum] = field(default_factory=dict)
+    chained: Sum = field(default_factory=Sum)
+
+    def __post_init__(self) -> None:
+        """Work out once what is asked at each line."""
+        one = self.execution
+        formats = tuple((operand.dtype, operand.tag) for operand in one.operands[:2])
+        self.is_reorder = one.kind == "reorder"
+        self.moves = self.is_reorder and len(formats) == 2
+        #: sizes, source and destination; and those of the reorder that would take it back
+        self.edge = (one.problem, *formats) if self.moves else ()
+        self.inverse = (one.problem, *formats[::-1]) if self.moves and formats[0] != formats[1] else None
+        self.nbytes = one.nbytes if self.moves else 0
+
+    @property
+    def name(self) -> str:
+        """A reorder's formats and sizes."""
+        src, dst = self.execution.operands[:2]
+        return f"{src.dtype}:{src.tag} -> {dst.dtype}:{dst.tag} {self.execution.problem}"
+
+    @property
+    def sum(self) -> Sum:
+        """All of it."""
+        return Sum(self.count, self.milliseconds / 1e3, self.count * self.nbytes)
+
+    def follow(self, before: Tally | None, earlier: Tally | None, milliseconds: float) -> None:
+        """Compare a reorder with the one or two executions before it."""
+        if before is None:
+            return
+        if before.moves:
+            if before.edge == self.inverse:
+                self._note(self.undone.setdefault("", Sum()), milliseconds)
+            elif before.edge[0] == self.edge[0] and before.edge[2] == self.edge[1] != self.edge[2]:
+                self._note(self.chained, milliseconds)
+        elif earlier is not None and earlier.moves and earlier.edge == self.inverse:
+            self._note(self.undone.setdefault(before.execution.kind, Sum()), milliseconds)
+
+    def _note(self, total: Sum, milliseconds: float) -> None:
+        total.add(Sum(1, milliseconds / 1e3, self.nbytes))
+
+
+def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
+    """Return what should not be there, the costliest first.
+
+    Parameters
+    ----------
+    tallies : iterable of Tally
+        Each distinct execution.
+
+    Returns
+    -------
+    list of dict
+        ``kind``, ``name``, ``count``, ``seconds``, ``bytes``, ``advice``.
+    """
+    tallies = list(tallies)
+    found: dict[tuple[str, str], Sum] = {}
+    reads = _weights_reads(tallies)
+    for tally in tallies:
+        for kind, name, total in _of(tally, reads):
+            found.setdefault((kind, name), Sum()).add(total)
+    rows = [
+        {
+            "kind": kind, "name": name, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes,
+            "advice": _ADVICE[kind].format(count=s.count),
+        }
+        for (kind, name), s in found.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: -float(row["seconds"]))
+
+
+def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, str, Sum]]:
+    one = tally.execution
+    if _LOOP.search(one.impl) and not one.impl.startswith("ref_fused"):
+        kind = "reference reorder" if tally.moves else "reference implementation"
+        yield kind, tally.name if tally.moves else f"{one.kind} {one.impl}", tally.sum
+    if not tally.moves:
+        return
+    src, dst = one.operands[:2]
+    if one.packs:
+        # of equal layers each is packed once: then kernels read what was packed more often
+        if tally.count > 1 and tally.count >= reads[dst.tag, one.problem]:
+            yield "weights packed again", tally.name, tally.sum
+    elif src[1:] == dst[1:]:
+        yield "reorder that changes nothing", tally.name, tally.sum
+    elif src.dtype == dst.dtype and (advised := _activation(src.tag, dst.tag)):
+        yield advised, f"{src.dtype}:{src.tag} -> {dst.dtype}:{dst.tag}", tally.sum
+    for between, total in tally.undone.items():
+        yield "reorder that is undone", f"{tally.name}{f' around {between}' if between else ''}", total
+    if tally.chained.count:
+        yield "reorders in a row", tally.name, tally.chained
+
+
+def _activation(src: str, dst: str) -> str:
+    """Return what a change of an activation's format says of the program, empty for nothing."""
+    plain, last = {"abc", "abcd", "abcde", "nchw", "ncdhw"}, {"acb", "acdb", "acdeb", "nhwc", "ndhwc"}
+    if (src in plain and dst in last) or (src in last and dst in plain):
+        return "activations in row-major"
+    blocked = [tag for tag in (src, dst) if any(letter.isupper() for letter in tag)]
+    return "activations leave their blocks" if len(blocked) == 1 and {src, dst} & (plain | last) else ""
+
+
+def _weights_reads(tallies: Iterable[Tally]) -> Counter[tuple[str, str]]:
+    """Return how often weights of a format and size were read."""
+    reads: Counter[tuple[str, str]] = Counter()
+    for tally in tallies:
+        for operand in tally.execution.operands:
+            if operand.role == "wei" and not tally.is_reorder:
+                reads[operand.tag, tally.execution.weights_sizes] += tally.count
+    return reads
