@@ -22,7 +22,7 @@ _ADVICE = {
     "torch.utils.mkldnn.to_mkldnn or fmtprop.compile",
     "reorder that is undone": "let what stands between take the format that is there",
     "reorders in a row": "one reorder from the first format to the last one would do",
-    "reorder that changes nothing": "a copy of what is strided, unaligned or a temporary: make it dense where it is "
+    "reorder that changes nothing": "a copy of what is strided, unaligned or a temporary: let it be dense where it is "
     "made, once",
     "activations in row-major": "channels_last would remove these {count}: "
     "model.to(memory_format=torch.channels_last), and the input likewise",
