@@ -95,6 +95,12 @@ Json = Annotated[
 ]
 ReportFile = Annotated[
     Path | None,
+    typer.Option(
+        "--report", "-r", metavar="FILE", help="Also write the whole report: .html, .txt or .json.", dir_okay=True
+    ),
+]
+TableFile = Annotated[
+    Path | None,
     typer.Option("--report", "-r", metavar="FILE", help="Also write the whole report: .txt or .json.", dir_okay=True),
 ]
 

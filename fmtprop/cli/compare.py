@@ -58,7 +58,7 @@ def report(
     model: Model,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to: .txt or .json.", show_default="stdout"),
+        typer.Option("--output", "-o", metavar="FILE", help="Where to: .html, .txt or .json.", show_default="stdout"),
     ] = None,
     policy: Policies = None,
     dtype: Dtype = "f32",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, ReportFile, SpecialValues, Target, Threads, Tune, words
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, TableFile, SpecialValues, Target, Threads, Tune, words
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
 from fmtprop.system.limits import MAX_RUNS
 
@@ -33,7 +33,7 @@ def bench(
     rounds: Annotated[
         int, typer.Option("--rounds", "-n", min=1, max=MAX_RUNS, help="Turns of every runtime, interleaved.")
     ] = 20,
-    report: ReportFile = None,
+    report: TableFile = None,
     as_json: Json = False,
 ) -> None:
     """Race a model against other runtimes.
@@ -45,11 +45,11 @@ def bench(
         from fmtprop.api import Options
         from fmtprop.bench.contenders import against, race
         from fmtprop.frontends import load
-        from fmtprop.report.files import check_destination
+        from fmtprop.report.files import TABLES, check_destination
 
         with failing(USAGE):
             if report is not None:
-                check_destination(report)
+                check_destination(report, TABLES)
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special_values)
             contenders = against(words(versus or ["torch"]), options)
             graph = load(model)

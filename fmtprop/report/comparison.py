@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
 from fmtprop.report.files import write_text
 from fmtprop.report.model import SCHEMA, Report
@@ -59,12 +60,29 @@ class Comparison:
         FmtpropError
             The file cannot be written.
         """
-        errors = [error if math.isfinite(error) else None for error in self.errors]
-        rows = [{**report.to_dict(), "error": error} for report, error in zip(self.reports, errors, strict=True)]
-        text = json.dumps({"schema": SCHEMA, "policies": rows}, indent=1, allow_nan=False)
+        text = json.dumps({"schema": SCHEMA, "policies": self._rows()}, indent=1, allow_nan=False)
         if path is not None:
             write_text(text, path)
         return text
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """Return the comparison as one HTML file that needs no network; also write it when a path is given.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
+        from fmtprop.report.html import page
+
+        text = page(self._rows(), self.failures)
+        if path is not None:
+            write_text(text, path)
+        return text
+
+    def _rows(self) -> list[dict[str, Any]]:
+        errors = [error if math.isfinite(error) else None for error in self.errors]
+        return [{**report.to_dict(), "error": error} for report, error in zip(self.reports, errors, strict=True)]
 
     def to_text(self) -> str:
         """Return the comparison as text: the policies side by side, then the whole report of each."""

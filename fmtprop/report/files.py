@@ -6,6 +6,7 @@ Owns which extensions there are, and what is said when a file cannot be written.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -16,13 +17,21 @@ from fmtprop.system.files import check_replaceable, path_of, replacing
 __all__ = ["FORMS", "Renderable", "check_destination", "write_report", "write_text"]
 
 #: file extension -> the method that renders that form
-FORMS = {".txt": "to_text", ".json": "to_json"}
+FORMS = {".txt": "to_text", ".json": "to_json", ".html": "to_html"}
+
+#: the forms of a benchmark
+TABLES = (".txt", ".json")
 
 #: first line of a report as text
 _HEADING = "fmtprop report\n"
 
 #: how a report begins: nothing else is replaced by one
-_OURS = re.compile(rb'fmtprop report\n|\{\s*"schema": \d+,\s*"(policies|model|reference)":')
+_OURS = re.compile(
+    rb'fmtprop report\n|\{\s*"schema": \d+,\s*"(policies|model|reference)":|<!doctype html>\n<!-- fmtprop report -->'
+)
+
+#: how a trace begins
+OURS_TRACE = re.compile(rb'\{"fmtprop": "trace"')
 
 
 class Renderable(Protocol):
@@ -35,13 +44,15 @@ class Renderable(Protocol):
         """Return JSON for programs."""
 
 
-def check_destination(path: str | PathLike[str]) -> Path:
+def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS) -> Path:
     """Check that a report can be written, before the work whose result it holds is done.
 
     Parameters
     ----------
     path : path-like
         The file.
+    forms : collection of str
+        Extensions of what can be written.
 
     Returns
     -------
@@ -57,11 +68,11 @@ def check_destination(path: str | PathLike[str]) -> Path:
     >>> check_destination("report.pdf")
     Traceback (most recent call last):
         ...
-    fmtprop.errors.FmtpropError: report.pdf: unknown kind of report '.pdf'; known: .txt, .json
+    fmtprop.errors.FmtpropError: report.pdf: unknown kind of report '.pdf'; known: .txt, .json, .html
     """
     file = _path(path)
-    if file.suffix.lower() not in FORMS:
-        raise FmtpropError(f"{file}: unknown kind of report {file.suffix!r}; known: {', '.join(FORMS)}")
+    if file.suffix.lower() not in forms:
+        raise FmtpropError(f"{file}: unknown kind of report {file.suffix!r}; known: {', '.join(forms)}")
     try:
         check_replaceable(file, _OURS)
     except OSError as error:

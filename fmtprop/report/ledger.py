@@ -6,6 +6,7 @@ it. Whether a reorder pays is :mod:`~fmtprop.report.counterfactual`'s.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -18,7 +19,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
-from fmtprop.report.counterfactual import FORCED, UNSOLVED, Counterfactual, Rivals, is_format_change
+from fmtprop.report.counterfactual import FORCED, PAYS, UNSOLVED, WASTED, Counterfactual, Rivals, is_format_change
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store
 from fmtprop.tuning.peaks import peaks
@@ -53,6 +54,13 @@ CAUSES = {
     "cheaper kernel": "a faster kernel wants another format; the reorder is the price",
     "policy": "the policy asks for it; policy='optimal' weighs it",
     "constants": "done once, when the model is compiled",
+}
+
+_MEANINGS = {
+    FORCED: "forced (no plan does without)",
+    PAYS: "worth their time (a plan without costs more)",
+    WASTED: "avoidable (a plan without costs no more)",
+    UNSOLVED: "not asked about",
 }
 
 #: seconds for all answers about one plan: the costliest reorders are asked about first
@@ -180,6 +188,26 @@ def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
         "by_module": _sums(rows, lambda row: module_of(row.origin)),
         "by_verdict": _sums(rows, lambda row: row.counterfactual.verdict),
     }
+
+
+def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
+    """Return what a ledger comes to, in sentences.
+
+    Examples
+    --------
+    >>> verdict((), 1e-3)
+    ('No run executes a reorder.',)
+    """
+    if not rows:
+        return ("No run executes a reorder.",)
+    seconds, moved = sum(row.seconds for row in rows), sum(row.nbytes for row in rows)
+    share = seconds / run_seconds if run_seconds else 0.0
+    said = f"{len(rows)} reorders take {share:.1%} of a run ({seconds * 1e3:.3f} ms) and move {moved / 2**20:.1f} MiB."
+    count = Counter(row.counterfactual.verdict for row in rows)
+    known = ", ".join(f"{count[name]} {meaning}" for name, meaning in _MEANINGS.items() if count[name])
+    costliest = max(rows, key=lambda row: row.seconds)
+    where = f" in {costliest.origin}" if costliest.origin else ""
+    return said, f"Of these: {known}.", f"The costliest one is {costliest.name}{where}: {costliest.remedy}."
 
 
 def module_of(origin: str) -> str:

@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from statistics import median
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.formats import describe
 from fmtprop.passes.target import is_loop
-from fmtprop.report.files import write_text
-from fmtprop.report.ledger import ReorderRow, rows_of_packing, rows_of_run, totals
+from fmtprop.report.files import OURS_TRACE, write_text
+from fmtprop.report.ledger import ReorderRow, rows_of_packing, rows_of_run, totals, verdict
 from fmtprop.report.machine import machine
+from fmtprop.report.sketch import BufferRow, EdgeRow, NodeRow, buffers_of, edges_of, nodes_of
 from fmtprop.runtime.plan import Plan, Step
 
 if TYPE_CHECKING:
@@ -118,6 +119,14 @@ class Report:
         What failed while the model was compiled and was left out, and why.
     packing : tuple of ReorderRow
         The reorders that packed weights, once, when the model was compiled.
+    nodes : tuple of NodeRow
+        The graph's nodes that a run executes, views, inputs and outputs among them, and where a picture has them.
+    edges : tuple of EdgeRow
+        The tensors between them.
+    buffers : tuple of BufferRow
+        The arena's buffers and their lifetimes.
+    measured_at_seconds : float
+        When the steps were timed, in seconds since 1970.
     """
 
     model: str
@@ -135,6 +144,10 @@ class Report:
     contest: Contest | None = None
     dropped: Mapping[str, str] = field(default_factory=dict)
     packing: tuple[ReorderRow, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+    edges: tuple[EdgeRow, ...] = ()
+    buffers: tuple[BufferRow, ...] = ()
+    measured_at_seconds: float = 0.0
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
@@ -147,6 +160,7 @@ class Report:
         repeats : int
             Runs over which medians are taken.
         """
+        started = time()
         times = net.profile(repeats=repeats)
         seconds = _whole_run(net, repeats)
         plan = net.plan
@@ -170,6 +184,10 @@ class Report:
             contest=net.contest,
             dropped=net.dropped,
             packing=rows_of_packing(net),
+            nodes=nodes_of(net.graph),
+            edges=edges_of(net.graph),
+            buffers=buffers_of(plan),
+            measured_at_seconds=started,
         )
 
     @property
@@ -214,6 +232,18 @@ class Report:
         )
 
     @property
+    def verdict(self) -> tuple[str, ...]:
+        """What the report comes to, in a few sentences: reorders, what they pay for, distance to the bound."""
+        return (*verdict(self.reorders, sum(row.seconds for row in self.steps)), *self._distance())
+
+    def _distance(self) -> tuple[str, ...]:
+        if self.certificate is None:
+            return ()
+        if self.certificate.optimal:
+            return ("By its costs no plan of these candidates is cheaper: proved.",)
+        return (f"By its costs no plan can be cheaper by more than {self.certificate.gap:.1%}.",)
+
+    @property
     def reorder_seconds(self) -> float:
         """Seconds of all reorders of a run."""
         return sum(row.seconds for row in self.reorders)
@@ -238,7 +268,47 @@ class Report:
             "totals": totals(self.reorders),
             "fallback_share": self.fallback_share,
             "warnings": self.warnings,
+            "verdict": self.verdict,
         }
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """Return the report as one HTML file that needs no network; also write it when a path is given.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
+        from fmtprop.report.html import page
+
+        text = page([{**self.to_dict(), "error": None}])
+        if path is not None:
+            write_text(text, path)
+        return text
+
+    def to_trace(self, path: str | PathLike[str] | None = None) -> str:
+        """Return a run's steps in Chrome's trace format, for Perfetto; also write it when a path is given.
+
+        Steps take their median times and follow each other without a gap, from the moment on when they were timed. The
+        clock is that of :mod:`torch.profiler`'s own traces, so both open in one window.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
+        from fmtprop.report.trace import trace
+
+        text = trace(self)
+        if path is not None:
+            write_text(text, path, OURS_TRACE)
+        return text
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the costliest reorders for a notebook."""
+        from fmtprop.report.html import notebook
+
+        return notebook(self)
 
     def to_text(self) -> str:
         """Return the report as text for a terminal."""

@@ -8,7 +8,7 @@ import pytest
 
 from fmtprop.errors import FmtpropError
 from fmtprop.report import Comparison, Report
-from fmtprop.report.files import FORMS, check_destination, write_report, write_text
+from fmtprop.report.files import FORMS, TABLES, check_destination, write_report, write_text
 from tests.report.test_comparison import report
 
 
@@ -30,12 +30,13 @@ def test_the_extension_decides(tmp_path, name, content):
 def test_every_form_is_rendered_by_every_report():
     from fmtprop.bench import Benchmark
 
-    for kind in (Comparison, Report, Benchmark):
+    for kind in (Comparison, Report):
         assert all(callable(getattr(kind, method)) for method in FORMS.values())
+    assert all(callable(getattr(Benchmark, FORMS[form])) for form in TABLES)
 
 
 def test_errors(tmp_path, monkeypatch):
-    with pytest.raises(FmtpropError, match=r"r.pdf: unknown kind of report '.pdf'; known: .txt, .json"):
+    with pytest.raises(FmtpropError, match=r"r.pdf: unknown kind of report '.pdf'; known: .txt, .json, .html"):
         check_destination(tmp_path / "r.pdf")
     with pytest.raises(FmtpropError, match="report: unknown kind of report ''"):
         check_destination(tmp_path / "report")

@@ -1,0 +1,404 @@
+"use strict";
+(() => {
+  const DATA = JSON.parse(document.getElementById("data").textContent);
+  const POLICIES = DATA.policies;
+  const byId = (id) => document.getElementById(id);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const charts = new Map();
+  let current = POLICIES.length - 1;
+  let chosen = null;
+  let order = { key: "seconds", down: true };
+
+  // ---------------------------------------------------------------- words
+  const milliseconds = (s) => (s === null || s === undefined ? "" : Math.abs(s) < 1e-3 ? (s * 1e6).toFixed(1) + " µs" : (s * 1e3).toFixed(3) + " ms");
+  const bytes = (n) => (n < 1024 ? n + " B" : n < 1048576 ? (n / 1024).toFixed(1) + " KiB" : (n / 1048576).toFixed(1) + " MiB");
+  const percent = (x) => (100 * x).toFixed(1) + " %";
+  const clip = (s, n) => (s.length > n ? s.slice(0, n - 1) + "…" : s);
+  // control characters and marks that turn text around are shown, not obeyed
+  const safe = (s) => String(s).replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu, (c) => "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
+
+  function element(tag, text, attributes) {
+    const made = document.createElement(tag);
+    if (text !== undefined && text !== null) made.textContent = safe(text);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name === "class") made.className = value;
+      else made.setAttribute(name, value);
+    }
+    return made;
+  }
+  function fill(parent, ...children) {
+    parent.replaceChildren(...children);
+    return parent;
+  }
+
+  // ---------------------------------------------------------------- colours
+  const PALETTE = ["#3b78c2", "#2e9e5b", "#8a5cc7", "#c2902b", "#1f9aa8", "#c2568f", "#7a8a2c", "#6b7785"];
+  const HOT = "#e8590c";
+  const ink = () => (dark.matches ? "#e6edf3" : "#1b1f24");
+  const line = () => (dark.matches ? "#30363d" : "#d0d7de");
+  const formatColours = new Map();
+  const layoutOf = (format) => format.replace(/^[a-z0-9_]+:/, "").replace(/^.*\].*$/, "strided");
+  function formatColour(format) {
+    const name = layoutOf(format);
+    if (!formatColours.has(name)) formatColours.set(name, PALETTE[Math.min(formatColours.size, PALETTE.length - 1)]);
+    return formatColours.get(name);
+  }
+
+  // ---------------------------------------------------------------- charts
+  function draw(id, label, option) {
+    let chart = charts.get(id);
+    if (chart === undefined) {
+      chart = echarts.init(byId(id), null, { renderer: "canvas" });
+      charts.set(id, chart);
+    }
+    byId(id).setAttribute("aria-label", label);
+    chart.setOption(
+      {
+        animation: false,
+        textStyle: { color: ink(), fontFamily: "system-ui, sans-serif" },
+        tooltip: { renderMode: "richText", confine: true, ...option.tooltip },
+        ...option,
+        ...(option.tooltip ? { tooltip: { renderMode: "richText", confine: true, ...option.tooltip } } : {}),
+      },
+      true,
+    );
+    return chart;
+  }
+  const axis = (more) => ({ axisLine: { lineStyle: { color: line() } }, axisLabel: { color: ink(), ...(more.label || {}) }, splitLine: { lineStyle: { color: line() } }, nameTextStyle: { color: ink() }, ...more });
+  // a label is measured by its characters: a chart reserves room for the longest one
+  const room = (names) => Math.min(innerWidth < 600 ? 110 : 260, 14 + 7 * Math.max(0, ...names.map((name) => name.length)));
+
+  // ---------------------------------------------------------------- parts
+  function head(report) {
+    fill(byId("title")).textContent = safe(report.model + ": what reorders cost");
+    const m = report.machine;
+    byId("machine").textContent = safe([m.cpu, m.isa, m.threads + " threads", "oneDNN " + m.onednn, "PyTorch " + m.torch].join(" · "));
+    const buttons = POLICIES.map((one, index) => {
+      const button = element("button", one.policy, { type: "button", "aria-pressed": String(index === current) });
+      button.addEventListener("click", () => show(index));
+      return button;
+    });
+    fill(byId("policies"), ...buttons);
+    byId("policies").hidden = POLICIES.length < 2;
+  }
+
+  function verdict(report) {
+    fill(byId("failures"), ...DATA.failures.map((text) => element("p", text)));
+    fill(byId("sentences"), ...report.verdict.concat(report.warnings).map((text) => element("li", text)));
+    const reordering = report.reorders.reduce((sum, row) => sum + row.seconds, 0);
+    const wasted = report.reorders.filter((row) => row.counterfactual.verdict === "avoidable").length;
+    const figures = [
+      ["a run", milliseconds(report.seconds)],
+      ["steps", report.steps.length],
+      ["reorders", report.reorders.length],
+      ["in reorders", milliseconds(reordering)],
+      ["avoidable", wasted],
+      ["packed once", report.packed.length],
+      ["arena", bytes(report.memory.arena)],
+      ["policy", report.policy + ", " + report.precision],
+    ];
+    if (report.certificate) figures.push(["bound by cost", milliseconds(report.certificate.bound) + " of " + milliseconds(report.certificate.objective)]);
+    fill(byId("figures"), ...figures.map(([name, value]) => fill(element("div"), element("dt", name), element("dd", value))));
+  }
+
+  function compare() {
+    byId("compare").hidden = POLICIES.length < 2;
+    if (POLICIES.length < 2) return;
+    const reordering = POLICIES.map((one) => one.reorders.reduce((sum, row) => sum + row.seconds, 0));
+    const titles = ["policy", "a run", "reorders", "in reorders", "moved", "error"];
+    const rows = POLICIES.map((one, i) => [
+      one.policy,
+      milliseconds(one.seconds),
+      one.reorders.length,
+      milliseconds(reordering[i]),
+      bytes(one.reorders.reduce((sum, row) => sum + row.nbytes, 0)),
+      one.error === null ? "" : one.error.toExponential(1),
+    ]);
+    table(byId("compared"), titles.map((title, i) => ({ title, number: i > 0 })), rows);
+    const names = POLICIES.map((one) => one.policy);
+    draw("compare-chart", "Time of a run under each policy, in reorders and in everything else", {
+      grid: { left: room(names), right: 20, top: 36, bottom: 44 },
+      legend: { textStyle: { color: ink() }, top: 0 },
+      tooltip: { trigger: "axis", valueFormatter: (v) => v.toFixed(3) + " ms" },
+      xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 28 }),
+      yAxis: axis({ type: "category", data: names, inverse: true }),
+      series: [
+        { name: "everything else", type: "bar", stack: "run", color: PALETTE[0], data: POLICIES.map((one, i) => Math.max(0, one.seconds - reordering[i]) * 1e3) },
+        { name: "reorders", type: "bar", stack: "run", color: HOT, data: reordering.map((s) => s * 1e3) },
+      ],
+    });
+  }
+
+  function timeline(report) {
+    let now = 0;
+    const blocks = report.steps.map((step, index) => {
+      const row = isReorder(report, step.name) ? 0 : 1;
+      const value = [row, now * 1e3, (now + step.seconds) * 1e3, index];
+      now += step.seconds;
+      return { value, itemStyle: { color: row === 0 ? HOT : formatColour(step.formats.split(" -> ")[1]) } };
+    });
+    const chart = draw("timeline", "Timeline of a run: " + report.steps.length + " steps in " + milliseconds(now), {
+      grid: { left: 74, right: 16, top: 8, bottom: 78 },
+      xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 22, min: 0, max: Number((now * 1e3).toPrecision(6)), label: { formatter: (v) => String(Number(v.toPrecision(3))) } }),
+      yAxis: axis({ type: "category", data: ["reorders", "steps"], inverse: true }),
+      dataZoom: [{ type: "slider", filterMode: "weakFilter", bottom: 8, height: 22, showDetail: false, textStyle: { color: ink() } }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "shift" }],
+      tooltip: { formatter: (p) => stepText(report.steps[p.value[3]]) },
+      series: [{
+        type: "custom", encode: { x: [1, 2], y: 0 }, data: blocks, clip: true,
+        renderItem: (params, api) => {
+          const from = api.coord([api.value(1), api.value(0)]);
+          const to = api.coord([api.value(2), api.value(0)]);
+          const high = api.size([0, 1])[1] * 0.7;
+          const wide = Math.max(1, to[0] - from[0] - 0.5);
+          return { type: "rect", shape: { x: from[0], y: from[1] - high / 2, width: wide, height: high }, style: api.style() };
+        },
+      }],
+    });
+    chart.off("click");
+    chart.on("click", (p) => isReorder(report, report.steps[p.value[3]].name) && choose(report.steps[p.value[3]].name));
+  }
+  const stepText = (step) => safe([step.name + "  " + milliseconds(step.seconds), step.op + ", " + step.impl, step.formats, clip(step.origin, 80)].filter(Boolean).join("\n"));
+  const isReorder = (report, name) => report.reorders.some((row) => row.name === name);
+
+  // ---------------------------------------------------------------- tables
+  function table(parent, columns, rows) {
+    const heads = columns.map((column) => element("th", column.title, { scope: "col", class: column.number ? "number" : "" }));
+    const body = rows.map((row) => fill(element("tr"), ...row.map((cell, i) => element("td", cell, { class: columns[i].number ? "number" : "" }))));
+    fill(parent, fill(element("thead"), fill(element("tr"), ...heads)), fill(element("tbody"), ...body));
+  }
+
+  const COLUMNS = [
+    { key: "name", title: "reorder" },
+    { key: "seconds", title: "time", number: true, text: (row) => milliseconds(row.seconds) },
+    { key: "share", title: "share", number: true, text: (row) => percent(row.share) },
+    { key: "verdict", title: "verdict", value: (row) => row.counterfactual.verdict },
+    { key: "extra", title: "without it", number: true, value: (row) => row.counterfactual.extra_seconds ?? Infinity, text: (row) => without(row) },
+    { key: "src", title: "from", format: true },
+    { key: "dst", title: "to", format: true },
+    { key: "edge", title: "edge", value: (row) => row.producer + " → " + row.readers.join(", ") },
+    { key: "origin", title: "module" },
+    { key: "cause", title: "cause" },
+    { key: "kind", title: "class" },
+    { key: "nbytes", title: "moved", number: true, text: (row) => bytes(row.nbytes) },
+    { key: "padding_nbytes", title: "padding", number: true, text: (row) => bytes(row.padding_nbytes) },
+    { key: "bytes_per_second", title: "GB/s", number: true, text: (row) => (row.bytes_per_second / 1e9).toFixed(1) },
+  ];
+  const valueOf = (column, row) => (column.value ? column.value(row) : row[column.key]);
+  const without = (row) => (row.counterfactual.extra_seconds === null ? "" : (row.counterfactual.extra_seconds > 0 ? "+" : "−") + milliseconds(Math.abs(row.counterfactual.extra_seconds)));
+
+  function ledger(report) {
+    const wanted = byId("search").value.toLowerCase();
+    const column = COLUMNS.find((one) => one.key === order.key);
+    const rows = report.reorders.filter((row) => !wanted || COLUMNS.some((one) => String(valueOf(one, row)).toLowerCase().includes(wanted)));
+    const sign = order.down ? -1 : 1;
+    rows.sort((a, b) => {
+      const [x, y] = [valueOf(column, a), valueOf(column, b)];
+      return sign * (x < y ? -1 : x > y ? 1 : 0);
+    });
+    byId("found").textContent = rows.length + " of " + report.reorders.length + " reorders; " + report.packing.length + " more packed weights, once";
+    const heads = COLUMNS.map((one) => {
+      const sorted = one.key === order.key;
+      const th = element("th", null, { scope: "col", class: one.number ? "number" : "", "aria-sort": sorted ? (order.down ? "descending" : "ascending") : "none" });
+      const button = element("button", one.title + (sorted ? (order.down ? " ▾" : " ▴") : ""), { type: "button" });
+      button.addEventListener("click", () => {
+        order = { key: one.key, down: sorted ? !order.down : Boolean(one.number) };
+        ledger(report);
+        byId("rows").querySelectorAll("th button")[COLUMNS.indexOf(one)].focus();
+      });
+      return fill(th, button);
+    });
+    fill(byId("rows"), fill(element("thead"), fill(element("tr"), ...heads)), fill(element("tbody"), ...rows.map(ledgerRow)));
+  }
+  function ledgerRow(row) {
+    const tr = element("tr", null, { "aria-selected": String(chosen === row.name) });
+    const cells = COLUMNS.map((column) => {
+      const td = element("td", null, { class: column.number ? "number" : column.format ? "format" : column.key === "name" ? "name" : "" });
+      if (column.key === "name") {
+        const button = element("button", row.name, { type: "button" });
+        button.addEventListener("click", () => choose(row.name, true));
+        return fill(td, button);
+      }
+      if (column.key === "verdict") return fill(td, element("span", valueOf(column, row), { class: "tag " + valueOf(column, row).replace(/ .*/, "") }));
+      td.textContent = safe(column.text ? column.text(row) : valueOf(column, row));
+      return td;
+    });
+    return fill(tr, ...cells);
+  }
+
+  function detail(report) {
+    const row = report.reorders.find((one) => one.name === chosen);
+    if (!row) return fill(byId("detail"));
+    const c = row.counterfactual;
+    const told = {
+      forced: "No plan of these nodes does without it. " + c.why,
+      pays: "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ".",
+      avoidable: "A plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ".",
+    }[c.verdict] || "Not solved: " + c.why;
+    const facts = [
+      ["edge", row.producer + " → " + row.readers.join(", ")],
+      ["modules", (row.producer_origin || "?") + " → " + (row.origin || "?")],
+      ["formats", row.src + " → " + row.dst + " of " + row.dims.join("×")],
+      ["why", row.reason],
+      ["cause", row.cause + ": " + row.remedy],
+      ["without it", told],
+      ["bytes", bytes(row.nbytes) + ", of these " + bytes(row.padding_nbytes) + " padding; elements alone " + bytes(row.logical_nbytes)],
+      ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s, " + percent(row.bandwidth_share) + " of what this machine copies in cache"],
+      ["kernel", row.impl + " (" + row.target + ")"],
+    ];
+    const list = element("dl");
+    for (const [name, value] of facts) list.append(element("dt", name), element("dd", value));
+    const pictures = [["from", row.src], ["to", row.dst]].filter(([, format]) => DATA.pictures.formats[format]).map(([side, format]) => {
+      const image = element("img", null, { alt: "How a small tensor lies in memory in format " + safe(format), src: DATA.pictures.formats[format] });
+      return fill(element("figure"), image, element("figcaption", side + " " + format));
+    });
+    fill(byId("detail"), element("h3", row.name), list, ...pictures);
+  }
+
+  // ---------------------------------------------------------------- graph
+  function graph(report) {
+    const known = new Map(report.reorders.map((row) => [row.name, row]));
+    // the picture fills its place: were both scaled differently, so were the symbols
+    const place = byId("graph-chart");
+    const most = (key) => Math.max(1, ...report.nodes.map((node) => node[key]));
+    const across = (place.clientWidth - 70) / most("x");
+    const down = (place.clientHeight - 40) / most("y");
+    const symbols = { input: "triangle", output: "triangle" };
+    const nodes = report.nodes.map((node) => ({
+      name: node.name, x: node.x * across, y: node.y * down, value: node,
+      symbol: known.has(node.name) ? "diamond" : symbols[node.op] || "roundRect",
+      symbolSize: known.has(node.name) ? 20 : node.target === "view" ? 8 : 14,
+      itemStyle: { color: known.has(node.name) ? HOT : formatColour(node.format), borderColor: node.name === chosen ? ink() : "transparent", borderWidth: node.name === chosen ? 4 : 0 },
+    }));
+    const links = report.edges.map((edge) => {
+      const hot = known.has(edge.producer) || known.has(edge.reader);
+      return { source: edge.producer, target: edge.reader, value: edge, lineStyle: { color: hot ? HOT : formatColour(edge.format), width: hot ? 3 : 1.2, opacity: hot ? 1 : 0.7 } };
+    });
+    const many = nodes.length > 400;
+    const chart = draw("graph-chart", "Graph of " + nodes.length + " nodes and " + links.length + " edges, " + known.size + " reorders", {
+      tooltip: { formatter: (p) => graphText(p.dataType === "edge" ? p.value || p.data.value : p.data.value, p.dataType) },
+      series: [{
+        type: "graph", layout: "none", roam: true, draggable: false, data: nodes, links, left: 30, right: 40, top: 20, bottom: 20,
+        edgeSymbol: many ? ["none", "none"] : ["none", "arrow"], edgeSymbolSize: 5, scaleLimit: { min: 0.3, max: 60 }, zoom: 1,
+        label: { show: !many && nodes.length < 60, position: "right", color: ink(), fontSize: 10, formatter: (p) => safe(clip(p.name, 18)) },
+        emphasis: { disabled: many }, silent: false,
+      }],
+    });
+    chart.off("click");
+    chart.on("click", (p) => {
+      const names = p.dataType === "edge" ? [p.data.source, p.data.target] : [p.data.name];
+      const name = names.find((one) => known.has(one));
+      if (name) choose(name);
+    });
+    byId("in").onclick = () => zoom(chart, 1.6);
+    byId("out").onclick = () => zoom(chart, 1 / 1.6);
+    byId("fit").onclick = () => graph(report);
+    const shown = [...new Set(report.nodes.map((node) => layoutOf(node.format)))];
+    fill(byId("legend"), legendOf(HOT, "reorder"), ...shown.slice(0, 12).map((name) => legendOf(formatColour(name), name)));
+  }
+  function zoom(chart, factor) {
+    const series = chart.getOption().series[0];
+    chart.setOption({ series: [{ zoom: (series.zoom || 1) * factor }] });
+  }
+  function legendOf(colour, name) {
+    const space = "http://www.w3.org/2000/svg";
+    const picture = document.createElementNS(space, "svg");
+    const box = document.createElementNS(space, "rect");
+    for (const [key, value] of Object.entries({ width: 12, height: 12, rx: 2, fill: colour })) box.setAttribute(key, value);
+    picture.setAttribute("aria-hidden", "true");
+    picture.append(box);
+    const span = element("span");
+    span.append(picture, document.createTextNode(safe(name)));
+    return span;
+  }
+  function graphText(value, type) {
+    if (!value) return "";
+    if (type === "edge") return safe(value.producer + " → " + value.reader + "." + value.operand + "\n" + value.format + ", " + bytes(value.nbytes));
+    return safe([value.name, value.op + (value.impl && value.target !== "view" ? ", " + value.impl : ""), value.format, clip(value.origin, 80)].filter(Boolean).join("\n"));
+  }
+
+  // ---------------------------------------------------------------- modules, memory, steps
+  const moduleOf = (origin) => (origin.includes(".") ? origin.slice(0, origin.lastIndexOf(".")) : origin) || "(no module)";
+  function modules(report) {
+    const sums = new Map();
+    const moved = new Map(report.reorders.map((row) => [row.name, row.nbytes]));
+    for (const step of report.steps) {
+      const name = moduleOf(step.origin);
+      const sum = sums.get(name) || { other: 0, reorders: 0, nbytes: 0 };
+      sum[moved.has(step.name) ? "reorders" : "other"] += step.seconds * 1e3;
+      sum.nbytes += moved.get(step.name) || 0;
+      sums.set(name, sum);
+    }
+    const top = [...sums].sort((a, b) => b[1].other + b[1].reorders - a[1].other - a[1].reorders).slice(0, 20);
+    const names = top.map(([name]) => safe(clip(name, 40)));
+    byId("module-chart").style.height = 90 + 26 * top.length + "px";
+    const chart = draw("module-chart", "Time of each module, in reorders and in everything else; bytes that reorders move", {
+      grid: { left: room(names), right: 20, top: 36, bottom: 44 },
+      legend: { textStyle: { color: ink() }, top: 0 },
+      tooltip: { trigger: "axis", formatter: (all) => safe(top[all[0].dataIndex][0] + "\n" + all.map((one) => one.seriesName + " " + one.value.toFixed(3) + " ms").join("\n") + "\nreorders move " + bytes(top[all[0].dataIndex][1].nbytes)) },
+      xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 28 }),
+      yAxis: axis({ type: "category", data: names, inverse: true, label: { width: room(names) - 10, overflow: "truncate" } }),
+      series: [
+        { name: "everything else", type: "bar", stack: "time", color: PALETTE[0], data: top.map(([, sum]) => sum.other) },
+        { name: "reorders", type: "bar", stack: "time", color: HOT, data: top.map(([, sum]) => sum.reorders) },
+      ],
+    });
+    chart.resize();
+  }
+
+  function memory(report) {
+    byId("memory").hidden = !report.buffers.length;
+    if (!report.buffers.length) return;
+    byId("memory-text").textContent = "The arena has " + bytes(report.memory.arena) + "; at most " + bytes(report.memory.peak) + " are alive at one step. Constants take " + bytes(report.memory.constants) + ".";
+    draw("memory-chart", "Arena: the buffers over the steps in which they hold data", {
+      grid: { left: 64, right: 16, top: 12, bottom: 44 },
+      xAxis: axis({ type: "value", name: "step", nameLocation: "middle", nameGap: 26, min: 0, max: report.steps.length }),
+      yAxis: axis({ type: "value", name: "MiB", min: 0, label: { formatter: (v) => String(Number(v.toPrecision(3))) } }),
+      tooltip: { formatter: (p) => { const b = report.buffers[p.value[4]]; return bytes(b.nbytes) + " at " + bytes(b.offset_nbytes) + "\nsteps " + b.first_step + " to " + b.last_step; } },
+      series: [{
+        type: "custom", encode: { x: [0, 1], y: [2, 3] }, clip: true,
+        data: report.buffers.map((b, i) => ({ value: [b.first_step, b.last_step + 1, b.offset_nbytes / 1048576, (b.offset_nbytes + b.nbytes) / 1048576, i], itemStyle: { color: PALETTE[i % PALETTE.length], opacity: 0.8 } })),
+        renderItem: (params, api) => {
+          const from = api.coord([api.value(0), api.value(3)]);
+          const to = api.coord([api.value(1), api.value(2)]);
+          return { type: "rect", shape: { x: from[0], y: from[1], width: Math.max(1, to[0] - from[0] - 0.5), height: Math.max(1, to[1] - from[1]) }, style: api.style() };
+        },
+      }],
+    });
+  }
+
+  function slowest(report) {
+    const rows = [...report.steps].sort((a, b) => b.seconds - a.seconds).slice(0, 30);
+    const columns = ["step", "time", "op", "implementation", "formats", "module", "why"].map((title, i) => ({ title, number: i === 1 }));
+    table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.op, step.impl, step.formats, step.origin, step.reason]));
+  }
+
+  // ---------------------------------------------------------------- what happens
+  function choose(name, focus) {
+    chosen = name;
+    ledger(POLICIES[current]);
+    detail(POLICIES[current]);
+    graph(POLICIES[current]);
+    if (focus) byId("detail").focus({ preventScroll: true });
+    byId("detail").scrollIntoView({ block: "nearest" });
+  }
+  function show(index) {
+    current = index;
+    chosen = null;
+    const report = POLICIES[index];
+    for (const part of [head, verdict, compare, timeline, ledger, detail, graph, modules, memory, slowest]) part(report);
+  }
+  let waiting = 0;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => charts.forEach((chart) => chart.resize()), 100);
+  });
+  addEventListener("beforeprint", () => charts.forEach((chart) => chart.resize({ width: 680 })));
+  addEventListener("afterprint", () => charts.forEach((chart) => chart.resize({ width: "auto" })));
+  dark.addEventListener("change", () => show(current));
+  byId("search").addEventListener("input", () => ledger(POLICIES[current]));
+  show(current);
+  // a reorder's name behind the address's # leads to it
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  if (isReorder(POLICIES[current], wanted)) choose(wanted);
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+})();

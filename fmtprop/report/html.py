@@ -1,0 +1,151 @@
+"""Reports as one HTML file: text, style, code, data and pictures are in it, so that it needs no network.
+
+Names come from models that anybody made: the data is JSON in which nothing can end its element, the page's code writes
+it as text alone, and the policy in the page's head allows the style and the scripts that are in it alone, by hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from fmtprop.errors import FmtpropError
+from fmtprop.layout import MemoryDesc
+from fmtprop.pictures.svg import draw_svg
+from fmtprop.report.ledger import CAUSES
+from fmtprop.system.printable import printable
+
+if TYPE_CHECKING:
+    from fmtprop.report.model import Report
+
+__all__ = ["notebook", "page"]
+
+#: elements along an axis in the picture of a format, where no block needs more
+_DRAWN = 2
+#: rows of the table in a notebook
+_ROWS = 10
+
+_PAGE = """<!doctype html>
+<!-- fmtprop report -->
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+<script type="application/json" id="data">{data}</script>
+<script>{library}</script>
+<script>{code}</script>
+</body>
+</html>
+"""
+
+
+def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = ()) -> str:
+    """Return a page of one model under one or several policies.
+
+    Parameters
+    ----------
+    policies : sequence of mapping
+        Reports as plain data, each with its ``error``.
+    failures : sequence of str
+        What is wrong with outputs.
+
+    Returns
+    -------
+    str
+        A complete document.
+    """
+    style, code, library = _asset("report.css"), _asset("report.js"), _asset("echarts.min.js")
+    scripts = " ".join(_source(script) for script in (library, code))
+    rules = (
+        "default-src 'none'",
+        f"script-src {scripts}",
+        f"style-src {_source(style)}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    data = {"policies": list(policies), "failures": list(failures), "pictures": _pictures(policies)}
+    title = f"{policies[0]['model']}: reorders" if policies else "reorders"
+    return _PAGE.format(
+        policy=escape("; ".join(rules)),
+        title=escape(printable(title)),
+        style=style,
+        body=_asset("report.html"),
+        data=_json(data),
+        library=library,
+        code=code,
+    )
+
+
+def notebook(report: Report) -> str:
+    """Return the verdict and the costliest reorders as a fragment of HTML, without style or script."""
+    rows = sorted(report.reorders, key=lambda row: -row.seconds)[:_ROWS]
+    head = ("reorder", "from", "to", "time", "cause", "verdict")
+    cells = [
+        (row.name, row.src, row.dst, f"{row.seconds * 1e6:.0f} us", row.cause, row.counterfactual.verdict)
+        for row in rows
+    ]
+    table = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in line)}</tr>" for line in cells)
+    titles = "".join(f"<th>{title}</th>" for title in head)
+    said = "".join(f"<p>{_text(sentence)}</p>" for sentence in report.verdict)
+    caption = f"{report.model}, policy {report.policy}, {report.precision}: {report.seconds * 1e3:.3f} ms a run"
+    body = f"<table><thead><tr>{titles}</tr></thead><tbody>{table}</tbody></table>" if rows else ""
+    return f"<div><p><strong>{_text(caption)}</strong></p>{said}{body}</div>"
+
+
+def _text(value: str) -> str:
+    return escape(printable(value))
+
+
+def _json(data: object) -> str:
+    """Return JSON that cannot end the element that it is in, nor begin a comment there."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@lru_cache
+def _asset(name: str) -> str:
+    return (resources.files("fmtprop.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _pictures(policies: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return pictures of the formats that reorders read and write, as data URLs, and what is to be known of causes."""
+    formats = {(row[side], len(row["dims"])) for one in policies for row in one["reorders"] for side in ("src", "dst")}
+    found = {name: drawn for name, rank in sorted(formats) if (drawn := _picture(name, rank)) is not None}
+    return {"formats": found, "causes": CAUSES}
+
+
+def _picture(name: str, rank: int) -> str | None:
+    """Return a small tensor in a format; None where the format is no tag."""
+    dtype, _, tag = name.partition(":")
+    try:
+        whole = MemoryDesc((1,) * rank, dtype, tag=tag)
+        blocks = [1] * rank
+        for block in whole.inner_blocks:
+            blocks[block.axis] *= block.size
+        dims = tuple(
+            1 if rank > 3 and axis == 0 and blocks[0] == 1 else max(_DRAWN, blocks[axis]) for axis in range(rank)
+        )
+        svg = draw_svg(MemoryDesc(dims, dtype, tag=tag), title=f"{name}, of {'x'.join(map(str, dims))}")
+    except FmtpropError:
+        return None
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

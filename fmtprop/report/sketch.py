@@ -1,0 +1,154 @@
+"""The plan's graph and memory as a picture needs them: nodes with places, edges with formats, buffers by lifetime.
+
+Owns where a node is drawn: layers of equal distance from the inputs, in columns that are read like text. What the nodes
+are is the formatted graph's; constants are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.passes.formats import describe
+from fmtprop.runtime.plan import Home, Plan
+
+__all__ = ["BufferRow", "EdgeRow", "NodeRow", "buffers_of", "edges_of", "nodes_of"]
+
+#: how much wider than high the whole is drawn, in nodes
+_ASPECT = 1.6
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node that a run executes, or an input or output.
+
+    Parameters
+    ----------
+    name, op, impl, target, origin : str
+        As in a step; views have no implementation.
+    format : str
+        Of its first result; of an output, what it is given.
+    x, y : float
+        Where it is drawn, in nodes.
+    """
+
+    name: str
+    op: str
+    impl: str
+    target: str
+    origin: str
+    format: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class EdgeRow:
+    """A tensor on its way.
+
+    Parameters
+    ----------
+    producer, reader, operand : str
+        Who writes it, who reads it, and as which operand.
+    format : str
+        How it lies in memory.
+    nbytes : int
+        Its size there.
+    """
+
+    producer: str
+    reader: str
+    operand: str
+    format: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class BufferRow:
+    """A range of the arena.
+
+    Parameters
+    ----------
+    offset_nbytes, nbytes : int
+        Where it begins, and its size.
+    first_step, last_step : int
+        The steps between which it holds data.
+    """
+
+    offset_nbytes: int
+    nbytes: int
+    first_step: int
+    last_step: int
+
+
+def nodes_of(graph: Graph) -> tuple[NodeRow, ...]:
+    """Return the nodes of a formatted graph that depend on an input."""
+    nodes = _shown(graph)
+    places = _places(graph, nodes)
+    return tuple(_node_row(graph, node, *places[node.name]) for node in nodes.values())
+
+
+def edges_of(graph: Graph) -> tuple[EdgeRow, ...]:
+    """Return the tensors between these nodes."""
+    nodes = _shown(graph)
+    return tuple(
+        EdgeRow(value.node, name, operand, describe(graph.desc_of(value)), graph.desc_of(value).nbytes)
+        for name in nodes
+        for operand, value in graph.inputs(name).items()
+        if value.node in nodes
+    )
+
+
+def buffers_of(plan: Plan) -> tuple[BufferRow, ...]:
+    """Return the arena's buffers, in the order of their beginning."""
+    arena = [buffer for buffer in plan.buffers if buffer.home is Home.ARENA and buffer.nbytes]
+    rows = [BufferRow(buffer.offset, buffer.nbytes, buffer.first, buffer.last) for buffer in arena]
+    return tuple(sorted(rows, key=lambda row: (row.first_step, row.offset_nbytes)))
+
+
+def _shown(graph: Graph) -> dict[str, Node]:
+    computed = graph.dependents()
+    return {node.name: node for node in graph.nodes() if node.op == "input" or node.name in computed}
+
+
+def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
+    from fmtprop.report.model import op_with_tail
+
+    choice = node.choice
+    desc = node.descs[0] if node.descs else graph.desc_of(graph.inputs(node.name)["src"])
+    impl, target = (choice.impl, choice.target) if choice is not None else ("", "")
+    return NodeRow(node.name, op_with_tail(node), impl, target, node.origin, describe(desc), x, y)
+
+
+def _places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, float]]:
+    """Return each node's place: layer after layer, downwards, and in the next column where one is full."""
+    layers: list[list[str]] = []
+    depth: dict[str, int] = {}
+    for name in nodes:
+        before = [depth[value.node] for value in graph.inputs(name).values() if value.node in depth]
+        depth[name] = max(before, default=-1) + 1
+        if depth[name] == len(layers):
+            layers.append([])
+        layers[depth[name]].append(name)
+    width = max(map(len, layers), default=1)
+    height = max(4, ceil(sqrt(len(layers) * width / _ASPECT)))
+    places: dict[str, tuple[float, float]] = {}
+    left = 0.0
+    for start in range(0, len(layers), height):
+        column = layers[start : start + height]
+        room = max(map(len, column))
+        for row, names in enumerate(column):
+            names = sorted(names, key=lambda name: _above(graph, name, places))
+            for index, name in enumerate(names):
+                places[name] = (left + (room - len(names)) / 2 + index, float(row))
+        left += room + 1
+    return places
+
+
+def _above(graph: Graph, name: str, places: Mapping[str, tuple[float, float]]) -> float:
+    """Return where a node's sources are, on average: what belongs together is drawn below each other."""
+    found = [places[value.node][0] for value in graph.inputs(name).values() if value.node in places]
+    return sum(found) / len(found) if found else 0.0
