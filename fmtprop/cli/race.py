@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, TableFile, SpecialValues, Target, Threads, Tune, words
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, SpecialValues, TableFile, Target, Threads, Tune, words
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
 from fmtprop.system.limits import MAX_RUNS
 
