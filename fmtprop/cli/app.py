@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fmtprop import __version__
+from fmtprop.cli.check import check, diff, whatif
 from fmtprop.cli.compare import report, run
 from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, printing_help, warning_printer
 from fmtprop.cli.doctor import doctor
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (run, report, show, models, tune, bench, layout, verbose, doctor):
+for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, verbose, doctor):
     app.command()(command)
 
 

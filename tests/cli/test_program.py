@@ -15,7 +15,20 @@ import fmtprop as package
 from fmtprop.errors import PassError
 from tests.cli.command import ROOT, fmtprop, start
 
-COMMANDS = ["run", "report", "show", "models", "tune", "bench", "layout", "verbose", "doctor"]
+COMMANDS = [
+    "run",
+    "report",
+    "diff",
+    "check",
+    "whatif",
+    "show",
+    "models",
+    "tune",
+    "bench",
+    "layout",
+    "verbose",
+    "doctor",
+]
 HEAVY = {"torch", "numpy", "networkx", "scipy", "onnxruntime", "openvino", "rich.progress"}
 
 LOADED = """

@@ -1,0 +1,164 @@
+"""A model planned and measured in several ways, side by side: policies, threads, instruction sets, libraries.
+
+An instruction set and a library are chosen once in a process, so each case has a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+from rich.table import Table
+
+from fmtprop.errors import FmtpropError
+from fmtprop.report.text import render
+from fmtprop.system.printable import printable
+
+__all__ = ["Case", "Outcome", "cases", "side_by_side", "table"]
+
+#: most combinations that are run
+_MOST = 64
+#: what a process prints before its report
+_MARK = "FMTPROP-WHATIF "
+
+_CHILD = f"""
+import json, sys
+from fmtprop.api import Options, compile_graph
+from fmtprop.frontends import load
+from fmtprop.runtime.process import use_threads
+case = json.loads(sys.argv[1])
+use_threads(case["threads"])
+options = Options(policy=case["policy"], dtype=case["dtype"], tune=case["tune"], pin=case["pin"])
+report = compile_graph(load(case["model"]), options).report(repeats=case["repeats"])
+print({_MARK!r} + json.dumps(report.to_dict()), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to plan a model; what is empty is as usual."""
+
+    policy: str = "optimal"
+    dtype: str = "f32"
+    threads: int | None = None
+    isa: str = ""
+    library: str = ""
+    pin: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [self.policy, self.dtype, f"{self.threads} threads" if self.threads else "", self.isa, self.library]
+        return ", ".join(filter(None, [*words, *(f"{name}={tag}" for name, tag in self.pin.items())]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: a report as plain data, or what went wrong."""
+
+    case: Case
+    report: dict[str, Any]
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as plain data."""
+        return {"case": asdict(self.case), "report": self.report or None, "error": self.error or None}
+
+
+def cases(
+    *, policies: Sequence[str], dtypes: Sequence[str], threads: Sequence[str], isas: Sequence[str],
+    libraries: Sequence[str], pins: Sequence[str],
+) -> list[Case]:  # fmt: skip
+    """Return all combinations, each without pins and with each of them.
+
+    Raises
+    ------
+    FmtpropError
+        A number or a pin cannot be read, or there are too many combinations.
+
+    Examples
+    --------
+    >>> [str(case) for case in cases(policies=["optimal"], dtypes=["f32"], threads=["1", "2"], isas=["AVX2"],
+    ...                              libraries=[""], pins=[])]
+    ['optimal, f32, 1 threads, AVX2', 'optimal, f32, 2 threads, AVX2']
+    """
+    pinned: list[dict[str, str]] = [{}]
+    for pin in pins:
+        name, _, tag = pin.partition("=")
+        if not name or not tag:
+            raise FmtpropError(f"a pin is NODE.OPERAND=TAG, such as conv_1.dst=nChw16c; got {pin!r}")
+        pinned.append({name: tag})
+    numbers = []
+    for text in threads:
+        if text and not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
+            raise FmtpropError(f"threads are whole numbers from 1, got {text!r}")
+        numbers.append(int(text) if text else None)
+    found = [Case(*values) for values in product(policies, dtypes, numbers, isas, libraries, pinned)]
+    if len(found) > _MOST:
+        raise FmtpropError(f"these are {len(found)} combinations, more than {_MOST}: leave some out")
+    return found
+
+
+def side_by_side(
+    model: str, found: Sequence[Case], *, tune: str, repeats: int, progress: Callable[[str, int, int], None]
+) -> list[Outcome]:
+    """Plan and measure each case, one after the other.
+
+    Parameters
+    ----------
+    model : str
+        As the command line takes it.
+    found : sequence of Case
+        The ways.
+    tune : str
+        Where costs come from.
+    repeats : int
+        Runs over which medians are taken.
+    progress : callable
+        Called with a description, cases done and cases in all.
+    """
+    outcomes = []
+    for done, case in enumerate(found):
+        progress(str(case), done, len(found))
+        outcomes.append(_run(model, case, tune, repeats))
+    return outcomes
+
+
+def _run(model: str, case: Case, tune: str, repeats: int) -> Outcome:
+    asked = {"model": model, "tune": tune, "repeats": repeats, **asdict(case)}
+    environment = dict(os.environ)
+    if case.isa:
+        environment["ONEDNN_MAX_CPU_ISA"] = case.isa
+    if case.library:
+        environment["FMTPROP_DNNL_LIBRARY"] = case.library
+    command = [sys.executable, "-c", _CHILD, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            return Outcome(case, json.loads(line.removeprefix(_MARK)))
+    lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]
+    return Outcome(case, {}, lines[-1])
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the cases side by side; ratios are to the first that ran."""
+    shown = Table(title="what if")
+    for column in ("case", "isa", "oneDNN", "run", "ratio", "reorders", "in reorders", "arena"):
+        shown.add_column(column, justify="left" if column in ("case", "isa", "oneDNN") else "right", overflow="fold")
+    base = next((one.report["seconds"] for one in outcomes if one.report), 0.0)
+    for one in outcomes:
+        if not one.report:
+            shown.add_row(printable(str(one.case)), "failed", printable(one.error), *[""] * 5)
+            continue
+        report, machine = one.report, one.report["machine"]
+        moved = sum(row["seconds"] for row in report["reorders"])
+        shown.add_row(
+            printable(str(one.case)), machine["isa"], machine["onednn"].partition(" ")[0],
+            f"{report['seconds'] * 1e3:.3f} ms", f"{report['seconds'] / base:.2f}" if base else "",
+            str(len(report["reorders"])), f"{moved * 1e3:.3f} ms", f"{report['memory']['arena'] / 2**20:.1f} MiB",
+        )  # fmt: skip
+    return render(shown)

@@ -1,0 +1,171 @@
+"""Limits that a plan must keep, for a program that checks each change of a model; outcomes as JUnit and SARIF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape, quoteattr
+
+from fmtprop import __version__
+from fmtprop.passes.target import is_loop
+from fmtprop.report.diff import Told, compare
+from fmtprop.system.printable import printable
+
+if TYPE_CHECKING:
+    from fmtprop.report.model import Report
+
+__all__ = ["Limits", "Violation", "check", "junit", "sarif"]
+
+#: what is checked, and what it means
+RULES = {
+    "max-reorders": "A run executes at most so many reorders.",
+    "max-reorder-share": "At most this part of a run is spent in reorders.",
+    "max-ref": "At most so many steps run in loops without optimized code.",
+    "baseline": "No reorder and no unoptimized step is new.",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan must keep; None where it does not matter.
+
+    Parameters
+    ----------
+    max_reorders : int, optional
+        Reorders of a run.
+    max_reorder_share : float, optional
+        Part of a run in reorders, 0 to 1.
+    max_ref : int, optional
+        Steps that run oneDNN's reference loops.
+    baseline : Told, optional
+        A report beside which nothing may be worse.
+    """
+
+    max_reorders: int | None = None
+    max_reorder_share: float | None = None
+    max_ref: int | None = None
+    baseline: Told | None = None
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that are in force."""
+        values = (self.max_reorders, self.max_reorder_share, self.max_ref, self.baseline)
+        return tuple(rule for rule, value in zip(RULES, values, strict=True) if value is not None)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A limit that is not kept.
+
+    Parameters
+    ----------
+    rule : str
+        Its name.
+    message : str
+        What is, what should be, and where.
+    """
+
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.rule}: {self.message}")
+
+
+def check(report: Report, limits: Limits) -> tuple[Violation, ...]:
+    """Return the limits that a report does not keep.
+
+    Parameters
+    ----------
+    report : Report
+        Of one policy.
+    limits : Limits
+        What it must keep.
+    """
+    found = []
+    total = sum(row.seconds for row in report.steps)
+    share = report.reorder_seconds / total if total else 0.0
+    loops = [row.name for row in report.steps if is_loop(row.impl)]
+    if limits.max_reorders is not None and len(report.reorders) > limits.max_reorders:
+        worst = max(report.reorders, key=lambda row: row.seconds)
+        found.append(
+            Violation(
+                "max-reorders",
+                f"{report.model} executes {len(report.reorders)} reorders, more than {limits.max_reorders}; the "
+                f"costliest is {worst.name} ({worst.src} to {worst.dst} for {', '.join(worst.readers)}): {worst.cause}",
+            )
+        )
+    if limits.max_reorder_share is not None and share > limits.max_reorder_share:
+        found.append(
+            Violation(
+                "max-reorder-share",
+                f"{report.model} spends {share:.1%} of a run in reorders, more than {limits.max_reorder_share:.1%}",
+            )
+        )
+    if limits.max_ref is not None and len(loops) > limits.max_ref:
+        named = ", ".join(loops[:5])
+        found.append(
+            Violation(
+                "max-ref", f"{report.model} runs {len(loops)} steps in loops, more than {limits.max_ref}: {named}"
+            )
+        )
+    return (*found, *_new(report, limits.baseline))
+
+
+def _new(report: Report, baseline: Told | None) -> Sequence[Violation]:
+    """Return what is new beside a baseline: one line for each reorder and each step in a loop."""
+    if baseline is None:
+        return ()
+    from fmtprop.report.diff import told
+
+    found = []
+    more = len(report.reorders) - len(baseline.reorders)
+    for change in compare(baseline, told(report.to_dict())).changes:
+        if change.what == "reorder" and not change.before and more > 0:
+            found.append(Violation("baseline", f"{report.model} has a new reorder on {change.name}: {change.after}"))
+        elif change.what in ("implementation", "step") and is_loop(change.after) and not is_loop(change.before):
+            was = f", where it ran {change.before}" if change.before else ""
+            found.append(Violation("baseline", f"{report.model} runs {change.name} in a loop ({change.after}){was}"))
+    return found
+
+
+def junit(model: str, rules: Sequence[str], violations: Sequence[Violation]) -> str:
+    """Return the outcome as JUnit's XML: one test case for each rule."""
+    cases = []
+    for rule in rules:
+        wrong = [violation for violation in violations if violation.rule == rule]
+        inside = "".join(
+            f"<failure message={quoteattr(printable(one.message))}>{escape(str(one))}</failure>" for one in wrong
+        )
+        cases.append(f'<testcase classname="fmtprop.check" name={quoteattr(rule)}>{inside}</testcase>')
+    failed = len({violation.rule for violation in violations})
+    head = f'name={quoteattr(printable(f"fmtprop check {model}"))} tests="{len(rules)}" failures="{failed}"'
+    return f'<?xml version="1.0" encoding="utf-8"?>\n<testsuite {head}>{"".join(cases)}</testsuite>\n'
+
+
+def sarif(model: str, violations: Sequence[Violation]) -> str:
+    """Return the outcome as SARIF 2.1.0, with the model as the artifact.
+
+    References
+    ----------
+    https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+    """
+    rules = [{"id": rule, "shortDescription": {"text": text}} for rule, text in RULES.items()]
+    results: list[dict[str, Any]] = [
+        {
+            "ruleId": one.rule,
+            "level": "error",
+            "message": {"text": printable(one.message)},
+            "locations": [{"logicalLocations": [{"name": printable(model), "kind": "module"}]}],
+        }
+        for one in violations
+    ]
+    driver = {"name": "fmtprop", "version": __version__, "rules": rules}
+    data = {
+        "version": "2.1.0",
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(data, indent=1)

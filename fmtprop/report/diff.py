@@ -1,0 +1,227 @@
+"""Two reports compared: which reorders and implementations came, went or changed, and what that costs.
+
+Works on reports as JSON: of other machines, versions and days. What a step or a reorder is called is its node's name,
+and a reorder is the same one where its edge is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any
+
+from fmtprop.errors import FmtpropError
+from fmtprop.report.model import SCHEMA
+from fmtprop.system.files import path_of, read
+from fmtprop.system.printable import printable
+
+__all__ = ["Change", "Difference", "Told", "chosen", "compare", "read_reports", "told"]
+
+#: bytes of the largest report that is read
+_LARGEST = 256 << 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a report's JSON says, as far as it is compared.
+
+    Parameters
+    ----------
+    model, policy, precision : str
+        What was compiled, and how.
+    seconds : float
+        Of a run.
+    steps : mapping of str to (str, str, float)
+        By node: implementation, formats, seconds.
+    reorders : mapping of str to (str, float, int)
+        By edge (``producer -> reader.operand``): formats, seconds, bytes.
+    machine : mapping of str to str
+        Where it was measured.
+    """
+
+    model: str
+    policy: str
+    precision: str
+    seconds: float
+    steps: Mapping[str, tuple[str, str, float]]
+    reorders: Mapping[str, tuple[str, float, int]]
+    machine: Mapping[str, str]
+
+    @property
+    def reorder_seconds(self) -> float:
+        """Seconds of all reorders of a run."""
+        return sum(seconds for _, seconds, _ in self.reorders.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference.
+
+    Parameters
+    ----------
+    what : {"reorder", "implementation", "formats", "step"}
+        What differs.
+    name : str
+        The edge or the node.
+    before, after : str
+        How it was and is; empty where it is not there.
+    seconds : float
+        What it costs now, less what it cost before.
+    """
+
+    what: str
+    name: str
+    before: str
+    after: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changed from one report to another.
+
+    Parameters
+    ----------
+    before, after : Told
+        The reports.
+    changes : tuple of Change
+        What costs most more first, what saves most last.
+    """
+
+    before: Told
+    after: Told
+    changes: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as plain data; seconds."""
+        sides = {
+            side: {"model": one.model, "policy": one.policy, "precision": one.precision, "seconds": one.seconds,
+                   "reorders": len(one.reorders), "reorder_seconds": one.reorder_seconds, "machine": dict(one.machine)}
+            for side, one in (("before", self.before), ("after", self.after))
+        }  # fmt: skip
+        return {"schema": SCHEMA, **sides, "changes": [asdict(change) for change in self.changes]}
+
+    def to_text(self) -> str:
+        """Return the difference as lines of text."""
+        a, b = self.before, self.after
+        lines = [
+            f"{printable(a.model)}, policy {printable(a.policy)} -> {printable(b.model)}, policy {printable(b.policy)}",
+            f"a run: {a.seconds * 1e3:.3f} ms -> {b.seconds * 1e3:.3f} ms",
+            f"reorders: {len(a.reorders)} taking {a.reorder_seconds * 1e3:.3f} ms -> "
+            f"{len(b.reorders)} taking {b.reorder_seconds * 1e3:.3f} ms",
+        ]
+        lines += [
+            f"{name}: {printable(a.machine.get(name, ''))} -> {printable(b.machine.get(name, ''))}"
+            for name in sorted({*a.machine, *b.machine})
+            if a.machine.get(name) != b.machine.get(name)
+        ]
+        lines += [
+            f"{change.seconds * 1e6:+10.1f} us  {change.what} {printable(change.name)}: "
+            f"{printable(change.before or 'none')} -> {printable(change.after or 'none')}"
+            for change in self.changes
+        ]
+        return "\n".join(lines if self.changes else [*lines, "no reorder, implementation or format differs"])
+
+
+def compare(before: Told, after: Told) -> Difference:
+    """Compare two reports.
+
+    Parameters
+    ----------
+    before, after : Told
+        Of one model, usually.
+    """
+    changes = []
+    for edge in dict.fromkeys((*before.reorders, *after.reorders)):
+        old, new = before.reorders.get(edge, ("", 0.0, 0)), after.reorders.get(edge, ("", 0.0, 0))
+        if old[0] != new[0]:
+            changes.append(Change("reorder", edge, old[0], new[0], new[1] - old[1]))
+    for name in dict.fromkeys((*before.steps, *after.steps)):
+        one, other = before.steps.get(name), after.steps.get(name)
+        if one is None or other is None:
+            gone, came = one or ("", "", 0.0), other or ("", "", 0.0)
+            changes.append(Change("step", name, gone[0], came[0], came[2] - gone[2]))
+        elif one[:2] != other[:2]:
+            if one[0] != other[0]:
+                changes.append(Change("implementation", name, one[0], other[0], other[2] - one[2]))
+            else:
+                changes.append(Change("formats", name, one[1], other[1], other[2] - one[2]))
+    return Difference(before, after, tuple(sorted(changes, key=lambda change: -change.seconds)))
+
+
+def read_reports(path: str | PathLike[str]) -> list[Told]:
+    """Read the reports of a JSON file: one for each policy.
+
+    Raises
+    ------
+    FmtpropError
+        The file cannot be read, or is no report of this version.
+    """
+    try:
+        text = read(path_of(path), _LARGEST).decode("utf-8")
+    except OSError as error:
+        raise FmtpropError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise _no_report(path, "it is not text") from error
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_report(path, f"it is not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else None
+        raise _no_report(path, f"its schema is {found!r}, not {SCHEMA}")
+    policies = data.get("policies", [data])
+    try:
+        reports = [told(one) for one in policies]
+        if not reports:
+            raise ValueError("there is no policy in it")
+        return reports
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_report(path, f"a field is missing or of another type: {error}") from error
+
+
+def told(data: Mapping[str, Any]) -> Told:
+    """Return what a report as plain data says.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError, AttributeError
+        It is none.
+    """
+    reorders = {
+        f"{row['producer']} -> {', '.join(row['readers'])}": (
+            f"{row['src']} to {row['dst']}", float(row["seconds"]), int(row["nbytes"])
+        )
+        for row in data["reorders"]
+    }  # fmt: skip
+    named = {row["name"] for row in data["reorders"]}
+    steps = {
+        str(row["name"]): (str(row["impl"]), str(row["formats"]), float(row["seconds"]))
+        for row in data["steps"]
+        if row["name"] not in named
+    }
+    machine = {str(name): str(value) for name, value in data["machine"].items()}
+    model, policy, precision = (str(data[name]) for name in ("model", "policy", "precision"))
+    return Told(model, policy, precision, float(data["seconds"]), steps, reorders, machine)
+
+
+def chosen(reports: Sequence[Told], policy: str | None, path: object) -> Told:
+    """Return the report of a policy; the only one, or the last one where none is asked for.
+
+    Raises
+    ------
+    FmtpropError
+        There is none of that policy.
+    """
+    for report in reversed(reports):
+        if policy in (None, report.policy):
+            return report
+    raise FmtpropError(
+        f"{path} has no policy {policy!r}; it has {', '.join(report.policy for report in reports) or 'none'}"
+    )
+
+
+def _no_report(path: object, why: str) -> FmtpropError:
+    return FmtpropError(f"{path} is no report of fmtprop: {why}; `fmtprop report MODEL -o FILE.json` writes one")

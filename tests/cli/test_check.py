@@ -1,0 +1,106 @@
+"""``fmtprop diff``, ``check`` and ``whatif`` as a user runs them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fmtprop.bench.whatif import Case, Outcome, cases, side_by_side, table
+from fmtprop.errors import FmtpropError
+from tests.cli.command import fmtprop
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    """A report of the plan without any reorder."""
+    from fmtprop.api import Options, compile_graph
+    from fmtprop.frontends import load
+
+    path = tmp_path_factory.mktemp("reports") / "base.json"
+    compile_graph(load("concat"), Options(policy="plain", tune="model")).report(repeats=1).to_json(path)
+    return path
+
+
+def test_check(capsys, tmp_path, baseline):
+    words = ["check", "concat", "-p", "naive", "-n", "1"]
+    assert fmtprop(capsys, *words, "--max-reorders", 99, "--max-ref", 0, "--max-reorder-share", "100%") == (0, "", "")
+    outcome = fmtprop(
+        capsys, *words, "--max-reorders", 2, "--max-reorder-share", "0.0", "--junit", tmp_path / "j.xml", "--sarif",
+        tmp_path / "s.sarif",
+    )  # fmt: skip
+    assert outcome.code == 1
+    assert [line.partition(":")[0] for line in outcome.out.splitlines()] == ["max-reorders", "max-reorder-share"]
+    assert 'failures="2"' in (tmp_path / "j.xml").read_text()
+    assert len(json.loads((tmp_path / "s.sarif").read_text())["runs"][0]["results"]) == 2
+    (tmp_path / "mine.xml").write_text("mine")
+    code, _, err = fmtprop(capsys, *words, "--max-ref", 0, "--junit", tmp_path / "mine.xml")
+    assert code == 2 and (tmp_path / "mine.xml").read_text() == "mine"
+    code, out, _ = fmtprop(capsys, *words[:-2], "-n", 1, "--max-reorders", 0, "--json")
+    assert code == 1 and json.loads(out)["violations"][0]["rule"] == "max-reorders"
+    code, _, err = fmtprop(capsys, *words, "--baseline", baseline)
+    assert code == 2 and "has no policy 'naive'; it has plain" in err
+
+
+def test_a_plan_that_is_worse_than_its_baseline(capsys, tmp_path, baseline):
+    better = json.loads(baseline.read_text()) | {"policy": "naive"}
+    (tmp_path / "b.json").write_text(json.dumps(better))
+    code, out, _ = fmtprop(capsys, "check", "concat", "-p", "naive", "-n", 1, "--baseline", tmp_path / "b.json")
+    assert code == 1 and out.count("baseline: concat has a new reorder on ") > 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is nothing to check: give --max-reorders"),
+        (["--max-reorder-share", "7"], "--max-reorder-share is a part of a run, such as 0.05 or 5%; got '7'"),
+        (["--max-reorder-share", "x%"], "got 'x%'"),
+        (["--baseline", "/no/such"], "/no/such cannot be read: No such file"),
+    ],
+)
+def test_check_refuses(capsys, words, message):
+    code, out, err = fmtprop(capsys, "check", "chain", *words)
+    assert (code, out) == (2, "") and message in err
+
+
+def test_diff(capsys, tmp_path, baseline):
+    code, out, _ = fmtprop(capsys, "diff", baseline, baseline)
+    assert code == 0 and "no reorder, implementation or format differs" in out
+    code, out, _ = fmtprop(capsys, "diff", baseline, baseline, "--json")
+    assert json.loads(out)["changes"] == []
+    assert fmtprop(capsys, "diff", baseline, tmp_path / "gone").code == 2
+
+
+def test_whatif(capsys):
+    code, out, err = fmtprop(capsys, "whatif", "concat", "-p", "plain,naive", "-n", 1, "--isa", "SSE41", "--json")
+    assert (code, err) == (0, "")
+    plain, naive = json.loads(out)
+    assert plain["case"] == {
+        "policy": "plain",
+        "dtype": "f32",
+        "threads": None,
+        "isa": "SSE41",
+        "library": "",
+        "pin": {},
+    }
+    assert plain["report"]["machine"]["isa"] == naive["report"]["machine"]["isa"] == "sse41"
+    assert len(naive["report"]["reorders"]) > len(plain["report"]["reorders"]) == 0
+
+
+def test_what_fails_is_told_beside_the_rest():
+    (outcome,) = side_by_side("no_such_model", [Case()], tune="model", repeats=1, progress=lambda *_: None)
+    assert "no_such_model" in outcome.error and not outcome.report
+    assert "failed" in table([outcome, Outcome(Case(threads=3), {}, "\x1b")])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threads": ["0"]}, "threads are whole numbers"), ({"pins": ["conv_1"]}, "a pin is NODE.OPERAND=TAG"),
+        ({"isas": list("abcdefgh"), "dtypes": ["f32"] * 9}, "these are 72 combinations, more than 64"),
+    ],
+)  # fmt: skip
+def test_cases_refuse(given, message):
+    usual = {"policies": ["plain"], "dtypes": ["f32"], "threads": [""], "isas": [""], "libraries": [""], "pins": []}
+    with pytest.raises(FmtpropError, match=message):
+        cases(**(usual | given))
