@@ -7,6 +7,6 @@ Knows text alone: neither torch nor oneDNN is loaded. ``parse.py`` reads lines, 
 from __future__ import annotations
 
 from fmtprop.verbose.ledger import Ledger
-from fmtprop.verbose.parse import Execution, parse_line
+from fmtprop.verbose.parse import Execution, executions_of, parse_line
 
-__all__ = ["Execution", "Ledger", "parse_line"]
+__all__ = ["Execution", "Ledger", "executions_of", "parse_line"]

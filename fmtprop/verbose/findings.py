@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fmtprop.verbose.parse import Execution
+from fmtprop.verbose.parse import LAST, PLAIN, Execution
 
 __all__ = ["Sum", "Tally", "findings"]
 
@@ -148,7 +148,7 @@ def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, st
             yield "weights packed again", tally.name, tally.sum
     elif src[1:] == dst[1:]:
         yield "reorder that changes nothing", tally.name, tally.sum
-    elif src.dtype == dst.dtype and (advised := _activation(src.tag, dst.tag)):
+    elif src.dtype == dst.dtype and (advised := _activation(one)):
         yield advised, f"{src.dtype}:{src.tag} -> {dst.dtype}:{dst.tag}", tally.sum
     for between, total in tally.undone.items():
         yield "reorder that is undone", f"{tally.name}{f' around {between}' if between else ''}", total
@@ -156,13 +156,12 @@ def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, st
         yield "reorders in a row", tally.name, tally.chained
 
 
-def _activation(src: str, dst: str) -> str:
+def _activation(one: Execution) -> str:
     """Return what a change of an activation's format says of the program, empty for nothing."""
-    plain, last = {"abc", "abcd", "abcde", "nchw", "ncdhw"}, {"acb", "acdb", "acdeb", "nhwc", "ndhwc"}
-    if (src in plain and dst in last) or (src in last and dst in plain):
-        return "activations in row-major"
-    blocked = [tag for tag in (src, dst) if any(letter.isupper() for letter in tag)]
-    return "activations leave their blocks" if len(blocked) == 1 and {src, dst} & (plain | last) else ""
+    if not one.moves_activations:
+        return ""
+    tags = {operand.tag for operand in one.operands[:2]}
+    return "activations in row-major" if tags & PLAIN and tags & LAST else "activations leave their blocks"
 
 
 def _weights_reads(tallies: Iterable[Tally]) -> Counter[tuple[str, str]]:

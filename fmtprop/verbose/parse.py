@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["Execution", "Operand", "executions", "parse_body", "parse_line"]
+__all__ = ["LAST", "PLAIN", "Execution", "Operand", "executions", "executions_of", "parse_body", "parse_line"]
 
 _MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
 #: characters before the word ``exec``: version of the format, timestamp, component
@@ -46,6 +46,11 @@ _BITS = {
 #: sizes of a convolution's weights in its problem: ``g2``, ``mb1_ic3oc32_ih32oh32kh3…``, ``mb1_g2ic4oc4_…``
 _CONVOLUTION = re.compile(r"(?:.*_)?(?:g(\d+))?ic(\d+)oc(\d+)_")
 _KERNEL = re.compile(r"k([dhw])(\d+)")
+
+
+#: tags of activations: row-major, and channels-last
+PLAIN = frozenset({"abc", "abcd", "abcde", "nchw", "ncdhw"})
+LAST = frozenset({"acb", "acdb", "acdeb", "nhwc", "ndhwc"})
 
 
 class Operand(NamedTuple):
@@ -97,12 +102,23 @@ class Execution:
         return "A" in blocked or len(blocked) > 1 or tag.upper().lstrip("G").startswith(("OI", "IO"))
 
     @property
+    def moves_activations(self) -> bool:
+        """Whether this is a reorder of an activation between row-major and channels-last or blocks of channels."""
+        if self.kind != "reorder" or len(self.operands) < 2 or self.packs:
+            return False
+        tags = {operand.tag for operand in self.operands[:2]}
+        blocked = [tag for tag in tags if any(letter.isupper() for letter in tag)]
+        return len(tags) == 2 and (
+            bool(tags & LAST and tags & PLAIN) or (len(blocked) == 1 and bool(tags & (PLAIN | LAST)))
+        )
+
+    @property
     def weights_sizes(self) -> str:
         """Sizes of the weights that this reads, as a reorder of them spells it; empty where the line does not tell."""
-        if self.kind == "matmul":
+        if ":" in self.problem:  # of a matmul
             return self.problem.partition(":")[2].partition(":")[0].partition("_")[0]
         found = _CONVOLUTION.match(self.problem)
-        if found is None or self.kind not in ("convolution", "deconvolution"):
+        if found is None:
             return ""
         groups, ic, oc = (int(number or 1) for number in found.groups())
         kernel = [number for _, number in _KERNEL.findall(self.problem)]
@@ -163,6 +179,14 @@ def parse_body(body: str) -> Execution | None:
     return Execution(kind, impl, prop, _operands(formats), fields[-1], 0.0)
 
 
+def executions_of(line: str) -> Iterator[Execution]:
+    """Yield all executions that a line reports."""
+    for body, milliseconds in executions(line):
+        found = parse_body(body)
+        if found is not None:
+            yield replace(found, seconds=milliseconds / 1e3)
+
+
 def parse_line(line: str) -> Execution | None:
     """Return the execution that a line reports, None if it reports none; the last one where it has several.
 
@@ -179,11 +203,8 @@ def parse_line(line: str) -> Execution | None:
     >>> parse_line("onednn_verbose,info,oneDNN v3.2.0") is None
     True
     """
-    for body, milliseconds in reversed(list(executions(line))):
-        found = parse_body(body)
-        if found is not None:
-            return Execution(found.kind, found.impl, found.prop, found.operands, found.problem, milliseconds / 1e3)
-    return None
+    found = list(executions_of(line))
+    return found[-1] if found else None
 
 
 def _operands(formats: str) -> tuple[Operand, ...]:
