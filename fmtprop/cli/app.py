@@ -15,6 +15,7 @@ from fmtprop.cli.console import FAILED, TRACEBACK, emit, failing, printing_help,
 from fmtprop.cli.doctor import doctor
 from fmtprop.cli.graphs import models, show
 from fmtprop.cli.layout import layout
+from fmtprop.cli.lens import lens
 from fmtprop.cli.race import bench
 from fmtprop.cli.tune import tune
 from fmtprop.cli.verbose import verbose
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, verbose, doctor):
+for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, verbose, lens, doctor):
     app.command()(command)
 
 

@@ -28,6 +28,7 @@ PUBLIC = {
     "Graph",
     "compile",
     "explain",
+    "explain_torch",
     "from_torch",
     "inspect",
     "load",

@@ -1,0 +1,63 @@
+"""``fmtprop lens``: PyTorch's hidden reorders in a program, by module and source line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fmtprop.cli.arguments import Json
+from fmtprop.cli.console import FAILED, USAGE, emit, failing, note
+from fmtprop.errors import FmtpropError
+
+
+def lens(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- python SCRIPT...", help="A Python program and its arguments.", show_default=False),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show the reorders that PyTorch's own oneDNN executes in a program: by module and source line.
+
+    The program runs as it is, in eager mode, with its operators watched; what it prints stays its own, on stderr. For
+    what channels_last, mkldnn tensors, Inductor and fmtprop would save of one model, use fmtprop.explain_torch.
+    Example: fmtprop lens -- python script.py
+    """
+    from fmtprop.lens.findings import lens_from
+
+    with failing(USAGE):
+        interpreter, words = _program(command)
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "lens.json"
+            code = _run([*interpreter, "-m", "fmtprop.lens.script", str(result), *words])
+            data: dict[str, Any] | None = json.loads(result.read_text()) if result.exists() else None
+    if data is not None:
+        emit(json.dumps(data, indent=1) if as_json else lens_from(data).to_text())
+    if data is None or not data["primitives"]["count"]:
+        note("oneDNN executed nothing in this program's own process and thread")
+    if code or data is None:
+        raise typer.Exit(code or FAILED)
+
+
+def _program(command: list[str]) -> tuple[list[str], list[str]]:
+    """Return the interpreter, and the script or module with its arguments."""
+    first, *words = command
+    if not Path(first).name.startswith("python"):
+        first, words = sys.executable, command
+    if not words or (words[0].startswith("-") and words[0] != "-m") or words == ["-m"]:
+        raise FmtpropError("lens runs a Python script or module: fmtprop lens -- python script.py, or python -m module")
+    return [first], words
+
+
+def _run(command: list[str]) -> int:
+    """Run the program; what it prints goes to stderr, as stdout has the result."""
+    try:
+        return subprocess.run(command, stdout=sys.stderr.fileno()).returncode
+    except OSError as error:
+        raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error

@@ -1,0 +1,232 @@
+"""What a tracer saw, added up: by module, by line, by operator; and what channels_last should save."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from fmtprop.report.files import write_text
+from fmtprop.report.text import render
+from fmtprop.system.printable import printable
+
+if TYPE_CHECKING:
+    from fmtprop.lens.tracer import Call
+    from fmtprop.lens.variants import Variant
+
+__all__ = ["Lens", "OperatorRow", "lens_from", "lens_of"]
+
+#: version of the JSON form
+SCHEMA = 1
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """What oneDNN did in the calls of one operator, from one module and one line.
+
+    Parameters
+    ----------
+    module, kind : str
+        The module's path and its class; empty outside modules.
+    line : str
+        ``file:line`` of the program.
+    operator : str
+        PyTorch's name.
+    calls, primitives, reorders : int
+        How often it was called, and what oneDNN executed then.
+    primitive_seconds, reorder_seconds : float
+        What these took, reorders among the primitives.
+    weights_seconds : float
+        Of the reorders, those that pack weights.
+    activation_seconds : float
+        Of the reorders, those of activations between row-major and channels-last or blocked formats.
+    formats : tuple of str
+        The reorders: formats and sizes, each once.
+    """
+
+    module: str
+    kind: str
+    line: str
+    operator: str
+    calls: int
+    primitives: int
+    reorders: int
+    primitive_seconds: float
+    reorder_seconds: float
+    weights_seconds: float
+    activation_seconds: float
+    formats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lens:
+    """PyTorch's hidden reorders in one run of a model or program.
+
+    Parameters
+    ----------
+    name : str
+        Of the model or program.
+    rows : tuple of OperatorRow
+        The costliest reorders first.
+    variants : tuple of Variant
+        The model in other ways, measured; empty for a program.
+    """
+
+    name: str
+    rows: tuple[OperatorRow, ...]
+    variants: tuple[Variant, ...] = ()
+
+    @property
+    def primitive_seconds(self) -> float:
+        """Seconds of all primitives."""
+        return sum(row.primitive_seconds for row in self.rows)
+
+    @property
+    def reorder_seconds(self) -> float:
+        """Seconds of all reorders."""
+        return sum(row.reorder_seconds for row in self.rows)
+
+    @property
+    def reorders(self) -> int:
+        """Number of reorders."""
+        return sum(row.reorders for row in self.rows)
+
+    @property
+    def attributed_share(self) -> float:
+        """Part of the reorders' time, 0 to 1, that is known to belong to a module."""
+        named = sum(row.reorder_seconds for row in self.rows if row.kind)
+        return named / self.reorder_seconds if self.reorder_seconds else 1.0
+
+    @property
+    def channels_last_saves_seconds(self) -> float:
+        """Seconds of reorders that ``channels_last`` should save: of activations; weights are packed all the same."""
+        return sum(row.activation_seconds for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data; seconds, shares from 0 to 1."""
+        share = self.reorder_seconds / self.primitive_seconds if self.primitive_seconds else 0.0
+        return {
+            "schema": SCHEMA,
+            "model": self.name,
+            "primitives": {"count": sum(row.primitives for row in self.rows), "seconds": self.primitive_seconds},
+            "reorders": {"count": self.reorders, "seconds": self.reorder_seconds, "share": share},
+            "attributed_share": self.attributed_share,
+            "channels_last_saves_seconds": self.channels_last_saves_seconds,
+            "operators": [asdict(row) for row in self.rows],
+            "variants": [asdict(variant) for variant in self.variants],
+        }
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """Return everything as JSON; also write it when a path is given.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        if path is not None:
+            write_text(text, path)
+        return text
+
+    def to_text(self) -> str:
+        """Return tables for a terminal."""
+        data = self.to_dict()
+        parts: list[RenderableType] = [
+            f"{printable(self.name)}: {self.reorders} hidden reorders take {self.reorder_seconds * 1e3:.3f} ms, "
+            f"{data['reorders']['share']:.1%} of oneDNN's time\n"
+            f"{self.attributed_share:.1%} of it belongs to modules; channels_last should save "
+            f"{self.channels_last_saves_seconds * 1e3:.3f} ms of it\n",
+            _operators(self.rows),
+        ]
+        if self.variants:
+            parts.append(_variants(self.variants))
+        return render(Group(*parts))
+
+    def _repr_html_(self) -> str:
+        """Return the text for a notebook."""
+        from html import escape
+
+        return f"<pre>{escape(self.to_text())}</pre>"
+
+
+def lens_of(name: str, calls: Iterable[Call], variants: Sequence[Variant] = ()) -> Lens:
+    """Add up calls.
+
+    Parameters
+    ----------
+    name : str
+        Of the model or program.
+    calls : iterable of Call
+        What a tracer saw.
+    variants : sequence of Variant
+        The model in other ways.
+    """
+    groups: dict[tuple[str, str, str, str], list[Call]] = {}
+    for call in calls:
+        groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
+    rows = [_row(key, group) for key, group in groups.items()]
+    return Lens(name, tuple(sorted(rows, key=lambda row: -row.reorder_seconds)), tuple(variants))
+
+
+def lens_from(data: Mapping[str, Any]) -> Lens:
+    """Return the lens of what :meth:`Lens.to_dict` gave."""
+    from fmtprop.lens.variants import Variant
+
+    rows = (OperatorRow(**{**row, "formats": tuple(row["formats"])}) for row in data["operators"])
+    return Lens(data["model"], tuple(rows), tuple(Variant(**one) for one in data["variants"]))
+
+
+def _row(key: tuple[str, str, str, str], group: Sequence[Call]) -> OperatorRow:
+    found = [one for call in group for one in call.executions]
+    reorders = [one for one in found if one.kind == "reorder"]
+    packing = sum(one.seconds for one in reorders if one.packs)
+    activations = sum(one.seconds for one in reorders if one.moves_activations)
+    formats = dict.fromkeys(
+        f"{one.operands[0].tag} -> {one.operands[1].tag} {one.problem}" for one in reorders if len(one.operands) > 1
+    )
+    return OperatorRow(
+        *key, len(group), len(found), len(reorders), sum(one.seconds for one in found),
+        sum(one.seconds for one in reorders), packing, activations, tuple(formats),
+    )  # fmt: skip
+
+
+def _operators(rows: Sequence[OperatorRow]) -> Table:
+    table = Table(title=f"the costliest {min(_SHOWN, len(rows))} of {len(rows)} places")
+    for column in ("module", "line", "operator", "reorders", "time", "of weights", "formats"):
+        right = column in ("reorders", "time", "of weights")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows[:_SHOWN]:
+        times = (f"{seconds * 1e3:.3f} ms" for seconds in (row.reorder_seconds, row.weights_seconds))
+        module = f"{row.module} ({row.kind})" if row.kind else ""
+        cells = (
+            module,
+            row.line.rpartition("/")[2],
+            row.operator,
+            str(row.reorders),
+            *times,
+            "; ".join(row.formats[:3]),
+        )
+        table.add_row(*map(printable, cells))
+    return table
+
+
+def _variants(variants: Sequence[Variant]) -> Table:
+    table = Table(title="in other ways, measured in turns")
+    for column in ("way", "run", "ratio", "reorders", "in reorders", "error"):
+        table.add_column(column, justify="left" if column == "way" else "right", overflow="fold")
+    base = variants[0].seconds
+    for one in variants:
+        if one.failure:
+            table.add_row(one.name, "failed", "", "", "", printable(one.failure))
+            continue
+        ratio = f"{one.seconds / base:.2f}" if base else ""
+        figures = (f"{one.seconds * 1e3:.3f} ms", ratio, str(one.reorders), f"{one.reorder_seconds * 1e3:.3f} ms")
+        table.add_row(one.name, *figures, f"{one.error:.0e}")
+    return table

@@ -1,0 +1,44 @@
+"""A Python program under the tracer: ``python -m fmtprop.lens.script RESULT PROGRAM ARGUMENTS…``.
+
+Runs in a process of its own, whose command line :mod:`fmtprop.cli` makes.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from fmtprop.lens.findings import lens_of
+from fmtprop.lens.tracer import Tracer
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> None:
+    """Run a program, and write what the tracer saw to a file, however the program ends.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The file for the result, then the program (``-m MODULE`` or a path) and its own arguments.
+    """
+    result, *words = arguments
+    tracer = Tracer()
+    try:
+        with tracer.watching():
+            if words[0] == "-m":
+                sys.argv = words[1:]
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = words
+                sys.path[0] = str(Path(words[0]).resolve().parent)
+                runpy.run_path(words[0], run_name="__main__")
+    finally:
+        program = words[1] if words[0] == "-m" else os.path.basename(words[0])
+        Path(result).write_text(lens_of(program, tracer.calls).to_json())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""Watches PyTorch's operators, and says what oneDNN executed in each.
+
+oneDNN writes its log to the process's standard output. Around each operator, that goes to a file of the tracer's own.
+What is found there belongs to the operator, to the module whose ``forward`` runs, and to the line that called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fmtprop.dnnl.output import flush_output
+from fmtprop.errors import FmtpropError
+from fmtprop.verbose import Execution, executions_of
+
+__all__ = ["Call", "Tracer", "logging", "output_of"]
+
+#: files whose lines are none of the user's
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
+#: calls that are kept one by one
+_MOST = 1_000_000
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator in which oneDNN executed something.
+
+    Parameters
+    ----------
+    operator : str
+        Such as ``aten.convolution.default``.
+    module, kind : str
+        The module's path below the outermost one, and its class; empty outside modules.
+    line : str
+        ``file:line`` of the user's program.
+    executions : tuple of Execution
+        What oneDNN logged.
+    """
+
+    operator: str
+    module: str
+    kind: str
+    line: str
+    executions: tuple[Execution, ...]
+
+
+@dataclass
+class Tracer:
+    """Collects the calls of one thread."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._stack: list[tuple[str, str]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[Tracer]:
+        """Watch all operators that this thread calls in the block.
+
+        Raises
+        ------
+        FmtpropError
+            PyTorch has no oneDNN, or its log cannot be switched on.
+        """
+        with ExitStack() as stack:
+            sink = stack.enter_context(tempfile.TemporaryFile(mode="w+b", buffering=0))
+            stack.enter_context(logging())
+            before = register_module_forward_pre_hook(self._enter)
+            stack.callback(before.remove)
+            after = register_module_forward_hook(self._leave, always_call=True)
+            stack.callback(after.remove)
+            stack.enter_context(_Watch(self, sink))
+            yield self
+
+    def add(self, operator: str, text: str) -> None:
+        """Keep what oneDNN logged in an operator."""
+        found = tuple(one for line in text.splitlines() for one in executions_of(line))
+        if found and len(self.calls) < _MOST:
+            module, kind = self._stack[-1] if self._stack else ("", "")
+            self.calls.append(Call(operator, module, kind, _line(), found))
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._stack:
+            self._names = {id(part): name for name, part in module.named_modules(remove_duplicate=True)}
+        self._stack.append((self._names.get(id(module), type(module).__name__), type(module).__name__))
+
+    def _leave(self, module: torch.nn.Module, _: Any, result: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, tracer: Tracer, sink: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracer, self._sink = tracer, sink
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with output_of(self._sink) as read:
+            result = func(*args, **(kwargs or {}))
+        self._tracer.add(str(func), read())
+        return result
+
+
+@contextmanager
+def logging() -> Iterator[None]:
+    """Switch on the log of PyTorch's own oneDNN.
+
+    Raises
+    ------
+    FmtpropError
+        PyTorch has no oneDNN, or its log cannot be switched on.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        raise FmtpropError("this PyTorch has no oneDNN (torch.backends.mkldnn.is_available() is False): nothing to see")
+    try:
+        switch = torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON)  # type: ignore[no-untyped-call]
+        with switch:
+            yield
+    except RuntimeError as error:
+        if "verbose mode" not in str(error):
+            raise
+        raise FmtpropError(f"PyTorch's oneDNN has no log: {error}") from error
+
+
+@contextmanager
+def output_of(sink: Any) -> Iterator[Any]:
+    """Let standard output go to a file in the block; yield a function that reads it afterwards."""
+    flush_output()
+    keep = os.dup(1)
+    sink.seek(0)
+    sink.truncate()
+    os.dup2(sink.fileno(), 1)
+
+    def read() -> str:
+        sink.seek(0)
+        text: str = sink.read().decode("utf-8", errors="replace")
+        return text
+
+    try:
+        yield read
+    finally:
+        flush_output()
+        os.dup2(keep, 1)
+        os.close(keep)
+
+
+def _line() -> str:
+    """Return the innermost line of the program that is neither PyTorch's nor ours; the outermost one of none."""
+    frame = sys._getframe(1)
+    last = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _OURS, "<frozen")) and "contextlib" not in name:
+            return f"{name}:{frame.f_lineno}"
+        last = f"{name}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return last

@@ -1,0 +1,168 @@
+"""A model in other ways, measured: channels-last, mkldnn tensors, Inductor with frozen weights, fmtprop."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fmtprop.api import compile as compile_model
+from fmtprop.errors import FmtpropError
+from fmtprop.lens.tracer import logging, output_of
+from fmtprop.runtime.agreement import error_of_numbers
+from fmtprop.verbose import Ledger
+
+__all__ = ["VARIANTS", "Variant", "measure"]
+
+#: what may go wrong with a way to run a model: that PyTorch or we cannot; it is told, and the others go on
+_FAILURES = (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError, FmtpropError)
+
+#: turns before those that count
+_WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a model.
+
+    Parameters
+    ----------
+    name : str
+        ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``.
+    seconds : float
+        Median time of a run; 0 where it failed.
+    reorders : int
+        Reorders that oneDNN executed in a run.
+    reorder_seconds : float
+        What they took.
+    error : float
+        Largest error relative to eager.
+    failure : str
+        Why the model cannot be run so; empty where it can.
+    """
+
+    name: str
+    seconds: float = 0.0
+    reorders: int = 0
+    reorder_seconds: float = 0.0
+    error: float = 0.0
+    failure: str = ""
+
+
+Run = Callable[[], Any]
+
+
+def measure(
+    module: torch.nn.Module, inputs: Sequence[torch.Tensor], names: Sequence[str], repeats: int
+) -> tuple[Variant, ...]:
+    """Run a model in several ways, in turns.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In evaluation mode; copies of it are changed, never itself.
+    inputs : sequence of torch.Tensor
+        Its arguments.
+    names : sequence of str
+        Ways of :data:`VARIANTS`.
+    repeats : int
+        Turns over which medians are taken.
+
+    Returns
+    -------
+    tuple of Variant
+        Eager first.
+    """
+    runs: dict[str, Run] = {"eager": lambda: module(*inputs)}
+    failed: dict[str, Variant] = {}
+    expected = _flat(runs["eager"]())
+    logs: dict[str, tuple[int, float]] = {}
+    errors: dict[str, float] = {}
+    for name in ("eager", *names):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                runs[name] = run = runs.get(name) or VARIANTS[name](module, inputs)
+                got = [run() for _ in range(_WARMUP)][-1]
+            errors[name] = max(map(error_of_numbers, _flat(got), expected), default=0.0)
+            logs[name] = _logged(name, run)
+        except _FAILURES as error:
+            runs.pop(name, None)
+            failed[name] = Variant(name, failure=str(error).partition("\n")[0][:200])
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = perf_counter()
+            run()
+            times[name].append(perf_counter() - start)
+    return tuple(
+        failed.get(name) or Variant(name, median(times[name]), *logs[name], errors[name]) for name in ("eager", *names)
+    )
+
+
+def _logged(name: str, run: Run) -> tuple[int, float]:
+    """Return number and seconds of the reorders of one run."""
+    if name == "fmtprop":
+        report = run.net.report(repeats=3)  # type: ignore[attr-defined]
+        return len(report.reorders), report.reorder_seconds
+    with tempfile.TemporaryFile(mode="w+b", buffering=0) as sink, logging():
+        with output_of(sink) as read:
+            run()
+        ledger = Ledger()
+        ledger.read(read().splitlines())
+    return ledger.reorders.count, ledger.reorders.seconds
+
+
+def _channels_last(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Run:
+    changed = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    given = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
+    return lambda: changed(*given)
+
+
+def _mkldnn(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Run:
+    from torch.utils import mkldnn
+
+    changed = mkldnn.to_mkldnn(copy.deepcopy(module))  # type: ignore[no-untyped-call]
+    return lambda: _dense(changed(*(x.to_mkldnn() if x.is_floating_point() else x for x in inputs)))
+
+
+def _inductor(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Run:
+    import torch._inductor.config as settings
+
+    with settings.patch(freezing=True):
+        compiled = torch.compile(copy.deepcopy(module))
+        compiled(*inputs)
+    return lambda: compiled(*inputs)
+
+
+class _Fmtprop:
+    def __init__(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+        self.net, self._inputs = compile_model(module, tuple(inputs)), inputs
+
+    def __call__(self) -> Any:
+        return self.net(*self._inputs)
+
+
+#: ways to run a model beside eager
+VARIANTS: dict[str, Callable[[torch.nn.Module, Sequence[torch.Tensor]], Run]] = {
+    "channels_last": _channels_last,
+    "mkldnn": _mkldnn,
+    "inductor": _inductor,
+    "fmtprop": _Fmtprop,
+}
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    leaves, _ = torch.utils._pytree.tree_flatten(result)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _dense(result: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.to_dense() if x.is_mkldnn else x, result)

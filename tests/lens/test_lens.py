@@ -1,0 +1,156 @@
+"""PyTorch's hidden reorders: all of oneDNN's log is attributed, and the model stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop.cli.lens import _program
+from fmtprop.errors import FmtpropError, InputError
+from fmtprop.lens.findings import lens_from, lens_of
+from fmtprop.lens.tracer import Tracer
+from fmtprop.verbose import Ledger
+from tests.cli.command import ROOT
+
+
+class Net(torch.nn.Module):
+    """Two convolutions in modules, and one of a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU())
+        self.last = torch.nn.Conv2d(16, 32, 3)
+        self.weight = torch.nn.Parameter(torch.randn(8, 32, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(self.last(self.stem(x)), self.weight)
+
+
+INPUT = torch.ones(1, 3, 64, 64)
+
+SCRIPT = """
+import sys, torch
+from tests.lens.test_lens import INPUT, Net
+with torch.no_grad():
+    net = Net().eval()
+    net(INPUT)
+print("its own output", *sys.argv[1:])
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+
+
+def test_reorders_belong_to_modules_and_lines():
+    net = Net().eval()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    lens = fp.explain_torch(net, INPUT, variants=[])
+    places = {(row.module, row.kind): row for row in lens.rows if row.primitives}
+    assert {("last", "Conv2d"), ("", "Net")} <= places.keys()
+    assert lens.attributed_share == 1.0 and lens.reorders >= 3
+    file, _, line = places["last", "Conv2d"].line.rpartition(":")
+    assert file == __file__ and "self.last(" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert 0 < lens.reorder_seconds < lens.primitive_seconds
+    assert 0 < lens.channels_last_saves_seconds < lens.reorder_seconds
+    assert all(row.weights_seconds + row.activation_seconds <= row.reorder_seconds + 1e-12 for row in lens.rows)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_program_is_attributed_as_its_log_says(script):
+    done = run("-m", "fmtprop", "lens", "--json", "--", sys.executable, script, "3", "words")
+    assert done.returncode == 3 and "its own output 3 words" in done.stderr
+    data = json.loads(done.stdout)
+    ledger = Ledger()
+    ledger.read(run(script, "0", ONEDNN_VERBOSE="1").stdout.splitlines())
+    assert data["reorders"]["count"] == ledger.reorders.count > 0
+    assert data["primitives"]["count"] == ledger.primitives.count
+    assert data["attributed_share"] >= 0.99 and data["model"] == "script.py"
+    assert {row["module"] for row in data["operators"]} >= {"", "last"}
+    text = lens_from(data).to_text()
+    assert "hidden reorders take" in text and "(Conv2d)" in text
+
+
+def test_other_ways_are_measured():
+    lens = fp.explain_torch(Net().eval(), [INPUT], variants=["channels_last", "mkldnn", "fmtprop"], repeats=2)
+    eager, last, mkldnn, ours = lens.variants
+    assert [one.name for one in lens.variants] == ["eager", "channels_last", "mkldnn", "fmtprop"]
+    for one in (eager, last, ours):
+        assert not one.failure and one.seconds > 0 and one.error < 1e-4
+    assert last.reorders < eager.reorders and ours.reorders <= last.reorders
+    assert mkldnn.failure or mkldnn.seconds > 0, "its functional convolution may not take an mkldnn tensor"
+    assert json.loads(lens.to_json())["variants"][0]["name"] == "eager"
+    assert "in other ways, measured in turns" in lens.to_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "name"), [("resnet", "resnet50"), ("densenet", "densenet121"), ("mobilenetv2", "mobilenetv2_w1")]
+)
+def test_real_networks_are_attributed(family, name):
+    models = pytest.importorskip(f"pytorchcv.models.{family}")
+    torch.manual_seed(0)
+    net = getattr(models, name)().eval()
+    lens = fp.explain_torch(net, torch.randn(1, 3, 224, 224), variants=["channels_last"], repeats=3)
+    assert lens.attributed_share >= 0.99 and lens.reorders > 10
+    eager, last = lens.variants
+    assert last.reorder_seconds < eager.reorder_seconds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.relu, INPUT), "takes a torch.nn.Module, got builtin_function_or_method"),
+        ((Net(), INPUT), "evaluation mode: call module.eval"),
+        ((Net().eval(), ["x"]), "input 0 of explain_torch must be a tensor on the CPU, got str"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(InputError, match=message):
+        fp.explain_torch(*arguments)
+
+
+def test_options_are_checked():
+    with pytest.raises(InputError, match="unknown variant 'gpu' of explain_torch; known: channels_last, mkldnn"):
+        fp.explain_torch(Net().eval(), INPUT, variants=["gpu"])
+    with pytest.raises(InputError, match="repeats must be a whole number"):
+        fp.explain_torch(Net().eval(), INPUT, repeats=0)
+
+
+def test_the_tracer_gives_standard_output_back_after_an_error(capfd):
+    class Wrong(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.ones(2, 2)
+
+    tracer = Tracer()
+    with pytest.raises(RuntimeError), tracer.watching():
+        Wrong()(torch.ones(3, 3))
+    print("still here", flush=True)
+    assert capfd.readouterr().out == "still here\n"
+    assert lens_of("x", tracer.calls).to_dict()["reorders"] == {"count": 0, "seconds": 0, "share": 0.0}
+
+
+@pytest.mark.parametrize("words", [["python"], ["python", "-c", "1"], ["-m"]])
+def test_what_is_no_program(words):
+    with pytest.raises(FmtpropError, match="lens runs a Python script or module"):
+        _program(words)
