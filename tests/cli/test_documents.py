@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.command import ROOT, fmtprop, start
 
-DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/verbose.md"]
+DOCUMENTS = ["README.md", "docs/tutorial.md", "docs/report.md", "docs/verbose.md"]
 
 
 def examples(document: str) -> list[tuple[list[str], str]]:
