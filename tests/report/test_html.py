@@ -99,6 +99,7 @@ def test_a_browser_shows_it_without_complaint(measured, tmp_path, width):
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_takes_names_as_text(measured, tmp_path):
     page, complaints = browse(tmp_path, hostile(measured).to_html())
+    assert page.count("<canvas") == 4, "all charts of one policy"
     assert complaints == [] and "<title>stolen" not in page and page.count("<script") == 3
     assert "onerror=alert" in page and "<img src=x" not in page and "\u202e" not in page
 

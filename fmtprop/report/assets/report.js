@@ -377,7 +377,7 @@
     chosen = name;
     ledger(POLICIES[current]);
     detail(POLICIES[current]);
-    graph(POLICIES[current]);
+    if (!waitingFor.has("graph")) graph(POLICIES[current]);
     if (focus) byId("detail").focus({ preventScroll: true });
     byId("detail").scrollIntoView({ block: "nearest" });
   }
@@ -385,12 +385,31 @@
     current = index;
     chosen = null;
     const report = POLICIES[index];
-    for (const part of [head, verdict, compare, timeline, ledger, detail, graph, modules, memory, slowest]) part(report);
+    for (const part of [head, verdict, ledger, detail, slowest]) part(report);
+    // charts come one after the other: a large graph takes a moment, and the text is there already
+    waitingFor.clear();
+    for (const [id, part] of CHARTS) waitingFor.set(id, () => part(report));
+    setTimeout(arrive, 0);
+    byId("compare").hidden = POLICIES.length < 2;
+    byId("memory").hidden = !report.buffers.length;
+  }
+  const CHARTS = [["compare", compare], ["time", timeline], ["graph", graph], ["modules", modules], ["memory", memory]];
+  const waitingFor = new Map();
+  function arrive() {
+    const [id, part] = waitingFor.entries().next().value || [];
+    if (!part) return;
+    waitingFor.delete(id);
+    part();
+    document.documentElement.dataset[id] = String(Math.round(performance.now()));
+    setTimeout(arrive, 0);
   }
   let waiting = 0;
   addEventListener("resize", () => {
     clearTimeout(waiting);
     waiting = setTimeout(() => charts.forEach((chart) => chart.resize()), 100);
+  });
+  addEventListener("beforeprint", () => {
+    while (waitingFor.size) arrive();
   });
   addEventListener("beforeprint", () => charts.forEach((chart) => chart.resize({ width: 680 })));
   addEventListener("afterprint", () => charts.forEach((chart) => chart.resize({ width: "auto" })));
