@@ -94,7 +94,8 @@ def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tenso
 def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     src = tensors["src"]
     dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
-    return src.to(dtype), {name: tensors[name].to(dtype) for name in _VECTORS if name in tensors}
+    # PyTorch reads vectors as if they had no gaps
+    return src.to(dtype), {name: tensors[name].to(dtype).contiguous() for name in _VECTORS if name in tensors}
 
 
 # ---------------------------------------------------------------- primitives

@@ -24,6 +24,9 @@ from fmtprop.ops.eltwise import Eltwise
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
+#: special values that a function's gradient loses where its source has them
+_LOSES = {"hardswish": frozenset({"nan"}), "mish": frozenset({"inf"})}
+
 # ---------------------------------------------------------------- attributes
 
 
@@ -150,6 +153,7 @@ ELTWISE_BACKWARD = OpDef(
     reference=reference,
     primitive=primitive,
     cost=Cost(operations=lambda attrs, gathered: eltwise.ELTWISE.cost.operations(attrs.function, gathered)),
+    loses=lambda attrs: _LOSES.get(attrs.alg, frozenset()),
     inplace=frozenset({"diff_dst"}),
     short="eltwise_back",
     samples=samples,
