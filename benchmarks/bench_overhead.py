@@ -117,7 +117,7 @@ def hollow(net: CompiledModel) -> CompiledModel:
             f"{net.graph.name}: {len(foreign)} steps run in PyTorch, the first is {foreign[0]}; their time cannot be "
             "told from Python's: choose a model without fallbacks"
         )
-    other = CompiledModel(net.graph, net.plan, net.options, net.compile_seconds, net.precision)
+    other = CompiledModel(net.compilation)
     with mock.patch.object(dnnl, "hot_execute", nothing()):
         other.run_flat(net.random_inputs())  # the calls are built in the first run, and kept
     return other
