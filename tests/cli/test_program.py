@@ -27,6 +27,7 @@ COMMANDS = [
     "bench",
     "layout",
     "verbose",
+    "lens",
     "doctor",
 ]
 HEAVY = {"torch", "numpy", "networkx", "scipy", "onnxruntime", "openvino", "rich.progress"}

@@ -99,7 +99,7 @@ def mixed() -> tuple[fmtprop.CompiledModel, nn.Module, torch.Tensor]:
 def test_steps_of_pytorch_stand_between_lists(mixed) -> None:
     net, module, x = mixed
     context = Context(net.plan)
-    assert len(context._lists) == 2 and len(context._calls) == 3
+    assert len(context._lists) == 2 and len(context._halves[0]) == 3
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_the_step_that_fails_in_a_list_is_named(mixed) -> None:
     function, primitive, _, count, array = context._bounds[-1].calls[-1]
     context._bounds[-1].calls = ((function, primitive, c_void_p(0), count, array),)  # no stream
     broken = CallList(context._bounds[-1].calls)
-    context._lists[-1], context._calls[-1] = broken, broken.call
+    context._lists[-1], context._halves[0][-1] = broken, broken.call
     with pytest.raises(DnnlError, match="invalid_arguments") as error:
         context.run([x])
     assert net.plan.steps[-1].node.label in str(error.value)
@@ -118,5 +118,5 @@ def test_the_step_that_fails_in_a_list_is_named(mixed) -> None:
 def test_without_code_of_our_own_python_calls_each(mixed, no_executable_memory) -> None:
     net, module, x = mixed
     context = Context(net.plan)
-    assert not context._lists and len(context._calls) == sum(len(bound.calls) for bound in context._bounds)
+    assert not context._lists and len(context._halves[0]) == sum(len(bound.calls) for bound in context._bounds)
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)

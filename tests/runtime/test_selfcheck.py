@@ -216,7 +216,8 @@ def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_r
     with pytest.warns(RuntimeWarning) as caught:
         net = fp.compile(module, x)
     assert "planning around it" in str(caught[0].message)
-    assert "primitives keep failing their check; the last: node " in str(caught[-1].message)
+    # attempts are used up, or reorders: which of them depends on how many implementations the instruction set has
+    assert "without what failed: " in str(caught[-1].message)
     assert {step.target for step in net.plan.steps} == {"reference"}
     assert torch.allclose(net(x), module(x), atol=1e-5)
 

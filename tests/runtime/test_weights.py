@@ -52,7 +52,7 @@ def test_plans_of_two_shapes_hold_one_copy(policy: str) -> None:
 
 
 def test_regions_of_torch_compile_hold_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region, "_compare", lambda ours, theirs: (True, (1.0, 2.0)))
+    monkeypatch.setattr(region, "compare", lambda ours, theirs: (True, (1.0, 2.0)))
     torch._dynamo.reset()
     made: list[region.Region] = []
     model = network()[:3]  # a batch normalization becomes part of the weights where shapes are numbers alone
