@@ -23,7 +23,9 @@ from fmtprop.passes.optimal import OptimalFormats, expansions, trial
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.target import Setting
 from fmtprop.passes.winograd import Tile, Winograd
+from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.reference import ReferenceTarget
+from tests.models.odd import RandomCosts
 from tests.passes.only_filtered import only_filtered
 from tests.passes.rewriting import Builder, rewrite
 from tests.passes.table_target import TableTarget
@@ -307,6 +309,16 @@ def test_of_many_layers_those_with_most_work_are_tried(monkeypatch):
     composed = expansions(b.output(y), solver({}))
     # 24 x 48 and 48 x 17 channels; 16 x 24, 32 x 16 and 16 x 32 are fewer products
     assert composed.keys() == {"conv_48", "conv_17"} and all(len(found) == 2 for found in composed.values())
+
+
+def test_a_trial_has_a_convolution_with_a_residual_sum_beside_what_replaces_it():
+    b = Builder()
+    x = b.act(b.input(1, 16, 12, 12), "tanh")
+    graph = b.output(b.binary("add", b.conv(x, 16, "first", kernel=3, pad_l=1), b.act(x, "abs")))
+    normal = Pipeline(NORMALISE, Stage.NORMAL).run(graph)
+    assert [post_op.op for post_op in normal.node("first").post_ops] == ["sum"]
+    found = expansions(normal, OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), RandomCosts(0)))
+    assert found.keys() == {"first"}
 
 
 def test_nobody_is_asked_to_write_rows_in_a_trial(monkeypatch):

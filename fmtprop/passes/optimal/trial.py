@@ -55,7 +55,8 @@ def expansions(
     for rewrite in dict.fromkeys(one.rewrite for one in alike):  # each rewrite makes a new graph
         names = tuple(_expanded(number) for number, one in enumerate(alike) if one.rewrite == rewrite)
         steps.append(replace(rewrite, names=names))
-    rewritten = Pipeline(tuple(steps), Stage.NORMAL).run(trial)
+    # never run, and thus no normal graph: an original's sum adds to an input
+    rewritten = Pipeline(tuple(steps), Stage.IMPORTED).run(trial)
     alone = Graph(graph.name)  # an empty baseline: no comparison with `propagate`
     originals = frozenset(_original(number) for number in range(len(alike))) if with_originals else frozenset()
     setting = replace(solver.setting, target=_Unblocked(solver.setting.target, originals), boundary=boundary)
