@@ -208,6 +208,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         raise UnsupportedOpError(
             "dynamic_shapes is for modules, and not for training, which plans each shape when it is met: leave it out"
         )
+    if release_weights and (training or dynamic_shapes is not None or _has_symbols(model)):
+        raise UnsupportedOpError(
+            "release_weights frees what a plan for another shape and a training step read: leave it out"
+        )
     if training and kwargs:
         raise UnsupportedOpError("kwargs with training=True: give the example inputs by position")
     if training:

@@ -157,6 +157,10 @@ def test_bad_options_are_refused() -> None:
         fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes=({0: Dim("n")},), max_shapes=0)
     with pytest.raises(UnsupportedOpError, match="is for modules"):
         fp.compile("resnet50", dynamic_shapes=({0: Dim("n")},))
+    with pytest.raises(UnsupportedOpError, match="release_weights frees"):
+        fp.compile(nn.Linear(2, 2), torch.ones(3, 2), dynamic_shapes=({0: Dim("n")},), release_weights=True)
+    with pytest.raises(UnsupportedOpError, match="release_weights frees"):
+        fp.compile(nn.Linear(2, 2), torch.ones(3, 2), training=True, release_weights=True)
     with pytest.raises(UnsupportedOpError, match="not for training"):
         fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes=({0: Dim("n")},), training=True)
     with pytest.raises(ImportModelError):
