@@ -51,9 +51,9 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
     ImportModelError
         The package ``onnx`` is missing, the model is invalid, or it cannot be a graph; the message names the node.
     """
+    program = open_program(source)  # says first how to get the package, which all other modules of this room import
     from fmtprop.frontends.onnx.graph import graph_of
 
-    program = open_program(source)
     return graph_of(program, shapes)
 
 

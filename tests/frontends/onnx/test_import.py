@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +16,9 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import fmtprop as fp
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import from_onnx, open_program
+
+#: for a process that starts elsewhere: the package under test, wherever it lies
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(fp.__file__).parents[1])}
 
 CONVOLUTION = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -193,3 +201,14 @@ def test_int4_weights_are_read_by_the_reference():
     model = with_weights(text)
     model.graph.initializer.append(weights)
     assert fp.compile(model, policy="plain")(torch.zeros(4)).tolist() == [1, -2, 3, -8]
+
+
+@pytest.mark.parametrize("door", ["fp.load(path)", "fp.compile(path)", "fp.onnx.InferenceSession(path)"])
+def test_a_missing_package_is_one_error_that_says_how_to_get_it(door, tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"some bytes")
+    script = f"import sys; sys.modules['onnx'] = None; import fmtprop as fp; path = 'model.onnx'; {door}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=_ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.stderr.splitlines()[-1].startswith("fmtprop.errors.ImportModelError: ONNX models are read with")
+    assert "pip install 'fmtprop[onnx]'" in done.stderr
