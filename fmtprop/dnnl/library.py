@@ -85,6 +85,19 @@ class Library:
         number = self.get_effective_cpu_isa()
         return _ISA.get(number, f"isa_{number:#x}")
 
+    def includes(self, isa: str) -> bool:
+        """Return whether the instruction set that oneDNN uses here includes another, such as ``"avx512_core"``.
+
+        Names do not tell: AVX10.2 includes AVX-512 and bf16.
+        """
+        wanted: int = _abi.ENUMS["dnnl_cpu_isa_t"][f"cpu_isa_{isa}"]
+        return int(self.get_effective_cpu_isa()) & wanted == wanted
+
+    @property
+    def lanes(self) -> int:
+        """Elements of f32 in the vectors of this instruction set."""
+        return 16 if self.includes("avx512_core") else 8
+
     def has(self, symbol: str) -> bool:
         """Return whether this version has a function.
 

@@ -182,14 +182,14 @@ def isa() -> Isa:
     """Return the instruction set of kernels on this machine."""
     from fmtprop.jit.assembler import AVX2, AVX512
 
-    return AVX512 if "avx512" in lib().isa else AVX2
+    return AVX512 if lib().includes("avx512_core") else AVX2
 
 
 @cache
 def unavailable() -> str:
     """Return the reason why kernels cannot run here; empty if they can."""
     library = lib()
-    if "avx512" not in library.isa and "avx2" not in library.isa:
+    if not library.includes("avx2"):
         return f"oneDNN uses {library.isa} here; kernels are written for AVX2 and AVX-512"
     if library.runtime != "OMP" or any(runtime_function(name) is None for name in _RUNTIME):
         return f"oneDNN's threads here ({library.runtime}) are not those of an OpenMP runtime with {_RUNTIME[0]}"
@@ -221,7 +221,7 @@ def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
 def takes(dtype: DataType) -> bool:
     """Return whether kernels can read and write a data type here; they compute in f32."""
     if dtype is DataType.BF16:  # kernels need the rounding instruction; oneDNN has bf16 without it, too
-        return "avx512" in lib().isa and any(name in lib().isa for name in ("bf16", "fp16", "amx"))
+        return lib().includes("avx512_core_bf16")
     return dtype is DataType.F32
 
 

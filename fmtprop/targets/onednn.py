@@ -79,7 +79,7 @@ class OneDnnTarget:
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the formats that this CPU's kernels are written for: channels-last, blocked by a vector, row-major."""
-        return worth_trying(dims, dtype, (16,) if "avx512" in dnnl.lib().isa else (8,))
+        return worth_trying(dims, dtype, (dnnl.lib().lanes,))
 
     # ------------------------------------------------------------------ asking
 

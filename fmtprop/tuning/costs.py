@@ -126,7 +126,7 @@ def costs_for(
     known = store if store is not None else Store()
     small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
     figures = peaks(known, weights_nbytes) if small else peaks(known)
-    model = ModelCosts(figures, weights_nbytes, 16 if "avx512" in dnnl.lib().isa else 8)
+    model = ModelCosts(figures, weights_nbytes, dnnl.lib().lanes)
     return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target)
 
 

@@ -16,8 +16,9 @@ from fmtprop.compiling import contest as contest_module
 from fmtprop.compiling.contest import Contest, _winner
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.layout import DataType
 from fmtprop.passes.target import Setting
-from fmtprop.tuning import costs
+from fmtprop.tuning import costs, peaks
 from tests.compiling.other_plans import unlike_any_other
 
 
@@ -51,6 +52,28 @@ def test_the_faster_plan_is_kept_and_remembered(
     for net in (first, again):
         assert net.certificate is not None and net.certificate.gap < 1e-6
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_that_disproves_the_peaks_has_them_measured_again(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    unlike_any_other(monkeypatch)
+    usual = peaks._measure
+    disturbed = [300.0]
+
+    def measure(types: list[DataType], footprints: tuple[int, ...]) -> dict[str, float]:
+        factor = disturbed.pop() if disturbed else 1.0
+        return {name: value * factor if name == "call" else value for name, value in usual(types, footprints).items()}
+
+    monkeypatch.setattr(peaks, "_measure", measure)
+    monkeypatch.setattr(peaks, "_SLOWEST_CALL_SECONDS", 1.0)
+    x = torch.randn(1, 3, 20, 20)
+    net = fp.compile(model, x)
+    assert not disturbed and net.contest is not None and net.certificate is not None
+    again = fp.compile(model, x)
+    assert again.certificate is not None and again.certificate.objective == net.certificate.objective
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_primitives_are_checked_before_weights_are_packed_and_once_only(

@@ -30,6 +30,25 @@ def test_loaded_once_and_described() -> None:
     assert library.has("dnnl_engine_create") and library.has("engine_create") and not library.has("nonsense")
 
 
+@pytest.mark.parametrize(
+    ("number", "included", "lanes"),
+    [
+        (0x1, [], 8),  # SSE4.1
+        (0x7, ["avx2"], 8),
+        (0x27, ["avx2", "avx512_core"], 16),
+        (0xFEF, ["avx2", "avx512_core", "avx512_core_bf16"], 16),  # AMX
+        (0x201FF, ["avx2", "avx512_core", "avx512_core_bf16"], 16),  # AVX10.2
+    ],
+)
+def test_instruction_sets_include_others(
+    number: int, included: list[str], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = dnnl.load()
+    monkeypatch.setitem(vars(library), "get_effective_cpu_isa", lambda: number)
+    assert [isa for isa in ("avx2", "avx512_core", "avx512_core_bf16") if library.includes(isa)] == included
+    assert library.lanes == lanes
+
+
 def test_import_loads_nothing() -> None:
     code = "import sys; from fmtprop import dnnl; assert dnnl.loaded() is None; assert 'torch' not in sys.modules"
     result = run_python(code)

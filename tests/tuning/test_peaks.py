@@ -91,3 +91,52 @@ def test_a_machine_that_cannot_keep_them_gets_them_with_a_warning(
         warnings.simplefilter("always")
         assert peaks(Store(blocker / "store.sqlite")) == measured_peaks
     assert len(caught) == 1
+
+
+class Clock:
+    """A machine that is disturbed at first: arithmetic is slower by a factor until a time. An attempt takes 20 ms."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: float, factor: float) -> None:
+        self.seconds, self.until, self.factor = 0.0, until, factor
+        monkeypatch.setattr(module, "perf_counter", lambda: self.seconds)
+        monkeypatch.setattr(module, "sleep", self.wait)
+        monkeypatch.setattr(module, "_attempt", self.attempt)
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def attempt(self, types: list[DataType], footprints: tuple[int, ...], memory: object) -> dict[str, float]:
+        slower = self.factor if self.seconds < self.until else 1.0
+        self.seconds += 0.02
+        found = {f"flops {dtype}": 2e11 / slower for dtype in types} | {f"reading {size}": 3e10 for size in footprints}
+        return found | {"copying": 6e10, "call": 2e-6 * slower}
+
+
+def test_one_disturbed_moment_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, until=0.1, factor=3.0)
+    found = peaks(Store(tmp_path / "store.sqlite"))
+    assert found.flops[DataType.F32] == 2e11 and found.call == 2e-6
+    assert clock.seconds < 0.5
+
+
+def test_a_long_disturbance_is_not_remembered_where_no_machine_is_so_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, store = Clock(monkeypatch, until=60.0, factor=16.0), Store(tmp_path / "store.sqlite")
+    assert peaks(store).flops[DataType.F32] >= 16e9 and len(store) == 0
+    clock.wait(60.0)
+    assert peaks(store).flops[DataType.F32] == 2e11 and len(store) > 0
+
+
+def test_figures_that_a_run_disproved_are_replaced_by_better_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, store = Clock(monkeypatch, until=60.0, factor=3.0), Store(tmp_path / "store.sqlite")
+    assert not module.improve(store), "there is nothing to improve"
+    assert peaks(store).flops[DataType.F32] == 2e11 / 3
+    assert not module.improve(store)
+    clock.wait(60.0)
+    assert module.improve(store) and not module.improve(store)
+    clock.until = clock.seconds + 60.0
+    assert not module.improve(store), "what is worse is noise"
+    assert peaks(store).flops[DataType.F32] == 2e11 and peaks(store).call == 2e-6
