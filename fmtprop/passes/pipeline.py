@@ -5,6 +5,7 @@ from __future__ import annotations
 from fmtprop.passes.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.base import Pass
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
+from fmtprop.passes.delay_reshapes import DelayReshapes
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
@@ -33,6 +34,8 @@ NORMALISE: tuple[Pass, ...] = (
     FoldPadding(),
     FoldBatchNorm(),
     AbsorbFlatten(),
+    # before fusion, which fuses neighbours
+    DelayReshapes(),
     # before fusion: what loses special values is no post-op where they count
     MarkExact(),
     # last: a fused op matches no pattern any more
