@@ -103,6 +103,9 @@ def import_calls(graph: Graph, module: fx.GraphModule, values: Mapping[str, Any]
                 if isinstance(argument, fx.Node):
                     check_real(argument.meta.get("val"), f"output {argument.name}")
             return [walk.plain(argument) for argument in node.args[0]]
+        if node.op == "get_attr" and node.name not in walk.values:
+            walk.attribute(node, module)
+            continue
         walk.visit(node)
     raise ImportModelError("the exported program has no output")
 
@@ -115,9 +118,16 @@ class _Walk:
         self.made: set[Value] = set()
         self.values: dict[str, Any] = dict(values)
 
+    def attribute(self, node: fx.Node, module: fx.GraphModule) -> None:
+        """Add a tensor that the program itself has; another attribute is a branch, which is refused at its use."""
+        value = operator.attrgetter(str(node.target))(module)
+        if isinstance(value, torch.Tensor):
+            check_real(value, f"tensor {node.target}")
+            self.values[node.name] = add_constant(self.graph, value.clone(), "")
+
     def visit(self, node: fx.Node) -> None:
-        if node.name in self.values or node.op == "placeholder" or node.op == "get_attr":
-            return  # placeholders are known; attributes are branches of control flow, which are refused at their use
+        if node.name in self.values or node.op == "placeholder":
+            return  # placeholders are known
         if node.op != "call_function":
             raise ImportModelError(f"{_where(node)}: {node.op} is not part of an exported program")
         target = node.target

@@ -6,6 +6,7 @@ offered as inner product and as 1x1 convolution.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +27,19 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
+from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.regrouping import Regrouping
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+#: the largest number in f32, whose negative models add to scores that they hide, beside -inf
+_LARGEST = float(torch.finfo(torch.float32).max)
+
+#: between 2^-64 times that number and what f32 has
+_HIDDEN = 1e30
 
 # ---------------------------------------------------------------- attributes
 
@@ -265,25 +273,57 @@ def _additive(allowed: torch.Tensor) -> torch.Tensor:
 def _attention(call: Call) -> Value | None:
     """Decompose scaled dot product attention: softmax(query · keyᵀ · scale + mask) · value.
 
-    A row whose mask is -inf throughout is 0 in PyTorch and NaN here.
+    Where several heads of the query read one head of key and value, their rows are the rows of one product, so no head
+    is repeated. A row whose computed mask is -inf throughout has the result 0, as in PyTorch: padded batches have them.
     """
     query, key, value = call["query"], call["key"], call["value"]
     ndim = call.type(query).ndim
-    if call["dropout_p"] or call.args.get("enable_gqa", False) or not computable(call, query, key, value):
+    if call["dropout_p"] or not computable(call, query, key, value):
         return None
     if ndim < 3 or any(call.type(tensor).ndim != ndim or not call.type(tensor).size for tensor in (key, value)):
+        return None
+    *lead, heads, rows, width = call.type(query).dims
+    key_heads, columns = call.type(key).dims[-3:-1]
+    if any(call.type(tensor).dims[:-2] != (*lead, key_heads) for tensor in (key, value)) or heads % key_heads:
         return None
     mask = _attention_mask(call, ndim)
     if mask is None:
         return None
     scale = call["scale"]
+    one_product = (*lead, key_heads, heads // key_heads * rows)
+    query = reshaped(call, query, (*one_product, width))
     scores = call.emit("matmul", {"src": query, "weights": transposed(call, key)}, MatMul())
-    factor = call.type(query).dims[-1] ** -0.5 if scale is None else float(scale)
+    scores = reshaped(call, scores, (*lead, heads, rows, columns))
+    factor = width**-0.5 if scale is None else float(scale)
     scores = call.emit("eltwise", {"src": scores}, Eltwise("linear", factor))
+    hiding = mask if isinstance(mask, Value) and not _shows_each_row(call, mask) else None
     if isinstance(mask, Value):
         scores = call.emit("binary", {"src_0": scores, "src_1": mask}, Binary("add"))
+    if hiding is not None:  # softmax of -inf alone would be NaN
+        scores = call.emit("eltwise", {"src": scores}, Eltwise("clip", -_LARGEST, math.inf))
     weights = call.emit("softmax", {"src": scores}, Softmax(ndim - 1))
-    return call.emit("matmul", {"src": weights, "weights": value}, MatMul())
+    weights = reshaped(call, weights, (*one_product, columns))
+    dst = call.emit("matmul", {"src": weights, "weights": value}, MatMul())
+    dst = reshaped(call, dst, (*lead, heads, rows, call.type(value).dims[-1]))
+    if hiding is None:
+        return dst
+    return call.emit("binary", {"src_0": dst, "src_1": _visible(call, hiding)}, Binary("mul"))
+
+
+def _shows_each_row(call: Call, mask: Value) -> bool:
+    """Say whether each row of an additive mask is known to have a finite number."""
+    known = call.tensor(mask)
+    return known is not None and bool((known > -math.inf).any(-1).all())
+
+
+def _visible(call: Call, mask: Value) -> Value:
+    """Return 1 for each row of an additive mask that has a finite number, 0 for the others."""
+    ndim = call.type(mask).ndim
+    value = call.emit("reduction", {"src": mask}, Reduction("max", (ndim - 1,)))
+    # 2^-64 parts -inf from the least finite number, which models use to hide what is padded
+    for step in (Eltwise("linear", 2.0**-64), Eltwise("clip", -_HIDDEN, 0.0), Eltwise("linear", 1 / _HIDDEN, 1.0)):
+        value = call.emit("eltwise", {"src": value}, step)
+    return value
 
 
 def _attention_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
