@@ -72,6 +72,10 @@ def _strided_deconvolution_on_amx(node: Node, formats: Request, impl: str) -> bo
     return isinstance(node.attrs, Deconv) and "amx" in impl and max(node.attrs.strides) > 1
 
 
+def _deconvolution_with_bias_on_amx(node: Node, formats: Request, impl: str) -> bool:
+    return "bias" in formats and impl.startswith("jit_deconvolution") and impl.endswith("amx")
+
+
 def _layer_normalization_with_gaps(node: Node, formats: Request, impl: str) -> bool:
     if node.op != "layer_normalization" or is_loop(impl):
         return False
@@ -107,10 +111,16 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "pooling's compiled kernels misread a binary post-op's source of dst's size where dst is row-major",
     ),
     KnownBad(
-        (3, 3),  # 3.2.0 is right
+        (3, 7),  # seen in 3.13.2; 3.2.0 and 3.6.2 are right
         _NOT_YET,
         _strided_deconvolution_on_amx,
         "deconvolution with strides gives wrong results in the kernels for AMX",
+    ),
+    KnownBad(
+        (3, 3),  # seen in 3.6.2, whatever the sizes; 3.2.0 is right
+        _NOT_YET,
+        _deconvolution_with_bias_on_amx,
+        "deconvolution with bias gives wrong results in the compiled kernel for AMX",
     ),
     KnownBad(
         (3, 0),

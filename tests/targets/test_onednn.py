@@ -322,19 +322,22 @@ def test_known_bad_pooling(version, tag, tail, impl, bad):
 
 
 @pytest.mark.parametrize(
-    ("version", "stride", "impl", "bad"),
+    ("version", "stride", "bias", "impl", "bad"),
     [
-        ((3, 6, 2), 2, "jit_deconvolution:avx10_1_512_amx", True),
-        ((3, 13, 2), 3, "brg_deconv:avx10_1_512_amx+brgconv_strided:avx10_1_512_amx", True),
-        ((3, 6, 2), 1, "brg_deconv:avx10_1_512_amx", False),
-        ((3, 6, 2), 2, "brg_deconv:avx512_core_bf16", False),
-        ((3, 2, 0), 2, "jit_deconvolution:avx512_core_amx", False),
+        ((3, 13, 2), 3, False, "brg_deconv:avx10_1_512_amx+brgconv_strided:avx10_1_512_amx", True),
+        ((3, 6, 2), 3, True, "brg_deconv:avx10_1_512_amx+brgconv_strided:avx10_1_512_amx", False),
+        ((3, 6, 2), 1, True, "brg_deconv:avx10_1_512_amx", False),
+        ((3, 6, 2), 1, True, "jit_deconvolution:avx10_1_512_amx", True),
+        ((3, 6, 2), 2, False, "jit_deconvolution:avx10_1_512_amx", False),
+        ((3, 6, 2), 1, True, "jit_deconvolution:avx512_core_bf16", False),
+        ((3, 2, 0), 2, True, "jit_deconvolution:avx512_core_amx", False),
     ],
 )
-def test_known_bad_deconvolution(version, stride, impl, bad):
+def test_known_bad_deconvolution(version, stride, bias, impl, bad):
     types = {"src": TensorType((1, 16, 5, 5), "bf16"), "weights": TensorType((16, 16, 3, 3), "bf16")}
     node = node_of("deconvolution", Deconv.make(2, stride), types)
-    assert (known_bad(version, node, {}, impl) is not None) is bad
+    formats = {"bias": MemoryDesc((16,), "f32")} if bias else {}
+    assert (known_bad(version, node, formats, impl) is not None) is bad
 
 
 affected = pytest.mark.skipif(
