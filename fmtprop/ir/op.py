@@ -151,6 +151,10 @@ def _always(attrs: Any) -> bool:
     return True
 
 
+def _few(dims: Mapping[str, tuple[int, ...]]) -> int:
+    return 1
+
+
 @dataclass(frozen=True)
 class OpDef:
     """Declaration of an op.
@@ -197,6 +201,9 @@ class OpDef:
         Whether an infinity becomes NaN, or spoils a whole window: no mask is given through such an op.
     positive : callable
         ``attrs -> operands`` that a check gives positive numbers: divisors, variances, what has a logarithm.
+    summands : callable
+        ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, although their sums
+        are not exact: rounding errors grow with it, and so does what a check admits.
     sliced : callable, optional
         ``(attrs, batch, images) -> attributes`` with which the op computes so many images of a batch from these images
         of its sources, or None where an image depends on others; None if nobody knows.
@@ -256,6 +263,7 @@ class OpDef:
     elementwise: bool = False
     spreads: bool = False
     positive: Callable[[Any], frozenset[str]] = _nothing
+    summands: Callable[[Mapping[str, tuple[int, ...]]], int] = _few
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)
     checkable: Callable[[Any], bool] = _always

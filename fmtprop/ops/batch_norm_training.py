@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -229,6 +230,12 @@ def samples_backward() -> Iterable[Sample]:
         yield Sample(sample.name, sample.attrs, _problem(sample.types["src"].dims, *names), 0.1, 2.0)
 
 
+def summands(dims: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the elements of a channel."""
+    src = dims["src"]
+    return prod(src) // src[1]
+
+
 _MEAN, _VARIANCE, _SCALE, _SHIFT = (
     Operand(name, name.upper(), optional=name.startswith("s"), parameter=True) for name in _VECTORS[:4]
 )
@@ -243,6 +250,7 @@ BATCH_NORMALIZATION_TRAINING = OpDef(
     reference=reference,
     primitive=primitive,
     spreads=True,
+    summands=summands,
     cost=BATCH_NORMALIZATION.cost,
     short="bn",
     samples=samples,
@@ -264,6 +272,7 @@ BATCH_NORMALIZATION_BACKWARD = OpDef(
     primitive=primitive_backward,
     spreads=True,
     positive=BATCH_NORMALIZATION.positive,
+    summands=summands,
     cost=BATCH_NORMALIZATION.cost,
     short="bn_back",
     samples=samples_backward,

@@ -1,11 +1,12 @@
 """The gradient of an element-wise function of one operand: oneDNN's eltwise primitive in backward propagation.
 
+It reads the function's source, or its result where PyTorch saves that: oneDNN's algorithms ``…_use_dst_for_bwd``.
 NaN in the gradient passes wherever the function's slope is not 0, as in PyTorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,13 @@ from fmtprop.ops.eltwise import Eltwise
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
+#: algorithm -> its slope as a function of the result and of alpha
+_BY_RESULT: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "tanh": lambda y, alpha: 1 - y * y,
+    "logistic": lambda y, alpha: y * (1 - y),
+    "elu": lambda y, alpha: torch.where(y > 0, 1.0, y + alpha),
+}
+
 #: special values that a function's gradient loses where its source has them
 _LOSES = {"hardswish": frozenset({"nan"}), "mish": frozenset({"inf"})}
 
@@ -37,6 +45,8 @@ class EltwiseGradient(Attrs):
     Parameters
     ----------
     alg, alpha, beta : see :class:`~fmtprop.ops.eltwise.Eltwise`
+    by_result : bool
+        Whether it reads the function's result, ``dst``, instead of ``src``.
 
     Raises
     ------
@@ -51,14 +61,22 @@ class EltwiseGradient(Attrs):
     alg: str
     alpha: float = 0.0
     beta: float = 0.0
+    by_result: bool = False
 
     def __post_init__(self) -> None:
         _ = self.function
+        if self.by_result and self.alg not in _BY_RESULT:
+            raise ShapeError(f"eltwise {self.alg} has no gradient by its result; these have: {', '.join(_BY_RESULT)}")
 
     @property
     def function(self) -> Eltwise:
         """The attributes of the function itself."""
         return Eltwise(self.alg, self.alpha, self.beta)
+
+    @property
+    def reads(self) -> str:
+        """The operand beside the gradient."""
+        return "dst" if self.by_result else "src"
 
 
 # ---------------------------------------------------------------- meaning
@@ -66,13 +84,20 @@ class EltwiseGradient(Attrs):
 
 def infer(attrs: EltwiseGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of diff_src: that of diff_dst."""
-    if types["src"].dims != types["diff_dst"].dims:
-        raise ShapeError(f"src has dims {types['src'].dims} but diff_dst has {types['diff_dst'].dims}")
+    if {"src", "dst"} & set(types) != {attrs.reads}:
+        raise ShapeError(f"this gradient of {attrs.alg} reads {attrs.reads} and nothing else beside diff_dst")
+    if types[attrs.reads].dims != types["diff_dst"].dims:
+        raise ShapeError(f"{attrs.reads} has dims {types[attrs.reads].dims} but diff_dst has {types['diff_dst'].dims}")
     return (types["diff_dst"],)
 
 
 def reference(attrs: EltwiseGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Evaluate by PyTorch's autograd."""
+    """Evaluate by PyTorch's autograd, or by the slope as a function of the result."""
+    if attrs.by_result:
+        return (tensors["diff_dst"] * _BY_RESULT[attrs.alg](tensors["dst"], attrs.alpha),)
+    if attrs.alg == "clip":  # autograd's slope at the bounds depends on how the bounds are given
+        inside = (tensors["src"] > attrs.alpha) & (tensors["src"] < attrs.beta)
+        return (torch.where(inside, tensors["diff_dst"], 0.0),)
     with torch.enable_grad(), torch.inference_mode(False):
         src = tensors["src"].detach().clone().requires_grad_()
         (dst,) = eltwise.reference(attrs.function, {"src": src})
@@ -84,11 +109,15 @@ def primitive(attrs: EltwiseGradient, descs: Mapping[str, NativeDesc], attr: Pri
     """Create the descriptor; the forward one that it takes as a hint has src in the same format."""
     from fmtprop import dnnl
 
-    function: dict[str, Any] = {"alg": f"eltwise_{attrs.alg}", "alpha": attrs.alpha, "beta": attrs.beta}
-    hint = dnnl.create(dnnl.Eltwise(prop="forward_training", src=descs["src"], dst=descs["src"], **function), attr)
-    problem = dnnl.Eltwise(
-        prop="backward_data", src=descs["src"], diff_src=descs["diff_src"], diff_dst=descs["diff_dst"], **function
-    )
+    # of the two, this one has no slope at the upper bound, as PyTorch's
+    alg = "clip_v2" if attrs.alg == "clip" else attrs.alg
+    alg = f"eltwise_{alg}{'_use_dst_for_bwd' if attrs.by_result else ''}"
+    function: dict[str, Any] = {"alg": alg, "alpha": attrs.alpha, "beta": attrs.beta}
+    data = descs[attrs.reads]
+    hint = dnnl.create(dnnl.Eltwise(prop="forward_training", src=data, dst=data, **function), attr)
+    gradients: dict[str, Any] = {"diff_src": descs["diff_src"], "diff_dst": descs["diff_dst"]}
+    gradients[attrs.reads] = data
+    problem = dnnl.Eltwise(prop="backward_data", **gradients, **function)
     return lowering(dnnl.create(problem, attr, hint), {name: name for name in descs})
 
 
@@ -96,7 +125,7 @@ def primitive(attrs: EltwiseGradient, descs: Mapping[str, NativeDesc], attr: Pri
 
 
 def _emit(call: Call, gradient: str, src: str, attrs: EltwiseGradient) -> Value | None:
-    inputs = {"src": call[src], "diff_dst": call[gradient]}
+    inputs = {attrs.reads: call[src], "diff_dst": call[gradient]}
     types = [call.type(value) for value in inputs.values()]
     if not is_native(*types) or types[0] != types[1]:
         return None
@@ -125,12 +154,35 @@ def _leaky_relu(call: Call) -> Value | None:
     return _emit(call, "grad_output", "self", EltwiseGradient("relu", slope))
 
 
+def _by_result(alg: str) -> Importer:
+    return lambda call: _emit(call, "grad_output", "output", EltwiseGradient(alg, by_result=True))
+
+
+def _elu(call: Call) -> Value | None:
+    if (call["scale"], call["input_scale"]) != (1, 1) or call["alpha"] <= 0:
+        return None
+    attrs = EltwiseGradient("elu", float(call["alpha"]), by_result=bool(call["is_result"]))
+    return _emit(call, "grad_output", "self_or_result", attrs)
+
+
+def _hardtanh(call: Call) -> Value | None:
+    low, high = float(call["min_val"]), float(call["max_val"])
+    return _emit(call, "grad_output", "self", EltwiseGradient("clip", low, high)) if low < high else None
+
+
+def _softplus(call: Call) -> Value | None:
+    if call["threshold"] < 20 or not call["beta"]:
+        return None
+    return _emit(call, "grad_output", "self", EltwiseGradient("soft_relu", float(call["beta"])))
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 #: algorithms whose gradient is declared: those of the importers
 _ALGORITHMS: Mapping[str, tuple[float, float]] = {
     "relu": (0.0, 0.0), "gelu_erf": (0.0, 0.0), "gelu_tanh": (0.0, 0.0), "swish": (1.0, 0.0), "mish": (0.0, 0.0),
-    "hardsigmoid": (1 / 6, 0.5), "hardswish": (1 / 6, 0.5),
+    "hardsigmoid": (1 / 6, 0.5), "hardswish": (1 / 6, 0.5), "elu": (1.5, 0.0), "clip": (-1.5, 1.75),
+    "soft_relu": (1.5, 0.0),
 }  # fmt: skip
 
 
@@ -140,13 +192,20 @@ def samples() -> Iterable[Sample]:
         types = {"src": TensorType(dims), "diff_dst": TensorType(dims)}
         for alg, (alpha, beta) in _ALGORITHMS.items():
             yield Sample(f"{alg}_{len(dims)}d", EltwiseGradient(alg, alpha, beta), types, -2.0, 2.0)
+        for alg in _BY_RESULT:
+            by_result = {"dst": types["src"], "diff_dst": types["diff_dst"]}
+            yield Sample(f"{alg}_by_result_{len(dims)}d", EltwiseGradient(alg, 1.0, 0.0, True), by_result, -0.9, 0.9)
         yield Sample(f"leaky_relu_{len(dims)}d", EltwiseGradient("relu", 0.1), types, -2.0, 2.0)
 
 
 ELTWISE_BACKWARD = OpDef(
     name="eltwise_backward",
     attrs=EltwiseGradient,
-    operands=(Operand("src", "SRC"), Operand("diff_dst", "DIFF_DST")),
+    operands=(
+        Operand("src", "SRC", optional=True),
+        Operand("dst", "DST", optional=True),
+        Operand("diff_dst", "DIFF_DST"),
+    ),
     results=(Operand("diff_src", "DIFF_SRC"),),
     category=Category.BANDWIDTH,
     infer=infer,
@@ -159,6 +218,11 @@ ELTWISE_BACKWARD = OpDef(
     samples=samples,
     torch={
         "aten.threshold_backward.default": _threshold,
+        "aten.tanh_backward.default": _by_result("tanh"),
+        "aten.sigmoid_backward.default": _by_result("logistic"),
+        "aten.elu_backward.default": _elu,
+        "aten.hardtanh_backward.default": _hardtanh,
+        "aten.softplus_backward.default": _softplus,
         "aten.leaky_relu_backward.default": _leaky_relu,
         "aten.gelu_backward.default": _gelu,
         "aten.silu_backward.default": _unary("swish", 1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fmtprop.passes.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.base import Pass
+from fmtprop.passes.batch_statistics import ReadVariance
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.delay_reshapes import DelayReshapes
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
@@ -24,6 +25,7 @@ NORMALISE: tuple[Pass, ...] = (
     RemoveIdentities(),
     # behind it, as nothing dead reads a tensor in the making
     JoinWrites(),
+    ReadVariance(),
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),

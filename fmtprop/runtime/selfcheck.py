@@ -20,7 +20,7 @@ from fmtprop.errors import PlanError
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc, pack, unpack
-from fmtprop.runtime.agreement import TOLERANCE, error_of_numbers, small_numbers
+from fmtprop.runtime.agreement import error_of_numbers, small_numbers, tolerance_of
 from fmtprop.runtime.constants import run_once
 from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
@@ -248,7 +248,7 @@ def _worst(node: Node, results: Sequence[torch.Tensor | None], expected: Sequenc
     worst = 0.0
     for got, wanted, type_ in zip(results, expected, node.results, strict=True):
         error = 0.0 if got is None else error_of_numbers(got, wanted)
-        if error > TOLERANCE.get(type_.dtype, 0.0):
+        if error > tolerance_of(node, type_.dtype):
             worst = max(worst, error)
     return worst or None
 

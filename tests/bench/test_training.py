@@ -1,0 +1,61 @@
+"""The benchmark of training steps: wrong gradients are not timed, ratios are against the best other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import bench_training
+from benchmarks.bench_training import Case
+from fmtprop.bench import Agreement, Benchmark, Entry, Environment
+from fmtprop.bench.interleave import Quartiles
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    torch._dynamo.reset()
+
+    def module(case: Case) -> nn.Module:
+        torch.manual_seed(0)
+        return Small()
+
+    monkeypatch.setattr(Case, "module", module)
+    monkeypatch.setattr(
+        Case, "inputs", lambda case: torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    )
+    yield Case("resnet50", 4)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("contender", ["fmtprop", "eager-channels-last"])
+def test_a_contender_is_compared_before_it_is_timed(small, contender, tmp_path):
+    bench_training.write_expected(small, tmp_path)
+    prepared = bench_training.prepare(small, contender, tmp_path, torch.get_num_threads(), {"tune": "model"})
+    assert prepared.agreement.passed
+    prepared.run()
+    known = torch.load(tmp_path / "gradients.pt", weights_only=True)
+    torch.save({**known, "expected": known["expected"] * 1.01}, tmp_path / "gradients.pt")
+    wrong = bench_training.prepare(small, contender, tmp_path, torch.get_num_threads(), {"tune": "model"})
+    assert "gradients are 0.0099 of their norm away" in wrong.agreement.message
+
+
+def test_the_ratio_is_to_the_best_other():
+    agreed = Agreement(True, 1e-6, 1e-3)
+    times = {"fmtprop": 100.0, "eager": 150.0, "inductor": 120.0}
+    entries = tuple(
+        Entry(name, agreed, (ms,), Quartiles(ms, ms, ms), Quartiles(*(100 / ms,) * 3)) for name, ms in times.items()
+    )
+    result = Benchmark("fmtprop", 1, 1, 0, entries, Environment("A CPU", ("avx2",), 4, 2, {}))
+    assert bench_training.ratio(result) == pytest.approx(1.2)
+    text = bench_training.render([(Case("unet", 4), result)], {"unet × 4, f32": {"eager": 812.0}})
+    assert "MISSED, 1.20 ×" in text and "40.0" in text and "812" in text
