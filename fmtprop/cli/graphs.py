@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,6 +37,16 @@ def show(
     dtype: Dtype = "f32",
     target: Target = "onednn",
     form: Annotated[Form, typer.Option("--format", "-f", help="How it is printed.")] = Form.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Save the graph instead: .onnx (with formats and reorders for viewers such as Netron) or .json.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Show the graph after a stage, or after every pass.
 
@@ -44,7 +55,7 @@ def show(
     """
     from fmtprop.api import Options
     from fmtprop.compiling.snapshots import snapshots
-    from fmtprop.frontends import load
+    from fmtprop.frontends import load, save
     from fmtprop.report.graph_dot import graphs_dot
     from fmtprop.report.graph_text import graph_data, graphs_text
 
@@ -56,6 +67,9 @@ def show(
     shots = snapshots(
         graph, stage.value, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes
     )
+    if output is not None:
+        save(shots[-1].graph, output)
+        return
     if form is Form.JSON:
         data = [{"stage": shot.stage, "after": shot.after, **graph_data(shot.graph)} for shot in shots]
         emit(json.dumps(data if passes else data[0], indent=1, allow_nan=False))

@@ -250,7 +250,7 @@ class Compilation:
         with running_with(threads), on_cpu(), torch.autocast("cpu", enabled=False):
             for _ in range(_ATTEMPTS):
                 try:
-                    graph = renewed.run(self._with_constants())
+                    graph = renewed.run(self.with_constants())
                 except UnsupportedOpError as error:
                     warnings.warn(
                         f"model {name} keeps running with {self.plan.threads} threads: {error}; compile it again with "
@@ -271,8 +271,11 @@ class Compilation:
             f"model {name}: primitives for {threads} threads keep failing their check; the last: {wrong[0]}"
         )
 
-    def _with_constants(self) -> Graph:
-        """Return the formatted graph with constants that are read from packed forms where somebody needs them."""
+    def with_constants(self) -> Graph:
+        """Return the formatted graph with constants that are read from packed forms where somebody needs them.
+
+        ``fmtprop.save(net.compilation.with_constants(), "plan.onnx")`` shows a plan in viewers of ONNX models.
+        """
         graph = self.formatted.copy()
         for node in graph.nodes():
             if node.op == "constant":

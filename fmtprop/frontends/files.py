@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fmtprop.errors import GraphError, ImportModelError
-from fmtprop.frontends.onnx import from_onnx
+from fmtprop.frontends.onnx import from_onnx, save_onnx
 from fmtprop.frontends.torch_log import held_back, reason
 from fmtprop.ir import file as graph_file
 from fmtprop.ir.builtin import builtin_names, builtin_path
@@ -88,14 +88,15 @@ def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None,
 
 
 def save(graph: Graph, path: str | Path) -> None:
-    """Write a graph to a graph file; large weights go to a safetensors file in the same folder.
+    """Write a graph to a graph file or as an ONNX model; large weights go to another file in the same folder.
 
     Parameters
     ----------
     graph : Graph
-        The graph.
+        The graph; for ONNX, at any stage. Formats, implementations and reasons of a formatted graph are metadata of the
+        nodes, which viewers such as Netron show; a reorder is an ``Identity``.
     path : str or Path
-        The file; must end in ``.json``.
+        The file; must end in ``.json`` or ``.onnx``.
 
     Raises
     ------
@@ -103,6 +104,8 @@ def save(graph: Graph, path: str | Path) -> None:
         Not a graph, another extension, a directory that does not exist, or the file system refused.
     GraphError
         The graph cannot be written, such as one whose constants were released after compilation.
+    UnsupportedOpError
+        ONNX cannot express a node; the message names it.
     """
     if not isinstance(graph, Graph):
         raise ImportModelError(
@@ -110,10 +113,13 @@ def save(graph: Graph, path: str | Path) -> None:
             "fmtprop.from_torch(module, example_inputs) and save what it returns"
         )
     file = _path(path)
-    if file.suffix.lower() != ".json":
-        raise ImportModelError(f"{file}: graphs are saved as .json, not {file.suffix or 'without extension'!r}")
+    kind = file.suffix.lower()
+    if kind not in (".json", ".onnx"):
+        raise ImportModelError(
+            f"{file}: graphs are saved as .json or .onnx, not {file.suffix or 'without extension'!r}"
+        )
     try:
-        graph_file.save(graph, file)
+        (save_onnx if kind == ".onnx" else graph_file.save)(graph, file)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ImportModelError(f"{file} cannot be written: {reason}; save it to another place") from error

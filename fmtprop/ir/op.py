@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import GraphError
+from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost, Linear, Reads
 from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
@@ -236,6 +237,8 @@ class OpDef:
         Stem of node names: ``"conv"`` for convolution.
     torch : mapping of str to Importer
         ATen overload names to importers, such as ``"aten.relu.default"``.
+    onnx : Onnx, optional
+        The op as ONNX nodes. Without it, PyTorch's exporter writes the op's `reference`.
     samples : callable
         Small problems; at least one.
 
@@ -277,6 +280,7 @@ class OpDef:
     inplace: frozenset[str] = frozenset()
     short: str = ""
     torch: Mapping[str, Importer] = field(default_factory=dict)
+    onnx: Onnx | None = None
 
     def __post_init__(self) -> None:
         if (self.view is not None) != (self.category is Category.VIEW):

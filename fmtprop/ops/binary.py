@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -199,6 +200,34 @@ def _binary(alg: str, first: str = "self", second: str = "other") -> Importer:
     return importer
 
 
+# ---------------------------------------------------------------- ONNX
+
+_OPERATORS = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "max": "Max",
+    "min": "Min",
+    "eq": "Equal",
+    "ne": "Equal",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+    "lt": "Less",
+    "le": "LessOrEqual",
+}
+#: those that give a boolean in ONNX
+_COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le"})
+
+
+def _write(attrs: Binary, w: Writing, operands: Mapping[str, str]) -> str:
+    dst = w(_OPERATORS[attrs.alg], operands["src_0"], operands["src_1"])
+    if attrs.alg not in _COMPARISONS:
+        return dst
+    dtype = w.type(operands["src_0"]).dtype.value
+    return w.cast(w("Not", dst) if attrs.alg == "ne" else dst, dtype)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -259,4 +288,5 @@ BINARY = OpDef(
         "aten.max.other": _binary("max"),
         "aten.min.other": _binary("min"),
     },
+    onnx=Onnx(_write),
 )

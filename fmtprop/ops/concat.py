@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -149,4 +150,5 @@ CONCAT = OpDef(
         "aten.concatenate.default": _cat,
         "aten.stack.default": _stack,
     },
+    onnx=Onnx(lambda attrs, w, operands: w("Concat", *operand_list("src", operands), axis=attrs.axis), moves=True),
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import FormatError, ShapeError, UnsupportedOpError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -323,6 +324,24 @@ def _append(attrs: Conv, tail: PostOps, operands: Sequence[NativeDesc], dtype: D
     tail.append_dw(*types, kernel.pop(), stride.pop(), padding.pop())
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def window_attributes(attrs: Window) -> dict[str, Any]:
+    """Return ONNX's attributes of a (de)convolution, without the padding."""
+    dilations = [dilate + 1 for dilate in attrs.dilates]
+    return {"strides": list(attrs.strides), "dilations": dilations, "group": attrs.groups}
+
+
+def _write(attrs: Conv, w: Writing, operands: Mapping[str, str]) -> str:
+    weights = operands["weights"]
+    dims = w.type(weights).dims
+    if attrs.groups > 1:
+        weights = w.reshaped(weights, (dims[0] * dims[1], *dims[2:]))
+    pads = [*attrs.pad_l, *attrs.pad_r]
+    return w("Conv", operands["src"], weights, operands.get("bias"), **window_attributes(attrs), pads=pads)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -380,4 +399,5 @@ CONVOLUTION = OpDef(
         "aten.conv2d.padding": _import_named_padding,
         "aten.conv3d.padding": _import_named_padding,
     },
+    onnx=Onnx(_write),
 )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
@@ -20,7 +21,14 @@ from fmtprop.ir.op import Category, OpDef, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
 from fmtprop.ops.building import WEIGHTED, primitive_of
-from fmtprop.ops.convolution import Window, check_channels, grouped_dims, import_padded, problem
+from fmtprop.ops.convolution import (
+    Window,
+    check_channels,
+    grouped_dims,
+    import_padded,
+    problem,
+    window_attributes,
+)
 from fmtprop.ops.view_attrs import permuted, reshaped
 from fmtprop.ops.window import extent, products, torch_padding
 
@@ -120,6 +128,30 @@ def _import_either(call: Call) -> Value | None:
     return _import(call) if call["transposed"] else import_padded(call)
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Deconv, w: Writing, operands: Mapping[str, str]) -> str:
+    weights, grouped = operands["weights"], attrs.groups > 1
+    dims = w.type(weights).dims
+    order = list(range(len(dims)))
+    order[grouped], order[grouped + 1] = grouped + 1, int(grouped)
+    weights = w.transposed(weights, order)
+    if grouped:  # ONNX keeps them as [I, O/G, k…], as PyTorch does
+        weights = w.reshaped(weights, (dims[0] * dims[2], dims[1], *dims[3:]))
+    pads = [*attrs.pad_l, *(max(pad, 0) for pad in attrs.pad_r)]
+    extra = [max(-pad, 0) for pad in attrs.pad_r]
+    return w(
+        "ConvTranspose",
+        operands["src"],
+        weights,
+        operands.get("bias"),
+        **window_attributes(attrs),
+        pads=pads,
+        output_padding=extra,
+    )
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -158,4 +190,5 @@ DECONVOLUTION = OpDef(
         "aten.conv_transpose3d.input": _import,
         "aten.convolution.default": _import_either,
     },
+    onnx=Onnx(_write),
 )

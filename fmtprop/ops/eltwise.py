@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, log
+from math import inf, isfinite, log
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -232,6 +233,62 @@ def _pow(call: Call) -> Value | None:
     )
 
 
+# ---------------------------------------------------------------- ONNX
+
+#: functions that are one ONNX operator without attributes
+_OPERATORS = {
+    "tanh": "Tanh",
+    "abs": "Abs",
+    "sqrt": "Sqrt",
+    "mish": "Mish",
+    "logistic": "Sigmoid",
+    "exp": "Exp",
+    "log": "Log",
+    "gelu_erf": "Gelu",
+    "round": "Round",
+}
+
+#: the other functions
+_WRITTEN: dict[str, Callable[[Writing, str, float, float], str]] = {
+    "relu": lambda w, x, alpha, beta: w("LeakyRelu", x, alpha=alpha) if alpha else w("Relu", x),
+    "elu": lambda w, x, alpha, beta: w("Elu", x, alpha=alpha),
+    "square": lambda w, x, alpha, beta: w("Mul", x, x),
+    "linear": lambda w, x, alpha, beta: _plus(w, _times(w, x, alpha), beta),
+    "soft_relu": lambda w, x, alpha, beta: _times(w, w("Softplus", _times(w, x, alpha)), 1 / alpha),
+    "hardsigmoid": lambda w, x, alpha, beta: w("HardSigmoid", x, alpha=alpha, beta=beta),
+    "gelu_tanh": lambda w, x, alpha, beta: w("Gelu", x, approximate="tanh"),
+    "swish": lambda w, x, alpha, beta: w("Mul", x, w("Sigmoid", _times(w, x, alpha))),
+    "clip": lambda w, x, alpha, beta: w("Clip", x, _bound(w, alpha), _bound(w, beta)),
+    "pow": lambda w, x, alpha, beta: _times(w, _power(w, x, beta), alpha),
+    "hardswish": lambda w, x, alpha, beta: w("Mul", x, w("HardSigmoid", x, alpha=alpha, beta=beta)),
+}
+
+
+def _times(w: Writing, x: str, factor: float) -> str:
+    if factor == 1:
+        return x
+    return w("Neg", x) if factor == -1 else w("Mul", x, w.constant(factor))
+
+
+def _plus(w: Writing, x: str, summand: float) -> str:
+    return w("Add", x, w.constant(summand)) if summand else x
+
+
+def _bound(w: Writing, bound: float) -> str | None:
+    return w.constant(bound) if isfinite(bound) else None
+
+
+def _power(w: Writing, x: str, exponent: float) -> str:
+    return w("Reciprocal", x) if exponent == -1 else w("Pow", x, w.constant(exponent))
+
+
+def _write(attrs: Eltwise, w: Writing, operands: Mapping[str, str]) -> str:
+    operator = _OPERATORS.get(attrs.alg)
+    if operator is not None:
+        return w(operator, operands["src"])
+    return _WRITTEN[attrs.alg](w, operands["src"], attrs.alpha, attrs.beta)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -306,4 +363,5 @@ ELTWISE = OpDef(
         "aten.clamp_max.default": _clip("", "max"),
         "aten.pow.Tensor_Scalar": _pow,
     },
+    onnx=Onnx(_write),
 )

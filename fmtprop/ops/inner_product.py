@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -116,6 +117,16 @@ def _addmm(call: Call) -> Value | None:
     return import_product(call, src, weights, bias)
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: InnerProduct, w: Writing, operands: Mapping[str, str]) -> str:
+    src, weights = operands["src"], operands["weights"]
+    outputs, *inputs = w.type(weights).dims
+    rows = w.reshaped(src, (w.type(src).dims[0], prod(inputs)))
+    return w("Gemm", rows, w.reshaped(weights, (outputs, prod(inputs))), operands.get("bias"), transB=1)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -152,4 +163,5 @@ INNER_PRODUCT = OpDef(
     short="fc",
     samples=samples,
     torch={"aten.linear.default": _linear, "aten.addmm.default": _addmm},
+    onnx=Onnx(_write),
 )

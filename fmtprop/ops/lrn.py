@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -92,6 +93,20 @@ def loses(attrs: Lrn) -> frozenset[str]:
     return frozenset({"nan", "inf"}) if attrs.alg == "across_channels" else frozenset()
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Lrn, w: Writing, operands: Mapping[str, str]) -> str:
+    src = operands["src"]
+    if attrs.alg == "across_channels":
+        return w("LRN", src, size=attrs.size, alpha=attrs.alpha, beta=attrs.beta, bias=attrs.k)
+    spatial = w.type(src).ndim - 2
+    window: dict[str, object] = {"kernel_shape": [attrs.size] * spatial, "pads": [attrs.size // 2] * 2 * spatial}
+    mean = w("AveragePool", w("Mul", src, src), **window, count_include_pad=1)
+    sum_ = w("Add", w("Mul", mean, w.constant(attrs.alpha)), w.constant(attrs.k))
+    return w("Mul", src, w("Pow", sum_, w.constant(-attrs.beta)))
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -117,4 +132,5 @@ LRN = OpDef(
     cost=Cost(lambda attrs, gathered: 40.0, pytorch=0.05),
     loses=loses,
     samples=samples,
+    onnx=Onnx(_write),
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -331,6 +332,14 @@ def _attention_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
     return None if dst is None else (dst, None)
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: MatMul, w: Writing, operands: Mapping[str, str]) -> str:
+    dst = w("MatMul", operands["src"], operands["weights"])
+    return w("Add", dst, operands["bias"]) if "bias" in operands else dst
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -382,4 +391,5 @@ MATMUL = OpDef(
         "aten.scaled_dot_product_attention.default": _attention,
         "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_with_statistics,
     },
+    onnx=Onnx(_write),
 )

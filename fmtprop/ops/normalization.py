@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, Reads, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -275,6 +276,32 @@ def _instance(call: Call) -> Value | None:
     return _emit_group(call, call["input"], call.type(call["input"]).dims[1])
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _vector(w: Writing, operands: Mapping[str, str], name: str, axis: int) -> str:
+    """Return the operand; where there is none, the numbers that change nothing, which ONNX asks for."""
+    if name in operands:
+        return operands[name]
+    return w.constant([float(name == "scale")] * w.type(operands["src"]).dims[axis])
+
+
+def _write_batch(attrs: BatchNorm, w: Writing, operands: Mapping[str, str]) -> str:
+    affine = [_vector(w, operands, name, 1) for name in ("scale", "shift")]
+    statistics = operands["mean"], operands["variance"]
+    return w("BatchNormalization", operands["src"], *affine, *statistics, epsilon=attrs.epsilon)
+
+
+def _write_layer(attrs: LayerNorm, w: Writing, operands: Mapping[str, str]) -> str:
+    scale = _vector(w, operands, "scale", -1)
+    return w("LayerNormalization", operands["src"], scale, operands.get("shift"), epsilon=attrs.epsilon)
+
+
+def _write_group(attrs: GroupNorm, w: Writing, operands: Mapping[str, str]) -> str:
+    affine = [_vector(w, operands, name, 1) for name in ("scale", "shift")]
+    return w("GroupNormalization", operands["src"], *affine, num_groups=attrs.groups, epsilon=attrs.epsilon)
+
+
 # ---------------------------------------------------------------- samples and declarations
 
 
@@ -340,6 +367,7 @@ BATCH_NORMALIZATION = OpDef(
     inplace=frozenset({"src"}),
     short="bn",
     samples=samples_batch,
+    onnx=Onnx(_write_batch),
     torch={
         "aten.batch_norm.default": _batch,
         "aten._native_batch_norm_legit_no_training.default": _batch_with_statistics,
@@ -361,6 +389,7 @@ LAYER_NORMALIZATION = OpDef(
     inplace=frozenset({"src"}),
     short="ln",
     samples=samples_layer,
+    onnx=Onnx(_write_layer),
     torch={
         "aten.layer_norm.default": _layer,
         "aten.native_layer_norm.default": _layer_with_statistics,
@@ -380,6 +409,7 @@ GROUP_NORMALIZATION = OpDef(
     inplace=frozenset({"src"}),
     short="gn",
     samples=samples_group,
+    onnx=Onnx(_write_group),
     torch={
         "aten.group_norm.default": _group,
         "aten.native_group_norm.default": _group_with_statistics,

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -81,6 +82,14 @@ def _pad(call: Call) -> Value | None:
     return call.emit("pad", {"src": src}, attrs)
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Pad, w: Writing, operands: Mapping[str, str]) -> str:
+    pads = w.constant([*attrs.pads_l, *attrs.pads_r], "s64")
+    return w("Pad", operands["src"], pads, w.constant(attrs.value))
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -102,4 +111,5 @@ PAD = OpDef(
     reference=reference,
     samples=samples,
     torch={"aten.constant_pad_nd.default": _pad, "aten.pad.default": _pad},
+    onnx=Onnx(_write, moves=True),
 )

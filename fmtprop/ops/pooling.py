@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -302,6 +303,21 @@ def _operations(attrs: Pooling, gathered: float) -> float:
     return max(gathered, prod(attrs.kernel))
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Pooling, w: Writing, operands: Mapping[str, str]) -> str:
+    window: dict[str, object] = {
+        "kernel_shape": list(attrs.kernel),
+        "strides": list(attrs.strides),
+        "dilations": [dilate + 1 for dilate in attrs.dilates],
+        "pads": [*attrs.pad_l, *attrs.pad_r],
+    }
+    if attrs.alg == "max":
+        return w("MaxPool", operands["src"], **window)
+    return w("AveragePool", operands["src"], **window, count_include_pad=int(attrs.alg == "avg_include_padding"))
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -353,4 +369,5 @@ POOLING = OpDef(
         "aten.adaptive_max_pool3d.default": first_of(_adaptive("max", 3)),
         "aten.mean.dim": _mean,
     },
+    onnx=Onnx(_write),
 )

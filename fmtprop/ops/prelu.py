@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -114,4 +115,5 @@ PRELU = OpDef(
     as_post_op=PostOpForm("prelu", _append),
     samples=samples,
     torch={"aten.prelu.default": _prelu, "aten._prelu_kernel.default": _prelu},
+    onnx=Onnx(lambda attrs, w, operands: w("PRelu", operands["src"], operands["weights"])),
 )

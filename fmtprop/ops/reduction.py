@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -191,6 +192,21 @@ def _sliced(attrs: Reduction, batch: int, images: int) -> Reduction | None:
     return None if 0 in attrs.axes else attrs
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+_OPERATORS = {"max": "ReduceMax", "min": "ReduceMin", "sum": "ReduceSum", "mul": "ReduceProd", "mean": "ReduceMean"}
+
+
+def _write(attrs: Reduction, w: Writing, operands: Mapping[str, str]) -> str:
+    src, axes = operands["src"], w.constant(list(attrs.axes), "s64")
+    if attrs.alg in _OPERATORS:
+        return w(_OPERATORS[attrs.alg], src, axes, keepdims=1)
+    powers = w("ReduceSum", w("Pow", w("Abs", src), w.constant(attrs.p)), axes, keepdims=1)
+    total = w("Max" if attrs.alg.endswith("max") else "Add", powers, w.constant(attrs.eps))
+    return total if "power" in attrs.alg else w("Pow", total, w.constant(1 / attrs.p))
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -240,4 +256,5 @@ REDUCTION = OpDef(
         "aten.norm.Scalar": _norm("p"),
         "aten.norm.ScalarOpt_dim": _norm("p"),
     },
+    onnx=Onnx(_write),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
@@ -105,6 +106,15 @@ def _copy(call: Call) -> Value | None:
     return None if value is None else expanded(call, value, call.results[0].dims)
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Reorder, w: Writing, operands: Mapping[str, str]) -> str:
+    src = operands["src"]
+    # a new name for the same numbers: ONNX has no formats, so only the node's metadata tell them
+    return w.cast(src, attrs.dtype) if attrs.dtype not in ("", w.type(src).dtype.value) else w("Identity", src)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -137,4 +147,5 @@ REORDER = OpDef(
         "aten.type_as.default": _to(),
         "prims.convert_element_type.default": _to("a"),
     },
+    onnx=Onnx(_write, moves=True),
 )

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -163,6 +164,25 @@ def _importers() -> Mapping[str, Importer]:
     return found
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Resampling, w: Writing, operands: Mapping[str, str]) -> str:
+    src = operands["src"]
+    dims = w.type(src).dims
+    if attrs.alg == "linear":
+        sizes = w.constant([*dims[:2], *attrs.size], "s64")
+        return w("Resize", src, None, None, sizes, mode="linear", coordinate_transformation_mode="half_pixel")
+    factors = [count / size for count, size in zip(attrs.size, dims[2:], strict=True)]
+    if all(factor.is_integer() for factor in factors):
+        how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return w("Resize", src, None, w.constant([1.0, 1.0, *factors], "f32"), **how)
+    # by index: runtimes find positions in f32, and round halves in several ways
+    for axis, count in enumerate(attrs.size, start=2):
+        src = w("Gather", src, w.constant(nearest_indices(dims[axis], count), "s64"), axis=axis)
+    return src
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -190,4 +210,5 @@ RESAMPLING = OpDef(
     post_ops=frozenset({"eltwise"}),
     samples=samples,
     torch=_importers(),
+    onnx=Onnx(_write),
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -113,6 +114,17 @@ def _channel_shuffle(call: Call) -> Value | None:
     return call.emit("shuffle", {"src": src}, Shuffle(1, call["groups"]))
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Shuffle, w: Writing, operands: Mapping[str, str]) -> str:
+    dims, axis = w.type(operands["src"]).dims, attrs.axis
+    grouped = w.reshaped(operands["src"], (*dims[:axis], attrs.groups, dims[axis] // attrs.groups, *dims[axis + 1 :]))
+    order = list(range(len(dims) + 1))
+    order[axis], order[axis + 1] = axis + 1, axis
+    return w.reshaped(w.transposed(grouped, order), dims)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -139,4 +151,5 @@ SHUFFLE = OpDef(
         "aten.channel_shuffle.default": _channel_shuffle,
         "aten.native_channel_shuffle.default": _channel_shuffle,
     },
+    onnx=Onnx(_write, moves=True),
 )

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost, Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
@@ -132,4 +133,9 @@ SOFTMAX = OpDef(
         "aten._log_softmax.default": _softmax("log"),
         "aten.special_log_softmax.default": _softmax("log"),
     },
+    onnx=Onnx(
+        lambda attrs, w, operands: w(
+            "LogSoftmax" if attrs.alg == "log" else "Softmax", operands["src"], axis=attrs.axis
+        )
+    ),
 )

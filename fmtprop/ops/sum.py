@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
@@ -88,6 +89,15 @@ def _append(attrs: Sum, tail: PostOps, operands: Sequence[NativeDesc], dtype: Da
     tail.append_sum(attrs.scales[0])
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write(attrs: Sum, w: Writing, operands: Mapping[str, str]) -> str:
+    sources = zip(operand_list("src", operands), attrs.scales, strict=True)
+    terms = [source if scale == 1 else w("Mul", source, w.constant(scale)) for source, scale in sources]
+    return w("Add", *terms) if len(terms) == 2 else w("Sum", *terms)
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -116,4 +126,5 @@ SUM = OpDef(
     as_post_op=PostOpForm("sum", _append),
     inplace=frozenset({"src_0"}),
     samples=samples,
+    onnx=Onnx(_write),
 )

@@ -13,6 +13,7 @@ from math import prod
 import torch
 
 from fmtprop.errors import FormatError, ShapeError
+from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
@@ -143,6 +144,35 @@ def _slice_of_batch(attrs: Slice, batch: int, images: int) -> Slice | None:
     return Slice(attrs.starts, (images, *attrs.sizes[1:]), attrs.steps)
 
 
+# ---------------------------------------------------------------- ONNX
+
+
+def _write_reshape(attrs: Reshape, w: Writing, operands: Mapping[str, str]) -> str:
+    return w.reshaped(operands["src"], attrs.shape)
+
+
+def _write_permute(attrs: Permute, w: Writing, operands: Mapping[str, str]) -> str:
+    return w.transposed(operands["src"], attrs.order)
+
+
+def _write_slice(attrs: Slice, w: Writing, operands: Mapping[str, str]) -> str:
+    src = operands["src"]
+    whole = [(0, size, 1) for size in w.type(src).dims]
+    window = zip(attrs.starts, attrs.sizes, attrs.steps, strict=True)
+    cut = [(axis, *part) for axis, part in enumerate(window) if part != whole[axis]]
+    if not cut:
+        return w("Identity", src)
+    axes, starts, sizes, steps = zip(*cut, strict=True)
+    ends = [start + size * step for start, size, step in zip(starts, sizes, steps, strict=True)]
+    # an end before the first element is below all indices that count from the last
+    ends = [end if end >= 0 else -(2**31) for end in ends]
+    return w("Slice", src, *(w.constant(list(numbers), "s64") for numbers in (starts, ends, axes, steps)))
+
+
+def _write_expand(attrs: Expand, w: Writing, operands: Mapping[str, str]) -> str:
+    return w("Expand", operands["src"], w.constant(list(attrs.shape), "s64"))
+
+
 # ---------------------------------------------------------------- samples
 
 
@@ -196,6 +226,7 @@ RESHAPE = OpDef(
     sliced=lambda attrs, batch, images: Reshape((images, *attrs.shape[1:])) if attrs.shape[:1] == (batch,) else None,
     samples=samples_reshape,
     torch=RESHAPE_IMPORTERS,
+    onnx=Onnx(_write_reshape, moves=True),
 )
 
 PERMUTE = OpDef(
@@ -210,6 +241,7 @@ PERMUTE = OpDef(
     sliced=lambda attrs, batch, images: attrs if attrs.order[:1] == (0,) else None,
     samples=samples_permute,
     torch=PERMUTE_IMPORTERS,
+    onnx=Onnx(_write_permute, moves=True),
 )
 
 SLICE = OpDef(
@@ -223,6 +255,7 @@ SLICE = OpDef(
     sliced=_slice_of_batch,
     samples=samples_slice,
     torch=SLICE_IMPORTERS,
+    onnx=Onnx(_write_slice, moves=True),
 )
 
 EXPAND = OpDef(
@@ -235,4 +268,5 @@ EXPAND = OpDef(
     view=view_expand,
     samples=samples_expand,
     torch=EXPAND_IMPORTERS,
+    onnx=Onnx(_write_expand, moves=True),
 )

@@ -196,8 +196,8 @@ def test_a_damaged_archive_is_an_import_error(net, tmp_path, monkeypatch, error)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("net.pt2", r"graphs are saved as \.json, not '\.pt2'"),
-        ("net", r"saved as \.json, not 'without extension'"),
+        ("net.pt2", r"graphs are saved as \.json or \.onnx, not '\.pt2'"),
+        ("net", r"saved as \.json or \.onnx, not 'without extension'"),
         ("no/net.json", "the directory .* does not exist; create it first"),
     ],
 )

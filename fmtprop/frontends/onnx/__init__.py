@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fmtprop.errors import ImportModelError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fmtprop.frontends.onnx.program import Program
     from fmtprop.ir.graph import Graph
 
-__all__ = ["from_onnx", "is_onnx", "open_program"]
+__all__ = ["from_onnx", "is_onnx", "open_program", "save_onnx"]
 
 
 def is_onnx(model: object) -> bool:
@@ -70,13 +71,33 @@ def open_program(source: object) -> Program:
     ImportModelError
         The package ``onnx`` is missing, the model is invalid, or an operator is not supported.
     """
-    try:
-        import onnx  # noqa: F401 (asked for here, so that one message says how to get it)
-    except ImportError as error:
-        raise ImportModelError(
-            "ONNX models are read with the package onnx, which is not installed: pip install 'fmtprop[onnx]'"
-        ) from error
+    _check_package()
     from fmtprop.frontends.onnx.program import Program
     from fmtprop.frontends.onnx.reading import read_model
 
     return Program(read_model(source))
+
+
+def save_onnx(graph: Graph, path: Path) -> None:
+    """Write a graph as an ONNX model: :func:`fmtprop.frontends.onnx.export.save`.
+
+    Raises
+    ------
+    ImportModelError
+        The package ``onnx`` is missing.
+    """
+    _check_package()
+    from fmtprop.frontends.onnx.export import save
+
+    save(graph, path)
+
+
+def _check_package() -> None:
+    """Refuse to go on without the package that all modules of this room import."""
+    try:
+        import onnx  # noqa: F401 (asked for here, so that one message says how to get it)
+    except ImportError as error:
+        raise ImportModelError(
+            "ONNX models are read and written with the package onnx, which is not installed: "
+            "pip install 'fmtprop[onnx]'"
+        ) from error

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from fmtprop.errors import ImportModelError
 
-__all__ = ["TORCH_DTYPES", "array_of", "element_type", "from_array", "type_name"]
+__all__ = ["TORCH_DTYPES", "array_of", "element_type", "from_array", "number_of", "type_name"]
 
 #: ONNX's element types that PyTorch computes with
 TORCH_DTYPES: Final[dict[int, torch.dtype]] = {
@@ -62,6 +62,11 @@ def element_type(value: torch.Tensor | np.ndarray[Any, Any]) -> int:
     if isinstance(value, torch.Tensor):
         return _ELEMENT_TYPES[value.dtype]
     return int(helper.np_dtype_to_tensor_dtype(value.dtype))
+
+
+def number_of(dtype: torch.dtype) -> int:
+    """Return ONNX's number for a data type of PyTorch."""
+    return _ELEMENT_TYPES[dtype]
 
 
 def from_array(array: Any) -> Any:

@@ -326,7 +326,8 @@ class _Run:
         if shape_only or is_known(arguments):
             from torch.utils._python_dispatch import _disable_current_modes
 
-            with _disable_current_modes():
+            # also of calls that are no operators: PyTorch sets the mode of gradients where it looks at views
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self._check_size(step, arguments, scope)
                 return self._make(step, arguments, scope)
         with self.around(step):
