@@ -19,7 +19,6 @@ from fmtprop.compiling.contest import Contest, contest
 from fmtprop.compiling.contestants import DIRECT, GREEDY, Contestant, Contestants
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.stages import check_memory, make_room, normalise, random_inputs
-from fmtprop.compiling.tensor_planner import plan_tensors
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
@@ -30,7 +29,6 @@ from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Observer
 from fmtprop.passes.for_threads import ForThreads
 from fmtprop.passes.optimal import Certificate
-from fmtprop.passes.target import Setting, Target
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
@@ -38,8 +36,9 @@ from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.runtime.threads import on_cpu, running_with
 from fmtprop.runtime.weights import PackedForms
 from fmtprop.store import Store, key_of
-from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.targets.executable import Targets, implementation
+from fmtprop.targets import ReferenceTarget
+from fmtprop.targets.executable import Provider, Targets, implementation
+from fmtprop.targets.registry import provider, setting_for
 from fmtprop.tuning import TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import improve
 
@@ -141,7 +140,7 @@ class Compilation:
         #: the constants of all plans for the formatted graph
         self.weights = PackedForms()
         self._last = perf_counter()
-        self._target, self._fallback = OneDnnTarget(), ReferenceTarget()
+        self._target, self._fallback = provider(options.target)(), ReferenceTarget()
         self._store = Store()
         self._checked = options.verify != "off"
         #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
@@ -170,12 +169,7 @@ class Compilation:
         """
         check_memory(self.imported)
         self.normalise()
-        if self.options.target == "mkldnn":
-            self.formatted, self.plan, self.certificate = plan_tensors(
-                self.normal, self.options, self._lap, self.weights
-            )
-        else:
-            self._freeze()
+        self._freeze()
         self._costs = None  # much, and of no more use
         self.imported = self.imported.copy()  # the caller's own keeps its constants
         for graph in (self.imported, self.normal, self.formatted):
@@ -187,7 +181,7 @@ class Compilation:
         options = self.options
         self._begin("")
         self.normal, self.precision = normalise(
-            defer(self.imported), options.dtype, observer, target=options.target, special_values=options.special_values
+            defer(self.imported), options.dtype, observer, target=self._target, special_values=options.special_values
         )
         if self.owned:  # of weights that were folded, only what became of them is left
             self.imported.constants.clear()
@@ -228,7 +222,7 @@ class Compilation:
         self.plan, self.formatted, self.certificate, self.contest = plan, graph, chosen.certificate, chosen.contest
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
 
-    def _build(self, graph: Graph, target: Target) -> Plan:
+    def _build(self, graph: Graph, target: Provider) -> Plan:
         return build_plan(graph, target, consume=self.owned, constants=ConstantStore(self.weights))
 
     def plan_for(self, threads: int) -> Plan:
@@ -355,7 +349,7 @@ class Compilation:
         """Return who may become the plan; where nobody packs for some readers any more, others run these."""
         if self.options.policy == OPTIMAL:
             self._costs = self._costs or self._new_costs()
-        setting = Setting(self._target, self._fallback, self.options.boundary)
+        setting = setting_for(self._target, self.options.boundary, self._fallback)
         model = self.normal, setting, self._costs, self.options, self._attempts
         rivals, failed = Contestants(*model), self._attempts.failed
         rivals.get(rivals.ladder[0])
@@ -378,6 +372,7 @@ class Compilation:
             budget=options.tune_budget,
             progress=options.progress,
             store=self._store,
+            target=self._target,
         )
 
     # ------------------------------------------------------------------ which is the fastest

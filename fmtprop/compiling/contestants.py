@@ -207,7 +207,7 @@ class Contestants:
         obeyed = {**resolve_pins(prepared, options.pin), **(pins or {})}
         solver = OptimalFormats(self._setting, self._costs, obeyed)
         ways: dict[str, list[Candidate]] = {}
-        if composed:
+        if composed and self._setting.expanding:
             measuring = options.measures
             found = self._attempts.of(
                 COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, with_originals=measuring)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.policies import POLICIES
+from fmtprop.targets.registry import provider, target_names
 
 __all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options"]
 
@@ -21,7 +22,6 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "special_values": ("fast", "exact"),
-    "target": ("onednn", "mkldnn"),
     "tune": ("auto", "model", "measure", "remeasure"),
     "verify": ("off", "on", "full"),
 }
@@ -71,7 +71,7 @@ class Options:
     effort: str | None = None
 
     def __post_init__(self) -> None:
-        for name, values in _KNOWN.items():
+        for name, values in {**_KNOWN, "target": target_names()}.items():
             value = getattr(self, name)
             if value not in values:
                 listed = ", ".join(repr(v) for v in values)
@@ -104,7 +104,7 @@ class Options:
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
         if self.pin and self.policy != OPTIMAL:
             raise UnsupportedOpError(f"pin needs policy='optimal': the {self.policy!r} policy takes no constraints")
-        if self.special_values == "exact" and self.target != "onednn":
+        if self.special_values == "exact" and not provider(self.target).has_exact:
             raise UnsupportedOpError("special_values='exact' needs target='onednn'")
         if self.tune_budget is not None and not _is_positive(self.tune_budget):
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")

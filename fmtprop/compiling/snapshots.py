@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.options import Options
-from fmtprop.compiling.tensor_planner import tensor_assigner
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import OptimalFormats
 
@@ -68,8 +66,8 @@ def snapshots(
         Policy of format assignment; ``"optimal"`` uses modelled costs.
     dtype : {"f32", "bf16"}
         Data type of compute-intensive ops.
-    target : {"onednn", "mkldnn"}
-        The target.
+    target : str
+        Name of the target.
     passes : bool
         True for the imported graph and the graph after every pass, in order; False for only the last graph.
 
@@ -102,10 +100,5 @@ def snapshots(
 
 
 def _formatted(compilation: Compilation) -> Snapshot:
-    if compilation.options.target == "mkldnn":
-        assign = tensor_assigner(compilation.options.policy)
-        formatted = assign.run(compilation.normal)
-        verify(formatted, Stage.FORMATTED)
-        return Snapshot("formatted", assign.name, formatted)
     best = compilation.choose()
     return Snapshot("formatted", AssignFormats.name if best.certificate is None else OptimalFormats.name, best.graph)

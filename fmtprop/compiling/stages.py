@@ -27,8 +27,8 @@ from fmtprop.passes.precision import LowerPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.system.collector import collect_young
 from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.executable import Provider
 from fmtprop.targets.memory import check_fits
-from fmtprop.targets.mkldnn import computes_in
 
 __all__ = ["check_memory", "make_room", "normalise", "random_inputs"]
 
@@ -41,7 +41,7 @@ def normalise(
     dtype: str = "f32",
     observer: Observer | None = None,
     *,
-    target: str = "onednn",
+    target: Provider | None = None,
     special_values: str = "fast",
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
@@ -54,8 +54,8 @@ def normalise(
         Data type of compute-intensive ops.
     observer : callable, optional
         Called after each pass with its name and its graph.
-    target : {"onednn", "mkldnn"}
-        Who will execute.
+    target : Provider, optional
+        Who will execute: oneDNN if not given.
     special_values : {"fast", "exact"}
         See :func:`fmtprop.compile`.
 
@@ -71,14 +71,14 @@ def normalise(
     PassError
         A pass failed, or its result breaks a rule.
     """
+    target = target or OneDnnTarget()
     normal = Pipeline(_passes(target, special_values), Stage.NORMAL).run(graph, observer)
     if dtype == "f32":
         return normal, "f32"
-    if not (computes_in(DataType.BF16) if target == "mkldnn" else dnnl.supports("bf16")):
-        who = "PyTorch's oneDNN" if target == "mkldnn" else "oneDNN"
-        isa = torch.backends.cpu.get_cpu_capability() if target == "mkldnn" else dnnl.lib().isa
+    if not target.computes_in(DataType.BF16):
         warnings.warn(
-            f"{who} has no bf16 on this CPU ({isa}): compute-intensive ops run in f32 instead",
+            f"target {target.name} has no bf16 on this CPU ({target.describe()['isa']}): compute-intensive ops run in "
+            "f32 instead",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -89,10 +89,9 @@ def normalise(
     return lowered, "bf16"
 
 
-def _passes(target: str, special_values: str) -> tuple[Pass, ...]:
-    """Return the passes; fusion asks oneDNN if oneDNN is the target."""
-    asked = OneDnnTarget() if target == "onednn" else None
-    passes = [replace(one, target=asked) if isinstance(one, FusePostOps) else one for one in NORMALISE]
+def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
+    """Return the passes; fusion asks the target."""
+    passes = [replace(one, target=target) if isinstance(one, FusePostOps) else one for one in NORMALISE]
     if special_values == "exact":  # a function and its decomposed forms treat infinities differently
         passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]

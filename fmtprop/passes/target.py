@@ -103,6 +103,8 @@ class Setting:
         Whether plans can place the sources of a concat inside its result.
     competing : bool
         Whether the fallback may also run nodes that the target can run.
+    expanding : bool
+        Whether several nodes may run in place of one.
     """
 
     target: Target
@@ -110,6 +112,7 @@ class Setting:
     boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
     in_place: bool = True
     competing: bool = True
+    expanding: bool = True
 
 
 def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
@@ -186,3 +189,10 @@ class Costs(Protocol):
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the seconds of a reorder, 0 for equal formats, None if no reorder exists."""
+
+
+class CostModel(Costs, Protocol):
+    """A model of costs: nothing is measured."""
+
+    def reorder_kind(self, src: MemoryDesc, dst: MemoryDesc) -> str:
+        """Return the name of similar reorders: their measured and modelled seconds have about the same ratio."""

@@ -23,10 +23,9 @@ from fmtprop.passes.optimal.enumerate import enumerate_ways
 from fmtprop.passes.optimal.problem import Problem, keeping
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Way
-from fmtprop.passes.target import Candidate, Costs, Setting
-from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.targets.mkldnn import MkldnnCosts, MkldnnTarget
-from fmtprop.targets.mkldnn.formats import opaque
+from fmtprop.passes.target import Candidate, Costs
+from fmtprop.targets.executable import Provider
+from fmtprop.targets.registry import provider, setting_for
 from fmtprop.tuning import costs_for
 
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ class Rivals:
     def __init__(self, net: Compiled) -> None:
         self._formatted = net.graph
         self.normal = _without_format_changes(net.graph)
-        setting, self._costs = _setting(net), _costs(net, self.normal)
+        target = provider(net.options.target)()
+        setting, self._costs = setting_for(target, net.options.boundary), _costs(net, self.normal, target)
         pins = resolve_pins(
             self.normal, {p: d for p, d in net.options.pin.items() if p.rpartition(".")[0] in self.normal}
         )
@@ -177,16 +177,7 @@ def _out_of_place(problem: Problem, concat: str) -> Problem:
     return replace(problem, alternatives=tuple(one for one in problem.alternatives if stays(one.payload)))
 
 
-def _setting(net: Compiled) -> Setting:
-    boundary = net.options.boundary
-    if net.options.target == "mkldnn":
-        formats = {name: desc if desc.is_plain else opaque(desc) for name, desc in boundary.items()}
-        return Setting(MkldnnTarget(), ReferenceTarget(), formats, in_place=False, competing=False)
-    return Setting(OneDnnTarget(), ReferenceTarget(), boundary)
-
-
-def _costs(net: Compiled, normal: Graph) -> Costs:
-    if net.options.target == "mkldnn":
-        return MkldnnCosts()
+def _costs(net: Compiled, normal: Graph, target: Provider) -> Costs:
     tune = "model" if net.options.costs_from == "model" else "auto"  # what was measured; nothing is timed here
-    return costs_for(tune, weights_nbytes=weights_nbytes(normal), activations_nbytes=activations_nbytes(normal))
+    weights, activations = weights_nbytes(normal), activations_nbytes(normal)
+    return costs_for(tune, weights_nbytes=weights, activations_nbytes=activations, target=target)

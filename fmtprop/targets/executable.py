@@ -7,11 +7,11 @@ give the positions of operands and results, and get calls.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,8 +20,8 @@ from fmtprop.errors import FmtpropError, LoadError, PlanError, UnsupportedOpErro
 from fmtprop.ir.node import Choice, Node
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.jit import Call
-from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import Target
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.passes.target import Candidate, CostModel, Request
 from fmtprop.targets.memory import view, view_of_tensor
 
 __all__ = [
@@ -334,11 +334,58 @@ class Executable(ABC):
         """Release the native objects; bound calls stay usable."""
 
 
-class Provider(Target, Protocol):
-    """A target that executes, and that is told about wrong results."""
+class Provider(ABC):
+    """A target that executes. The attributes with a default are the questions of a compilation to its target."""
 
+    #: name in choices, reports and the registry
+    name: str
+
+    #: whether sources of a concat can be written inside its result
+    in_place = True
+
+    #: whether the fallback's operators are other code, which may be faster
+    competing = True
+
+    #: whether several of its nodes may be faster than one (Winograd's filtering, merged groups)
+    expanding = True
+
+    #: whether it obeys a node's demand for PyTorch's NaN and infinities (``special_values="exact"``)
+    has_exact = False
+
+    @abstractmethod
+    def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
+        """Yield every implementation that serves a request (:class:`fmtprop.passes.target.Target`)."""
+
+    @abstractmethod
+    def reorder_cost(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
+        """Return the estimated seconds of a reorder, 0 for equal formats, None if no reorder exists."""
+
+    @abstractmethod
+    def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
+        """Return the formats to try for a tensor, the most likely first, always including row-major."""
+
+    @abstractmethod
     def reject(self, node: Node) -> None:
         """Never offer a formatted node's choice again, if it is this target's: it gave a wrong result."""
+
+    def forget(self) -> None:  # noqa: B027 - most targets keep nothing
+        """Drop the answers so far: formats are chosen, and most answers are not needed again."""
+
+    def computes_in(self, dtype: DataType) -> bool:
+        """Return whether compute-intensive ops can run in a data type on this CPU."""
+        return dtype is DataType.F32
+
+    def at_boundary(self, desc: MemoryDesc) -> MemoryDesc:
+        """Return the format in which it reads and writes a caller's tensor that has this format."""
+        return desc
+
+    def model(self) -> CostModel | None:
+        """Return its own model of costs; None for the roofline of a oneDNN library (:mod:`fmtprop.tuning`)."""
+        return None
+
+    def describe(self) -> dict[str, str]:
+        """Return its instruction set (``isa``) and the version of its oneDNN (``onednn``), for reports."""
+        return {"isa": torch.backends.cpu.get_cpu_capability().lower(), "onednn": "none"}
 
 
 class Implementation(ABC):
@@ -360,7 +407,7 @@ class Implementation(ABC):
     #: compute it
     moves_freely, by_operators = False, False
 
-    #: whether it allocates its results in each run; otherwise they are written to places
+    #: whether it allocates its results in each run, from operands as tensors; otherwise they are written to places
     makes_results = False
 
     @property

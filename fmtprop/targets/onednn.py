@@ -19,6 +19,7 @@ from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
+from fmtprop.targets.executable import Provider
 from fmtprop.targets.kernels import JIT, kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.primitive import PrimitiveImplementation
@@ -33,7 +34,7 @@ _CALL, _BANDWIDTH = 2e-6, 1e10
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
 
 
-class OneDnnTarget:
+class OneDnnTarget(Provider):
     """Candidates from the oneDNN library that is loaded, and from the kernels that run beside it.
 
     Notes
@@ -42,6 +43,7 @@ class OneDnnTarget:
     """
 
     name = "onednn"
+    has_exact = True
 
     def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}
@@ -80,6 +82,16 @@ class OneDnnTarget:
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the formats that this CPU's kernels are written for: channels-last, blocked by a vector, row-major."""
         return worth_trying(dims, dtype, (dnnl.lib().lanes,))
+
+    def computes_in(self, dtype: DataType) -> bool:
+        """Return whether the library can compute in a data type on this CPU."""
+        return dtype is DataType.F32 or dnnl.supports(dtype)
+
+    def describe(self) -> dict[str, str]:
+        """Return the library's instruction set and version."""
+        library = dnnl.lib()
+        version = ".".join(map(str, library.version))
+        return {"isa": str(library.isa), "onednn": f"{version} ({library.hash[:8]}, {library.runtime})"}
 
     # ------------------------------------------------------------------ asking
 

@@ -32,7 +32,7 @@ OPERATOR, MEANING = "torch", "torch_reference"
 _BANDWIDTH = 5e9
 
 
-class ReferenceTarget:
+class ReferenceTarget(Provider):
     """Runs a node by its op's reference on torch tensors over the plan's own buffers."""
 
     name = REFERENCE

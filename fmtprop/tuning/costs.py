@@ -18,9 +18,10 @@ from fmtprop import dnnl
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
-from fmtprop.passes.target import Candidate, Target
+from fmtprop.passes.target import Candidate, CostModel
 from fmtprop.store import Store, key_of
 from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.executable import Provider
 from fmtprop.tuning.identity import describe, describe_reorder, group_of, identity_of, is_timed
 from fmtprop.tuning.measure import Bench, Job, Progress, job_of, job_of_reorder
 from fmtprop.tuning.peaks import peaks
@@ -87,7 +88,7 @@ def costs_for(
     budget: float | None = None,
     progress: Progress | None = None,
     store: Store | None = None,
-    target: Target | None = None,
+    target: Provider | None = None,
 ) -> TunedCosts:
     """Return the costs for a compilation, with the present number of threads.
 
@@ -108,8 +109,8 @@ def costs_for(
         Told (done, total) while problems are measured.
     store : Store, optional
         Figures measured before. Default: the user's store.
-    target : Target, optional
-        Target of the reorders that are timed. Default: oneDNN.
+    target : Provider, optional
+        Target of the nodes; its reorders are timed. Default: oneDNN.
 
     Returns
     -------
@@ -123,11 +124,17 @@ def costs_for(
     """
     if tune not in TUNES:
         raise FmtpropError(f"unknown tune {tune!r}; known: {', '.join(TUNES)}")
-    known = store if store is not None else Store()
+    known, target = store if store is not None else Store(), target or OneDnnTarget()
+    model = target.model()
+    model = model if model is not None else _roofline(known, weights_nbytes, activations_nbytes)
+    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target)
+
+
+def _roofline(known: Store, weights_nbytes: int, activations_nbytes: int | None) -> ModelCosts:
+    """Return the model of a oneDNN library on this machine."""
     small = activations_nbytes is not None and activations_nbytes <= CACHE_NBYTES
     figures = peaks(known, weights_nbytes) if small else peaks(known)
-    model = ModelCosts(figures, weights_nbytes, dnnl.lib().lanes)
-    return TunedCosts(model, known, tune, weights_nbytes, inf if budget is None else budget, progress, target)
+    return ModelCosts(figures, weights_nbytes, dnnl.lib().lanes)
 
 
 @dataclass
@@ -154,7 +161,7 @@ class TunedCosts:
 
     Parameters
     ----------
-    model : ModelCosts
+    model : CostModel
         Model of figures that are not measured.
     store : Store
         Figures measured before; new ones are added.
@@ -166,7 +173,7 @@ class TunedCosts:
         Seconds for measuring.
     progress : callable, optional
         Called with (done, total).
-    target : Target, optional
+    target : Provider, optional
         Target of the reorders that are timed.
 
     Notes
@@ -178,13 +185,13 @@ class TunedCosts:
 
     def __init__(
         self,
-        model: ModelCosts,
+        model: CostModel,
         store: Store,
         tune: str,
         weights_nbytes: int,
         budget: float = inf,
         progress: Progress | None = None,
-        target: Target | None = None,
+        target: Provider | None = None,
     ) -> None:
         self.model, self.store, self.tune = model, store, tune
         self._target = target or OneDnnTarget()

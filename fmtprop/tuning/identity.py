@@ -46,8 +46,12 @@ def _declared(op: str) -> frozenset[str]:
 
 
 def is_timed(candidate: Candidate) -> bool:
-    """Return whether a way to run a node can be timed on any numbers."""
-    return getattr(candidate.handle, "takes_any_numbers", False)  # a view has no implementation
+    """Return whether a way to run a node can be timed: integers are indices to all but those that take any numbers."""
+    handle = candidate.handle  # a view has none
+    if getattr(handle, "takes_any_numbers", False):
+        return True
+    is_floating = all(desc.dtype.is_floating for desc in (*candidate.operands.values(), *candidate.results))
+    return getattr(handle, "makes_results", False) and is_floating
 
 
 def group_of(node: Node, candidate: Candidate) -> Hashable:

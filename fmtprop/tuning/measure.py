@@ -37,6 +37,7 @@ import torch
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
@@ -131,7 +132,7 @@ def job_of(key: Any, node: Node, candidate: Candidate) -> Job:
     node : Node
         The node.
     candidate : Candidate
-        A way that accepts any numbers.
+        A way that can be timed.
     """
     formatted = node.with_(choice=candidate.choice("to be timed"), descs=candidate.results)
     learned, residual = parameters(node.op, candidate.operands), implementation(formatted).residual(formatted)
@@ -317,10 +318,15 @@ class _Run:
         self._parameters: list[tuple[Memory, int]] = []
         self._stream = Stream()
         way, offset, parameter_offset = implementation(job.node), 0, 0
+        self._executable = way.build(threads_here())
         places: dict[str, Place] = {}
         for operand in job.operands:
             nbytes = operand.desc.nbytes
-            if operand.kind == "parameter":
+            if way.makes_results and operand.kind == "result":
+                memory = Memory()
+            elif way.makes_results and operand.desc.kind != "blocked":
+                memory = Memory(self._executable.lay_out(job.node, operand.name, _random(operand.desc)))
+            elif operand.kind == "parameter":
                 memory = Memory()
                 self._parameters.append((memory, parameter_offset))
                 parameter_offset += _room(nbytes)
@@ -336,7 +342,6 @@ class _Run:
         if way.scratchpad_nbytes:
             room = activations[offset : offset + way.scratchpad_nbytes]
             places[SCRATCHPAD] = Place(Memory(room), MemoryDesc((way.scratchpad_nbytes,), "u8"))
-        self._executable = way.build(threads_here())
         self._bound = self._executable.bind(job.node, places, self._stream)
 
     @property
@@ -374,6 +379,11 @@ class _Run:
 
 #: the sign bits of two bf16 numbers; in an f32 number, the sign bit and one bit of the mantissa
 _SIGNS = -0x7FFF8000
+
+
+def _random(desc: MemoryDesc) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.rand(desc.dims, generator=generator, device="cpu").to(torch_dtype(desc.dtype))
 
 
 def _room(nbytes: int) -> int:

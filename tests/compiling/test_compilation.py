@@ -18,6 +18,7 @@ from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import DataType
 from fmtprop.passes.target import Setting
+from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs, peaks
 from tests.compiling.other_plans import unlike_any_other
 
@@ -188,9 +189,7 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
     normal, _ = normalise(fp.load("resnet50"))
     options = compilation.Options(tune="model")
     modelled = compilation.costs_for("model", weights_nbytes=10**8)
-    field = contestants.Contestants(
-        normal, Setting(compilation.OneDnnTarget(), compilation.ReferenceTarget()), modelled, options
-    )
+    field = contestants.Contestants(normal, Setting(OneDnnTarget(), ReferenceTarget()), modelled, options)
     best, direct = field.best.certificate, field.get(contestants.DIRECT)
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
     assert direct.certificate.bound == best.bound and not direct.certificate.optimal

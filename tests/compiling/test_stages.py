@@ -83,7 +83,7 @@ def test_bf16_or_a_warning(monkeypatch):
     _, precision = normalise(load("chain"), "bf16", lambda name, graph: lowered.append(name))
     assert (precision, lowered[-1]) == ("bf16", "lower-precision")
     monkeypatch.setattr(dnnl, "supports", lambda dtype: False)
-    with pytest.warns(RuntimeWarning, match=r"oneDNN has no bf16 on this CPU \(.+\): compute-intensive ops run in f32"):
+    with pytest.warns(RuntimeWarning, match=r"onednn has no bf16 on this CPU \(.+\): compute-intensive ops run in f32"):
         _, precision = normalise(load("chain"), "bf16")
     assert precision == "f32"
 

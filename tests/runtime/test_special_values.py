@@ -22,7 +22,7 @@ from fmtprop.runtime import selfcheck
 from fmtprop.runtime.agreement import relative_error, small_numbers
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.executable import threads_here
-from fmtprop.targets.mkldnn import MkldnnCosts
+from fmtprop.targets.mkldnn import MkldnnTarget
 from fmtprop.targets.pytorch import call_reference
 from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL, Function
 from tests.targets.nodes import node_of, request
@@ -168,7 +168,7 @@ def test_no_convolution_is_filtered_or_merged_with_others_where_it_is_exact():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(32, 32, 3), nn.Conv2d(32, 64, 3, groups=16)).eval()
     normal, _ = normalise(fp.from_torch(module, torch.randn(1, 32, 32, 32)), special_values="exact")
-    solver = OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), MkldnnCosts())
+    solver = OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), MkldnnTarget().model())
     assert expansions(normal, solver) == {}
 
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fmtprop.compiling.compilation import Compilation
-from fmtprop.compiling.compiled import CompiledModel
-from fmtprop.compiling.options import Options
+import fmtprop as fp
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.ir.types import TensorType
@@ -27,7 +25,7 @@ from fmtprop.passes.target import Candidate, Request, Setting
 from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
-from fmtprop.targets import ReferenceTarget
+from fmtprop.targets import ReferenceTarget, registry
 from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
 from fmtprop.tuning import costs_for
 
@@ -78,7 +76,7 @@ class Built(Executable):
         return Bound(python=(node, run))
 
 
-class SmallTarget:
+class SmallTarget(Provider):
     """A few element-wise ops."""
 
     name = "small"
@@ -190,10 +188,37 @@ def test_an_error_of_its_own_names_the_node(graph: Graph, monkeypatch: pytest.Mo
         Executor(plan).run([torch.zeros(DIMS)] * 2)
 
 
-def test_it_is_reported(graph: Graph) -> None:
-    compilation = Compilation(graph, Options())
-    compilation.formatted, compilation.plan = planned(graph)
-    net = CompiledModel(compilation)
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_TARGETS", dict(registry._TARGETS))
+    registry.register(SmallTarget)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("policy", ["optimal", "propagate", "plain"])
+def test_a_model_is_compiled_for_it_run_and_reported(graph: Graph, policy: str) -> None:
+    net = fp.compile(graph, target="small", policy=policy, verify="full")
+    x, y = torch.randn(DIMS), torch.randn(DIMS)
+    torch.testing.assert_close(net(x, y), expected(x, y))
     report = net.report(repeats=1)
     assert {row.target for row in report.steps} == {"small", "reference"}
     assert "maximum" in report.to_text()
+
+
+@pytest.mark.usefixtures("registered")
+def test_its_costs_are_tuned_and_a_wrong_step_is_planned_around(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = fp.compile(graph, target="small", tune="remeasure")
+    assert net.tuning is not None and net.tuning.measured >= 3
+    monkeypatch.setitem(FUNCTIONS, ("eltwise", "tanh"), ("wrong tanh", lambda src, out: np.tan(src, out=out)))
+    with pytest.warns(RuntimeWarning, match=r"is off by .*numpy.wrong tanh.*; planning around it"):
+        net = fp.compile(graph, target="small", policy="propagate")
+    x, y = torch.randn(DIMS), torch.randn(DIMS)
+    torch.testing.assert_close(net(x, y), expected(x, y))
+
+
+@pytest.mark.usefixtures("registered")
+def test_names_of_targets_are_unique_and_known(graph: Graph) -> None:
+    with pytest.raises(fp.UnsupportedOpError, match="there is a target 'small' already"):
+        registry.register(type("Another", (SmallTarget,), {}))
+    with pytest.raises(fp.UnsupportedOpError, match=r"one of 'onednn', 'mkldnn', 'small'. Got 'tiny'"):
+        fp.compile(graph, target="tiny")

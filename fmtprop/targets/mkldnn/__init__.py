@@ -1,9 +1,8 @@
 """PyTorch's own oneDNN: its mkldnn tensors and operators, through ``torch.ops``."""
 
-from fmtprop.targets.mkldnn.costs import MkldnnCosts
 from fmtprop.targets.mkldnn.dispatcher import computes_in
 from fmtprop.targets.mkldnn.inputs import in_format
 from fmtprop.targets.mkldnn.inspection import bytes_of, inspect
 from fmtprop.targets.mkldnn.target import MkldnnTarget
 
-__all__ = ["MkldnnCosts", "MkldnnTarget", "bytes_of", "computes_in", "in_format", "inspect"]
+__all__ = ["MkldnnTarget", "bytes_of", "computes_in", "in_format", "inspect"]

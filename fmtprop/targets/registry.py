@@ -1,0 +1,68 @@
+"""The targets that a model can be compiled for, by name: the only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.layout import MemoryDesc
+from fmtprop.passes.target import Setting
+from fmtprop.targets.executable import Provider
+from fmtprop.targets.mkldnn import MkldnnTarget
+from fmtprop.targets.onednn import OneDnnTarget
+from fmtprop.targets.reference import ReferenceTarget
+
+__all__ = ["provider", "register", "setting_for", "target_names"]
+
+_TARGETS: dict[str, type[Provider]] = {made.name: made for made in (OneDnnTarget, MkldnnTarget)}
+
+
+def register(made: type[Provider]) -> None:
+    """Add a target: its name is a value of the ``target`` parameter of :func:`fmtprop.compile` from now on.
+
+    Parameters
+    ----------
+    made : type
+        A subclass of :class:`~fmtprop.targets.executable.Provider` that is made without arguments.
+
+    Raises
+    ------
+    UnsupportedOpError
+        Another target has this name.
+    """
+    if _TARGETS.setdefault(made.name, made) is not made:
+        raise UnsupportedOpError(f"there is a target {made.name!r} already: {_TARGETS[made.name].__qualname__}")
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of all targets, the default first."""
+    return tuple(_TARGETS)
+
+
+def provider(name: str) -> type[Provider]:
+    """Return the class of a target.
+
+    Raises
+    ------
+    UnsupportedOpError
+        There is no such target.
+    """
+    if name not in _TARGETS:
+        raise UnsupportedOpError(f"there is no target {name!r}; known: {', '.join(_TARGETS)}")
+    return _TARGETS[name]
+
+
+def setting_for(target: Provider, boundary: Mapping[str, MemoryDesc], fallback: Provider | None = None) -> Setting:
+    """Return the setting of a graph that a target executes, with PyTorch's operators as the fallback.
+
+    Parameters
+    ----------
+    target : Provider
+        The target.
+    boundary : mapping of str to MemoryDesc
+        The caller's formats of graph inputs and outputs by name.
+    fallback : Provider, optional
+        The fallback, if it is known already.
+    """
+    formats = {name: target.at_boundary(desc) for name, desc in boundary.items()}
+    return Setting(target, fallback or ReferenceTarget(), formats, target.in_place, target.competing, target.expanding)
