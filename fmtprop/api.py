@@ -109,8 +109,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     tune : {"auto", "model", "measure", "remeasure"}
         Source of the costs of policy ``"optimal"``. ``"model"`` is a roofline model. ``"measure"`` measures the costs
         that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
-        plans. ``"auto"`` uses the cache's costs, and the model for the others. Target ``"mkldnn"`` has no cache: there
-        ``"auto"`` is the model, and measured costs are not kept.
+        plans. ``"auto"`` uses the cache's costs, and the model for the others.
         The two that measure also run every plan that may be the fastest, not only some: ``Options.costs`` and
         ``Options.effort`` set source and effort apart.
     verify : {"on", "off", "full"}
@@ -124,7 +123,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         Seconds for measuring; costs that are not measured in this time come from the model.
     confirm : bool
         Whether to race the plan that is optimal by cost with others, including `propagate`'s, and keep the fastest
-        (the verdict is recorded). A plan with pins, or of target ``"mkldnn"``, is always kept.
+        (the verdict is recorded). A plan with pins is always kept.
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         if this costs less (:mod:`fmtprop.passes.winograd`). The expected rounding error of the whole model is then at
