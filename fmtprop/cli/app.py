@@ -18,7 +18,7 @@ from fmtprop.cli.layout import layout
 from fmtprop.cli.lens import lens
 from fmtprop.cli.race import bench
 from fmtprop.cli.tune import tune
-from fmtprop.cli.verbose import verbose
+from fmtprop.cli.verbose import LogCommand, verbose
 
 app = typer.Typer(
     add_completion=False,
@@ -27,8 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, verbose, lens, doctor):
+for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, lens, doctor):
     app.command()(command)
+app.command(cls=LogCommand)(verbose)
 
 
 def _version(wanted: bool) -> None:

@@ -53,6 +53,22 @@ def note(text: str) -> None:
         _abandon(sys.stderr)
 
 
+def pass_on(text: str) -> None:
+    """Print what another program printed, as it is."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        _abandon(sys.stderr)
+
+
+def exit_code(returned: int) -> int:
+    """Return the exit code of a program that ended; of one that a signal ended, the number that shells give."""
+    return returned if returned >= 0 else 128 - returned
+
+
 def complain(text: str) -> None:
     """Print an error."""
     note(f"error: {text}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fmtprop.cli.arguments import Json
-from fmtprop.cli.console import FAILED, USAGE, emit, failing, note
+from fmtprop.cli.console import FAILED, USAGE, emit, exit_code, failing, note
 from fmtprop.errors import FmtpropError
 
 
@@ -58,6 +58,6 @@ def _program(command: list[str]) -> tuple[list[str], list[str]]:
 def _run(command: list[str]) -> int:
     """Run the program; what it prints goes to stderr, as stdout has the result."""
     try:
-        return subprocess.run(command, stdout=sys.stderr.fileno()).returncode
+        return exit_code(subprocess.run(command, stdout=sys.stderr.fileno()).returncode)
     except OSError as error:
         raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error

@@ -5,26 +5,35 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Generator
+from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from fmtprop.cli.arguments import Json
-from fmtprop.cli.console import FAILED, USAGE, emit, failing, note
+from fmtprop.cli.console import FAILED, USAGE, emit, exit_code, failing, note, pass_on
 from fmtprop.errors import FmtpropError
 from fmtprop.verbose import Ledger
+from fmtprop.verbose.parse import MARKER
+from fmtprop.verbose.source import PIECE_CHARACTERS, pieces
 
 #: how the log was and is asked for; every version knows 1
 _SWITCHES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKLDNN_VERBOSE")
-#: characters that are read at once, and of the longest line: what is longer comes in pieces
-_BLOCK_CHARACTERS, _PIECE_CHARACTERS = 1 << 20, 1 << 16
+
+
+class LogCommand(TyperCommand):
+    """Tells the command whether ``--`` stood before its words: then one word alone is a program, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as any command does."""
+        ctx.obj = "--" in args
+        return super().parse_args(ctx, args)
 
 
 def verbose(
+    context: typer.Context,
     what: Annotated[
         list[str],
         typer.Argument(
@@ -41,11 +50,11 @@ def verbose(
     """
     ledger, code = Ledger(), 0
     with failing(USAGE):
-        if len(what) > 1:
+        if context.obj or len(what) > 1:
             code = _run(what, ledger)
         else:
-            with closing(_pieces(what[0])) as pieces:
-                ledger.read(pieces)
+            with closing(pieces(what[0])) as found:
+                ledger.read(found)
     emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
     if not ledger.primitives.count:
         note("there is no execution in this log; set ONEDNN_VERBOSE=1 in the environment of the program")
@@ -53,24 +62,8 @@ def verbose(
         raise typer.Exit(code or FAILED)
 
 
-def _pieces(name: str) -> Generator[str, None, None]:
-    try:
-        source = sys.stdin.fileno() if name == "-" else Path(name)
-        with open(source, encoding="utf-8", errors="replace", closefd=name != "-") as file:
-            rest = ""
-            while block := file.read(_BLOCK_CHARACTERS):
-                *lines, rest = (rest + block).split("\n")
-                yield from lines
-                if len(rest) > _PIECE_CHARACTERS:
-                    yield rest
-                    rest = ""
-            yield rest
-    except OSError as error:
-        raise FmtpropError(f"{name} cannot be read: {error.strerror}") from error
-
-
 def _run(command: list[str], ledger: Ledger) -> int:
-    """Run a program; its log goes to the ledger, whatever else it prints to stderr."""
+    """Run a program; its log goes to the ledger, whatever else it prints to stderr. Return its exit code."""
     environment = {**dict.fromkeys(_SWITCHES, "1"), **os.environ}
     try:
         process = subprocess.Popen(
@@ -79,7 +72,14 @@ def _run(command: list[str], ledger: Ledger) -> int:
     except OSError as error:
         raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error
     with process:
-        while process.stdout is not None and (piece := process.stdout.readline(_PIECE_CHARACTERS)):
-            if not ledger.read_line(piece):
-                note(piece.rstrip("\n"))
-    return process.returncode
+        ledger.read(_log_alone(process.stdout))
+    return exit_code(process.returncode)
+
+
+def _log_alone(output: IO[str] | None) -> Iterator[str]:
+    """Yield the pieces that may have oneDNN's lines, as they come; pass on whatever else the program prints."""
+    while output is not None and (piece := output.readline(PIECE_CHARACTERS)):
+        marker = MARKER.search(piece)
+        if marker is not None:
+            yield piece
+        pass_on(piece if marker is None else piece[: marker.start()])

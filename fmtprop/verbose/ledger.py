@@ -12,7 +12,7 @@ from typing import Any
 
 from fmtprop.system.printable import printable, shortened
 from fmtprop.verbose.findings import Sum, Tally, findings
-from fmtprop.verbose.parse import Execution, executions, parse_body
+from fmtprop.verbose.parse import Execution, executions, parse_body, unwrapped
 
 __all__ = ["Ledger"]
 
@@ -23,7 +23,7 @@ _SHOWN = 20
 
 _VERSION = re.compile(r"_verbose,(?:v\d+,)?info,(?:oneDNN|DNNL|Intel\(R\) MKL-DNN|Intel MKL-DNN) v?([\w.]+)")
 _INFO = re.compile(r"_verbose,(?:v\d+,)?info,cpu,(isa|runtime):([^\r\n]{1,200})")
-_CREATED = re.compile(r",create(?::(cache_hit|cache_miss))?,.*,(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$")
+_CREATED = re.compile(r",create(?::(\w+))?,.*,(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$")
 
 
 class Ledger:
@@ -45,7 +45,8 @@ class Ledger:
         self._before: Tally | None = None
         self._earlier: Tally | None = None
         self._room = _CHARACTERS
-        self._library: dict[str, str] = {}
+        #: several of each, where a process has several oneDNNs: PyTorch's and OpenVINO's
+        self._library: dict[str, dict[str, None]] = {}
         self._created: dict[str, Sum] = {}
 
     def read(self, lines: Iterable[str]) -> None:
@@ -109,10 +110,11 @@ class Ledger:
 
     def _note(self, line: str) -> None:
         """Keep what a line says that reports no execution: the library, and what was created."""
+        line = unwrapped(line)
         if (version := _VERSION.search(line)) is not None:
-            self._library["version"] = version.group(1)
+            self._library.setdefault("version", {})[version.group(1)] = None
         elif (info := _INFO.search(line)) is not None:
-            self._library[info.group(1)] = info.group(2).strip()
+            self._library.setdefault(info.group(1), {})[info.group(2).strip()] = None
         elif (created := _CREATED.search(line[: 1 << 14])) is not None:
             total = self._created.setdefault(created.group(1) or "create", Sum())
             total.add(Sum(1, float(created.group(2)) / 1e3))
@@ -158,7 +160,7 @@ class Ledger:
                 _entry(tables["by_data_type"], one.operands[0].dtype).add(tally.sum)
         return {
             "schema": 1,
-            "library": dict(self._library),
+            "library": {name: "; ".join(found) for name, found in self._library.items()},
             "primitives": {"count": primitives.count, "seconds": primitives.seconds},
             "reorders": {
                 "count": reorders.count,
@@ -181,8 +183,8 @@ class Ledger:
             f"{reorders['count']} reorders, {reorders['seconds'] * 1e3:.3f} ms, {reorders['share']:.1%} of the time"
             f", {reorders['bytes'] / 2**20:.1f} MiB at {reorders['bytes_per_second'] / 1e9:.1f} GB/s",
         ]
-        if self._library:
-            lines.insert(0, "oneDNN " + ", ".join(printable(shortened(word, 100)) for word in self._library.values()))
+        if data["library"]:
+            lines.insert(0, "oneDNN " + ", ".join(printable(shortened(word, 100)) for word in data["library"].values()))
         for title in ("by_kind", "by_implementation", "by_reorder"):
             lines += ["", title.replace("_", " ")]
             lines += [_line(row) for row in data[title][:_SHOWN]]

@@ -19,9 +19,23 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["LAST", "PLAIN", "Execution", "Operand", "executions", "executions_of", "parse_body", "parse_line"]
+__all__ = [
+    "LAST",
+    "MARKER",
+    "PLAIN",
+    "Execution",
+    "Operand",
+    "executions",
+    "executions_of",
+    "parse_body",
+    "parse_line",
+    "unwrapped",
+]
 
-_MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
+#: how each line begins, wherever that is in a line of a program's output
+MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
+#: no line has it: a container's log in JSON goes on there
+_QUOTED = re.compile(r'["\\]')
 #: characters before the word ``exec``: version of the format, timestamp, component
 _HEADER = 80
 #: characters; oneDNN's own buffer for a line is a fraction
@@ -137,7 +151,7 @@ def executions(line: str) -> Iterator[tuple[str, float]]:
     """
     if len(line) > _LONGEST:
         return
-    ends = [match.start() for match in _MARKER.finditer(line)]
+    ends = [match.start() for match in MARKER.finditer(line)]
     ends.append(len(line))
     for start, end in pairwise(ends):
         found = _execution(line[start:end])
@@ -145,7 +159,13 @@ def executions(line: str) -> Iterator[tuple[str, float]]:
             yield found
 
 
+def unwrapped(text: str) -> str:
+    """Return a line from its marker on, without what a container's log in JSON has behind it."""
+    return _QUOTED.split(text[max(0, text.find("_verbose,") - len("onednn")) :], 1)[0]
+
+
 def _execution(text: str) -> tuple[str, float] | None:
+    text = unwrapped(text)
     begin = text.find(",exec,", 0, _HEADER)
     if begin < 0 or ",graph," in text[: begin + 1]:
         return None

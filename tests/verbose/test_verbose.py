@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -228,3 +231,53 @@ def test_rows_copies_and_slow_reorders():
 def test_numbers_of_four_bits():
     text = "onednn_verbose,exec,cpu,reorder,jit:uni,undef,src_s4::blocked:ab::f0 dst_f32::blocked:ab::f0,,,3x5,1"
     assert parse_line(text).nbytes == 8 + 60
+
+
+PACKED = {
+    "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress,
+    "two bytes a character": lambda text: text.decode().encode("utf-16"),
+    "Windows": lambda text: text.replace(b"\n", b"\r\n"),
+    "a container": lambda text: b"".join(
+        json.dumps({"log": line + "\n", "time": "2026-11-23T10:00:00.1Z"}).encode() + b"\n"
+        for line in text.decode().splitlines()
+    ),
+    "a cluster": lambda text: b"".join(b"2026-11-23T10:00:00.1Z stdout F " + line for line in text.splitlines(True)),
+    "garbage": lambda text: bytes(range(256)) * 1000 + b"\n" + text + b"\0" * 300_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", PACKED)
+def test_a_log_in_other_wrappings(capsys, tmp_path, how):
+    log = DATA / "openvino_v3.13.log"
+    (tmp_path / "log").write_bytes(PACKED[how](log.read_bytes()))
+    assert fmtprop(capsys, "verbose", tmp_path / "log") == fmtprop(capsys, "verbose", log)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(gzip.compress(b"x" * 999)[:20], "is compressed and damaged"), (b"\x28\xb5\x2f\xfd", "zstdcat FILE")],
+)
+def test_a_log_that_cannot_be_unpacked(capsys, tmp_path, content, message):
+    (tmp_path / "log").write_bytes(content)
+    code, out, err = fmtprop(capsys, "verbose", tmp_path / "log")
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_two_libraries_in_one_process():
+    logs = [DATA / "torch_eager_v3.12.log", DATA / "openvino_v3.13.log"]
+    library = ledger_of(*(line for log in logs for line in log.read_text().splitlines())).to_dict()["library"]
+    assert library["version"] == "3.12.0; 3.13.0"
+
+
+@pytest.mark.parametrize("create", ["create:nested_cache_hit", "create:persistent_cache_hit", "create"])
+def test_kinds_of_creation(create):
+    created = ledger_of(f"onednn_verbose,v1,primitive,{create},cpu,{REST}").to_dict()["created"]
+    assert created == {create.partition(":")[2] or "create": {"count": 1, "seconds": 0.00025}}
+
+
+def test_a_program_of_one_word_and_one_that_a_signal_ends(capsys, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho one\nprintf 'two... %s' '{HEADERS[0]},{REST}'\nkill -SEGV $$\n")
+    program.chmod(0o755)
+    code, out, err = fmtprop(capsys, "verbose", "--json", "--", program)
+    assert (code, err) == (139, "one\ntwo... ") and json.loads(out)["reorders"]["count"] == 1

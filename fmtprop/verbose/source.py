@@ -1,0 +1,69 @@
+"""A log's pieces, from a file, standard input or a program: compressed or not, and however long its lines are."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fmtprop.errors import FmtpropError
+
+__all__ = ["PIECE_CHARACTERS", "pieces"]
+
+#: characters that are read at once, and of the longest line: what is longer comes in pieces
+_BLOCK_CHARACTERS, PIECE_CHARACTERS = 1 << 20, 1 << 16
+
+#: how files begin: compressed ones, and text of two bytes for each character, which PowerShell's ``>`` writes
+_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_ENCODINGS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+
+
+def pieces(name: str) -> Generator[str, None, None]:
+    """Yield the lines of a log, long ones in pieces.
+
+    Parameters
+    ----------
+    name : str
+        A path, ``-`` for standard input. Files of gzip, bzip2 and xz are unpacked.
+
+    Raises
+    ------
+    FmtpropError
+        It cannot be read, or is compressed and damaged.
+    """
+    try:
+        with open(0 if name == "-" else Path(name), "rb", closefd=name != "-") as file, _text(file, name) as text:
+            yield from _lines(text)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise FmtpropError(f"{name} is compressed and damaged: {error}") from error
+    except OSError as error:
+        raise FmtpropError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _lines(file: IO[str]) -> Iterator[str]:
+    """Yield the lines of a text, long ones in pieces."""
+    rest = ""
+    while block := file.read(_BLOCK_CHARACTERS):
+        *lines, rest = (rest + block).split("\n")
+        yield from lines
+        if len(rest) > PIECE_CHARACTERS:
+            yield rest
+            rest = ""
+    yield rest
+
+
+def _text(file: io.BufferedReader, name: str) -> IO[str]:
+    head = file.peek(8)
+    if head.startswith(_ZSTANDARD):
+        raise FmtpropError(
+            f"{name} is compressed by Zstandard: unpack it, zstdcat FILE | fmtprop verbose -"
+        )
+    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    source = file if opener is None else opener(file)
+    return io.TextIOWrapper(source, encoding=_ENCODINGS.get(head[:2], "utf-8"), errors="replace")
