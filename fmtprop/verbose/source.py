@@ -61,9 +61,7 @@ def _lines(file: IO[str]) -> Iterator[str]:
 def _text(file: io.BufferedReader, name: str) -> IO[str]:
     head = file.peek(8)
     if head.startswith(_ZSTANDARD):
-        raise FmtpropError(
-            f"{name} is compressed by Zstandard: unpack it, zstdcat FILE | fmtprop verbose -"
-        )
+        raise FmtpropError(f"{name} is compressed by Zstandard: unpack it, zstdcat FILE | fmtprop verbose -")
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     source = file if opener is None else opener(file)
     return io.TextIOWrapper(source, encoding=_ENCODINGS.get(head[:2], "utf-8"), errors="replace")
