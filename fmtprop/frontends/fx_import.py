@@ -26,6 +26,8 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.tensors import data_type, torch_dtype
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
+from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.ops.host import NO_RESULT, make_host_call
 from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers
 from fmtprop.ops.view_attrs import permuted
@@ -299,7 +301,7 @@ class _Walk:
                 continue
             if value is None:  # the op does not make this result, such as the indices of maxima
                 return None
-            if call.type(value) != expected:
+            if call.type(value) != expected and not (index and _is_wider(call.type(value), expected)):
                 where = f" from {call.origin}" if call.origin else ""  # the model itself has no name
                 _LOG.warning(
                     "%s%s: importer of op %s made result %d as %s, the exporter says %s; runs as aten instead",
@@ -355,6 +357,11 @@ def _values_in(argument: Any) -> Iterator[Value]:
     elif isinstance(argument, list):
         for item in argument:
             yield from _values_in(item)
+
+
+def _is_wider(made: TensorType, recorded: TensorType) -> bool:
+    """Whether a result is f32 where bf16 is recorded: statistics under autocast are f32, whatever the record says."""
+    return made.dims == recorded.dims and made.dtype is DataType.F32 and recorded.dtype in NATIVE_FLOATS
 
 
 def _used_results(node: fx.Node, count: int) -> set[int]:

@@ -218,8 +218,8 @@ def types_agree(graph: Graph) -> Iterator[str]:
 
 def _stores_accumulator(node: Node, inferred: tuple[TensorType, ...]) -> bool:
     compute = opdef(node.op).category is Category.COMPUTE
-    narrow = all(type_.dtype in (DataType.BF16, DataType.F16) for type_ in inferred)
-    return compute and narrow and node.results == tuple(type_.with_dtype(DataType.F32) for type_ in inferred)
+    narrow = inferred[0].dtype in (DataType.BF16, DataType.F16)
+    return compute and narrow and node.results == (inferred[0].with_dtype(DataType.F32), *inferred[1:])
 
 
 # ---------------------------------------------------------------- normal form

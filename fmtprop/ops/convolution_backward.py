@@ -7,7 +7,7 @@ which it checks the problem and not the formats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +41,8 @@ class ConvGradient(Attrs):
     strides, dilates, pad_l, pad_r, groups : see :class:`~fmtprop.ops.convolution.Conv`
     dims : tuple of int
         Dims of the source, or of the weights, that the result is the gradient of.
+    bias : bool
+        Whether the bias's gradient is a result beside that of the weights.
 
     Raises
     ------
@@ -58,6 +60,7 @@ class ConvGradient(Attrs):
     pad_r: tuple[int, ...]
     groups: int
     dims: tuple[int, ...]
+    bias: bool = False
 
     def __post_init__(self) -> None:
         _ = self.convolution
@@ -86,10 +89,10 @@ def infer_data(attrs: ConvGradient, types: Mapping[str, TensorType]) -> tuple[Te
 
 
 def infer_weights(attrs: ConvGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
-    """Return the type of diff_weights."""
-    result = types["diff_dst"].with_dims(attrs.dims)
+    """Return the types of diff_weights and, where it is wanted, of diff_bias, which is f32."""
+    result, diff_dst = types["diff_dst"].with_dims(attrs.dims), types["diff_dst"]
     _checked(attrs, {**types, "weights": result})
-    return (result,)
+    return (result, TensorType((diff_dst.dims[1],))) if attrs.bias else (result,)
 
 
 def reference_data(attrs: ConvGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -100,7 +103,12 @@ def reference_data(attrs: ConvGradient, tensors: Mapping[str, torch.Tensor]) -> 
 
 def reference_weights(attrs: ConvGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate by PyTorch's autograd, in the data type of src."""
-    return _gradient(attrs, {"src": tensors["src"]}, "weights", tensors["diff_dst"].to(tensors["src"].dtype))
+    diff_dst = tensors["diff_dst"].to(tensors["src"].dtype)
+    found = _gradient(attrs, {"src": tensors["src"]}, "weights", diff_dst)
+    if not attrs.bias:
+        return found
+    wide = torch.promote_types(diff_dst.dtype, torch.float32)
+    return (*found, diff_dst.sum((0, *range(2, diff_dst.ndim)), dtype=wide))
 
 
 def _gradient(
@@ -139,9 +147,12 @@ def _lower(
         "pad_l": attrs.pad_l,
         "pad_r": attrs.pad_r,
     }
-    shapes = {name.removeprefix("diff_"): desc.desc for name, desc in descs.items()}
+    # a gradient may be wider than its tensor was
+    dtype = descs["diff_dst"].desc.dtype
+    shapes = {name.removeprefix("diff_"): desc.dims for name, desc in descs.items()}
     free: dict[str, Any] = {
-        name: dnnl.NativeDesc.from_desc(MemoryDesc.any(desc.dims, desc.dtype)) for name, desc in shapes.items()
+        name: dnnl.NativeDesc.from_desc(MemoryDesc.any(dims, "f32" if name == "bias" else dtype))
+        for name, dims in shapes.items()
     }
     hint = dnnl.create(dnnl.Convolution(prop="forward_training", **free, **window), attr)
     pd = dnnl.create(dnnl.Convolution(prop=prop, **dict[str, Any](descs), **window), attr, hint)
@@ -168,9 +179,11 @@ def _convolution_backward(call: Call) -> tuple[Value | None, ...] | None:
         found[0] = call.emit("convolution_backward_data", inputs, ConvGradient(*window, call.type(src).dims))
     if wants_weights:
         inputs = {"src": src, "diff_dst": diff_dst}
-        gradient = call.emit("convolution_backward_weights", inputs, ConvGradient(*window, grouped))
+        attrs = ConvGradient(*window, grouped, wants_bias)
+        gradient = call.emit("convolution_backward_weights", inputs, attrs)
         found[1] = reshaped(call, gradient, dims)
-    if wants_bias:
+        found[2] = Value(gradient.node, 1) if wants_bias else None
+    elif wants_bias:
         axes = (0, *range(2, spatial + 2))
         total = call.emit("reduction", {"src": diff_dst}, Reduction("sum", axes))
         found[2] = reshaped(call, total, (dims[0],))
@@ -198,8 +211,12 @@ def samples_data() -> Iterable[Sample]:
 
 
 def samples_weights() -> Iterable[Sample]:
-    """Yield the gradients by the weights of the convolution's own samples."""
-    return _samples("src", "weights")
+    """Yield the gradients by the weights of the convolution's own samples, and one with the bias's."""
+    for sample in _samples("src", "weights"):
+        yield sample
+        if sample.name in ("3x3", "groups_odd", "1d"):
+            attrs: ConvGradient = sample.attrs  # type: ignore[assignment]
+            yield Sample(f"{sample.name}_bias", replace(attrs, bias=True), sample.types)
 
 
 CONVOLUTION_BACKWARD_DATA = OpDef(
@@ -222,7 +239,7 @@ CONVOLUTION_BACKWARD_WEIGHTS = OpDef(
     name="convolution_backward_weights",
     attrs=ConvGradient,
     operands=(Operand("src", "SRC"), Operand("diff_dst", "DIFF_DST")),
-    results=(Operand("diff_weights", "DIFF_WEIGHTS"),),
+    results=(Operand("diff_weights", "DIFF_WEIGHTS"), Operand("diff_bias", "DIFF_BIAS", parameter=True)),
     category=Category.COMPUTE,
     infer=infer_weights,
     reference=reference_weights,

@@ -77,9 +77,12 @@ class _Conversion:
             for one in ports(node, converted)
             if one.role is not Role.PARAMETER
         )
-        self._keep(
-            node, converted, [self.dtype if narrow and r.dtype is DataType.F32 else r.dtype for r in node.results]
-        )
+        kept = [one.parameter for one in declaration.results]  # statistics, and their gradients
+        dtypes = [
+            self.dtype if narrow and result.dtype is DataType.F32 and not any(kept[index : index + 1]) else result.dtype
+            for index, result in enumerate(node.results)
+        ]
+        self._keep(node, converted, dtypes)
 
     def _precision(self, node: Node, declaration: OpDef, inputs: dict[str, Value]) -> dict[str, DataType]:
         """Return the data type in which each operand is read."""
@@ -123,7 +126,7 @@ class _Conversion:
                 continue
             path = self._way_from_compute(value)
             for node in path:
-                self.out.replace(node.with_(results=(node.results[0].with_dtype(dtype),)))
+                self.out.replace(node.with_(results=(node.results[0].with_dtype(dtype), *node.results[1:])))
             if path:
                 self.out.replace_uses(cast, value)
                 self.out.remove(cast.node)
@@ -131,7 +134,7 @@ class _Conversion:
     def _way_from_compute(self, value: Value) -> list[Node]:
         """Return a value's compute-intensive op and the views between, if they have no other reader."""
         path: list[Node] = []
-        while self.out.reader_count(value) == 1:
+        while self.out.reader_count(value) == 1 and value.index == 0:
             node = self.out.node(value.node)
             path.append(node)
             category = None if node.is_boundary else opdef(node.op).category

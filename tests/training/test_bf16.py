@@ -1,0 +1,69 @@
+"""bf16 with f32 parameters: by ``dtype="bf16"`` and under ``torch.autocast``, as far from f32 as PyTorch's autocast."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import dnnl
+
+pytestmark = pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def autocast() -> AbstractContextManager:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def gradients(call: nn.Module, module: nn.Module, within: Callable[[], AbstractContextManager]) -> torch.Tensor:
+    x = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    with within():
+        y = call(x)
+    nn.functional.cross_entropy(y.float(), torch.arange(8)).backward()
+    found = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    module.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("way", ["dtype", "autocast"])
+def test_gradients_are_as_accurate_as_autocast(way):
+    plain = network()
+    expected = gradients(plain, plain, nullcontext)
+    module = network()
+    error = float((gradients(module, module, autocast) - expected).norm() / expected.norm())
+    module = copy.deepcopy(plain)
+    for buffer, original in zip(module.buffers(), network().buffers(), strict=True):
+        buffer.copy_(original)
+    example = torch.randn(8, 3, 12, 12)
+    dtype = "bf16" if way == "dtype" else "f32"
+    net = fp.compile(module, example, training=True, dtype=dtype, tune="model", confirm=False)
+    got = gradients(net, module, autocast if way == "autocast" else nullcontext)
+    assert got.dtype is torch.float32
+    assert 1e-4 < float((got - expected).norm() / expected.norm()) < 1.5 * error
+    for one, other in zip(module.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    steps = net.nets[-1].plan.steps
+    kinds = ("convolution", "convolution_backward_weights", "batch_normalization_backward")
+    chosen = [step.node for step in steps if step.node.op in kinds]
+    assert len(chosen) == 6
+    assert all(node.choice.target == "onednn" and node.choice.operands["src"].dtype == "bf16" for node in chosen)
