@@ -25,6 +25,7 @@ _EXPORTS = {
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiling.compiled",
     "DynamicModel": "fmtprop.compiling.dynamic",
+    "Tune": "fmtprop.compiling.options",
     # by way of the ops: reading a graph from networkx needs their declarations
     "Graph": "fmtprop.ops",
     "onnx": "fmtprop.onnx",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from fmtprop.api import compile as compile
     from fmtprop.compiling.compiled import CompiledModel as CompiledModel
     from fmtprop.compiling.dynamic import DynamicModel as DynamicModel
+    from fmtprop.compiling.options import Tune as Tune
     from fmtprop.dynamo import explain as explain
     from fmtprop.errors import (
         DnnlError as DnnlError,

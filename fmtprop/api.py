@@ -17,7 +17,7 @@ from fmtprop import dnnl
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.dynamic import DynamicModel
-from fmtprop.compiling.options import DEFAULT_POLICY, Options
+from fmtprop.compiling.options import DEFAULT_POLICY, Options, Tune
 from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
@@ -35,7 +35,7 @@ from fmtprop.system import collector
 if TYPE_CHECKING:
     from fmtprop.training.module import TrainingModule
 
-__all__ = ["CompiledModel", "DynamicModel", "Options", "compile", "compile_graph", "random_inputs"]
+__all__ = ["CompiledModel", "DynamicModel", "Options", "Tune", "compile", "compile_graph", "random_inputs"]
 
 
 @overload
@@ -65,7 +65,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     dtype: str = "f32",
     policy: str = DEFAULT_POLICY,
     target: str = "onednn",
-    tune: str = "auto",
+    tune: str | Tune = "auto",
     *,
     verify: str = "on",
     boundary: Mapping[str, MemoryDesc] | None = None,
@@ -106,12 +106,12 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     target : {"onednn", "mkldnn"}
         Target that executes: the oneDNN library through its C API, or the oneDNN inside PyTorch through PyTorch's
         operators. If no oneDNN library can be loaded, ``"mkldnn"`` is used, with a warning.
-    tune : {"auto", "model", "measure", "remeasure"}
+    tune : {"auto", "model", "measure", "remeasure"} or Tune
         Source of the costs of policy ``"optimal"``. ``"model"`` is a roofline model. ``"measure"`` measures the costs
         that the tuning cache lacks, on this machine. ``"remeasure"`` measures all costs, and also repeats the race of
         plans. ``"auto"`` uses the cache's costs, and the model for the others.
-        The two that measure also run every plan that may be the fastest, not only some: ``Options.costs`` and
-        ``Options.effort`` set source and effort apart.
+        The two that measure also run every plan that may be the fastest, not only some: :class:`Tune` sets source and
+        effort apart.
     verify : {"on", "off", "full"}
         ``"on"`` checks each distinct primitive once against its reference, ``"full"`` also the whole model.
     boundary : mapping of str to MemoryDesc, optional
@@ -178,12 +178,6 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     >>> net(torch.ones(2, 8)).shape
     torch.Size([2, 4])
     """
-    if not isinstance(boundary, Mapping | None):
-        raise UnsupportedOpError(
-            f"boundary must map names of inputs and outputs to MemoryDesc, got {type(boundary).__name__}"
-        )
-    if not isinstance(pin, Mapping | None):
-        raise UnsupportedOpError(f'pin must map "node.operand" to a MemoryDesc or a tag, got {type(pin).__name__}')
     if not isinstance(release_weights, bool):
         raise UnsupportedOpError(
             f"The 'release_weights' parameter of compile must be True or False. Got {release_weights!r} instead."
@@ -194,8 +188,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         target=target,
         tune=tune,
         verify=verify,
-        boundary=dict(boundary or {}),
-        pin=dict(pin or {}),
+        boundary={} if boundary is None else boundary,
+        pin={} if pin is None else pin,
         tune_budget=tune_budget,
         confirm=confirm,
         winograd=winograd,

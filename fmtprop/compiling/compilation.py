@@ -148,7 +148,7 @@ class Compilation:
         #: whether a run was so fast that the machine's peaks were measured again
         self._recalibrated = False
         #: whether compiling may take long
-        self._patient = options.is_patient
+        self._patient = options.tuning.is_patient
         self._attempts = Attempts()
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0
@@ -366,7 +366,7 @@ class Compilation:
     def _new_costs(self) -> TunedCosts:
         options = self.options
         return costs_for(
-            options.costs_from,
+            options.tuning.costs,
             weights_nbytes=weights_nbytes(self.normal),
             activations_nbytes=activations_nbytes(self.normal),
             budget=options.tune_budget,
@@ -421,7 +421,7 @@ class Compilation:
 
     def _winner(self, rivals: Contestants) -> Contestant | None:
         """Return who won when the plans were last run, None where that is not known: what ran longer comes first."""
-        if self.options.costs_from == "remeasure":
+        if self.options.tuning.costs == "remeasure":
             return None
         for patient in (True,) if self._patient else (True, False):
             name = self._store.verdict(_winner_key(rivals.best, patient))

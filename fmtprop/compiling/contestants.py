@@ -208,7 +208,7 @@ class Contestants:
         solver = OptimalFormats(self._setting, self._costs, obeyed)
         ways: dict[str, list[Candidate]] = {}
         if composed and self._setting.expanding:
-            measuring = options.measures
+            measuring = options.tuning.measures
             found = self._attempts.of(
                 COMPOSED, lambda: expansions(prepared, solver, winograd=options.winograd, with_originals=measuring)
             )

@@ -10,7 +10,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.policies import POLICIES
 from fmtprop.targets.registry import provider, target_names
 
-__all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options"]
+__all__ = ["DEFAULT_POLICY", "OPTIMAL", "Options", "Tune"]
 
 #: the policy that is solved over the whole graph
 OPTIMAL = "optimal"
@@ -22,11 +22,58 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "memory": ("save", "recompute"),
     "policy": (OPTIMAL, *reversed(list(POLICIES))),
     "special_values": ("fast", "exact"),
-    "tune": ("auto", "model", "measure", "remeasure"),
     "verify": ("off", "on", "full"),
 }
 
+#: sources of costs
+_SOURCES = ("auto", "model", "measure", "remeasure")
+
 _EFFORTS = ("quick", "patient")
+
+#: fields of other types: what they must be
+_BOOLEANS, _MAPPINGS = ("confirm", "winograd"), ("boundary", "pin")
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Source of costs, and effort: the long form of the parameter `tune` of :func:`fmtprop.compile`.
+
+    Parameters
+    ----------
+    costs : {"auto", "model", "measure", "remeasure"}
+        Source of the costs of policy ``"optimal"``, as the short form names it.
+    effort : {"quick", "patient"}, optional
+        Time for comparing plans: ``"patient"`` runs every plan that may be the fastest, for a second; ``"quick"`` runs
+        only plans with unclear costs, for a fifth of that. Default: patient if costs are measured.
+
+    Raises
+    ------
+    UnsupportedOpError
+        A value is unknown.
+
+    Examples
+    --------
+    >>> Tune("measure").is_patient, Tune("model", effort="patient").measures
+    (True, False)
+    """
+
+    costs: str = "auto"
+    effort: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_known("costs", self.costs, _SOURCES, "Tune")
+        if self.effort is not None:
+            _check_known("effort", self.effort, _EFFORTS, "Tune")
+
+    @property
+    def measures(self) -> bool:
+        """Whether costs are measured."""
+        return self.costs in ("measure", "remeasure")
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether compiling may take long."""
+        return self.measures if self.effort is None else self.effort == "patient"
 
 
 @dataclass(frozen=True)
@@ -35,13 +82,10 @@ class Options:
 
     Parameters
     ----------
-    dtype, policy, target, tune, verify, special_values, memory : str
+    dtype, policy, target, verify, special_values, memory : str
         See :func:`fmtprop.compile`.
-    costs : {"auto", "model", "measure", "remeasure"}, optional
-        Where costs come from, if `tune` is not to say it.
-    effort : {"quick", "patient"}, optional
-        How long compiling may take, if `tune` is not to say it: ``"patient"`` runs every plan that may be the fastest,
-        for a second; ``"quick"`` some of them, for a fifth of that.
+    tune : str or Tune
+        See :func:`fmtprop.compile`.
     boundary, pin : mapping
         See :func:`fmtprop.compile`.
     tune_budget : float, optional
@@ -56,7 +100,7 @@ class Options:
     dtype: str = "f32"
     policy: str = DEFAULT_POLICY
     target: str = "onednn"
-    tune: str = "auto"
+    tune: str | Tune = "auto"
     verify: str = "on"
     boundary: Mapping[str, MemoryDesc] = field(default_factory=dict)
     pin: Mapping[str, MemoryDesc | str] = field(default_factory=dict)
@@ -67,38 +111,22 @@ class Options:
     memory: str = "save"
     progress: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     stage: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
-    costs: str | None = None
-    effort: str | None = None
 
     def __post_init__(self) -> None:
         for name, values in {**_KNOWN, "target": target_names()}.items():
-            value = getattr(self, name)
-            if value not in values:
-                listed = ", ".join(repr(v) for v in values)
-                raise UnsupportedOpError(
-                    f"The {name!r} parameter of compile must be one of {listed}. Got {value!r} instead."
-                )
-        for name, values in (("costs", _KNOWN["tune"]), ("effort", _EFFORTS)):
-            if getattr(self, name) not in (None, *values):
-                listed = ", ".join(map(repr, values))
-                raise UnsupportedOpError(
-                    f"Options.{name} must be one of {listed}. Got {getattr(self, name)!r} instead."
-                )
-        for name in ("confirm", "winograd"):
+            _check_known(name, getattr(self, name), values)
+        if not isinstance(self.tune, Tune):
+            _check_known("tune", self.tune, _SOURCES)
+        for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
-                raise UnsupportedOpError(
-                    f"The {name!r} parameter of compile must be True or False. Got {getattr(self, name)!r} instead."
-                )
-        for name in ("boundary", "pin"):
+                raise _wrong(name, "be True or False", getattr(self, name))
+        for name in _MAPPINGS:
             formats = getattr(self, name)
             if not isinstance(formats, Mapping) or not all(isinstance(key, str) for key in formats):
-                raise UnsupportedOpError(
-                    f"The {name!r} parameter of compile must map names to formats. Got {formats!r} instead."
-                )
+                raise _wrong(name, "map names to formats", formats)
+            object.__setattr__(self, name, dict(formats))  # the caller may change its own
         if self.progress is not None and not callable(self.progress):
-            raise UnsupportedOpError(
-                f"The 'progress' parameter of compile must be callable with two numbers. Got {self.progress!r} instead."
-            )
+            raise _wrong("progress", "be callable with two numbers", self.progress)
         for name, desc in self.boundary.items():
             if not isinstance(desc, MemoryDesc):
                 raise UnsupportedOpError(f"boundary[{name!r}] must be a MemoryDesc, got {type(desc).__name__}")
@@ -110,19 +138,18 @@ class Options:
             raise UnsupportedOpError(f"tune_budget must be a number of seconds above 0, got {self.tune_budget!r}")
 
     @property
-    def costs_from(self) -> str:
-        """Where costs come from; `tune` is a short form of this and of the effort."""
-        return self.costs or self.tune
+    def tuning(self) -> Tune:
+        """Source of costs, and effort."""
+        return self.tune if isinstance(self.tune, Tune) else Tune(self.tune)
 
-    @property
-    def measures(self) -> bool:
-        """Whether costs are measured."""
-        return self.costs_from in ("measure", "remeasure")
 
-    @property
-    def is_patient(self) -> bool:
-        """Whether compiling may take long: as long as measuring does, where nothing else was said."""
-        return self.effort == "patient" if self.effort is not None else self.tune in ("measure", "remeasure")
+def _check_known(name: str, value: object, values: tuple[str, ...], where: str = "compile") -> None:
+    if value not in values:
+        raise _wrong(name, f"be one of {', '.join(map(repr, values))}", value, where)
+
+
+def _wrong(name: str, rule: str, value: object, where: str = "compile") -> UnsupportedOpError:
+    return UnsupportedOpError(f"The {name!r} parameter of {where} must {rule}. Got {value!r} instead.")
 
 
 def _is_positive(value: object) -> bool:

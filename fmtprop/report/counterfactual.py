@@ -178,6 +178,6 @@ def _out_of_place(problem: Problem, concat: str) -> Problem:
 
 
 def _costs(net: Compiled, normal: Graph, target: Provider) -> Costs:
-    tune = "model" if net.options.costs_from == "model" else "auto"  # what was measured; nothing is timed here
+    tune = "model" if net.options.tuning.costs == "model" else "auto"  # what was measured; nothing is timed here
     weights, activations = weights_nbytes(normal), activations_nbytes(normal)
     return costs_for(tune, weights_nbytes=weights, activations_nbytes=activations, target=target)

@@ -47,6 +47,7 @@ PUBLIC = {
     "PassError",
     "PlanError",
     "ShapeError",
+    "Tune",
     "UnsupportedOpError",
     "VerifyError",
 }

@@ -189,7 +189,7 @@ def test_boundary_is_checked():
     blocked = fp.MemoryDesc((2, 8, 18, 18), "f32", tag="aBcd8b")
     check(fp.compile(MODEL, X, boundary={"input": desc}), X.to(memory_format=torch.channels_last))
     for boundary, message in (
-        (5, "boundary must map names of inputs and outputs to MemoryDesc, got int"),
+        (5, "The 'boundary' parameter of compile must map names to formats. Got 5 instead."),
         ({"input": 3}, r"boundary\['input'\] must be a MemoryDesc, got int"),
         ({"nosuch": desc}, "boundary names 'nosuch', but the inputs and outputs of Sequential are input, output_1"),
         ({"input": fp.MemoryDesc((2, 3, 9), "f32")}, "it needs these dims and data type"),
