@@ -14,7 +14,8 @@ from torch._guards import TracingContext
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
-from fmtprop.dynamo.region import Region, compare
+from fmtprop.dynamo.pieces import Piece, Pieces, in_place, parted
+from fmtprop.dynamo.region import InPyTorch, Region, compare
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Step
@@ -91,10 +92,18 @@ def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
 def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Return a backend with these options; an observer is told of its regions."""
 
-    def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Region:
-        region = Region(functional, _constant_inputs(), options)
-        observe(region)
-        return region
+    def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        functional = in_place(functional)
+        pieces = parted(functional, _constant_inputs())
+        runs = [run_of(piece) for piece in pieces]
+        for run in runs:
+            observe(run)
+        return runs[0] if len(runs) == 1 else Pieces(functional, list(zip(runs, pieces, strict=True)))
+
+    def run_of(piece: Piece) -> Region | InPyTorch:
+        if piece.is_ours:
+            return Region(piece.module, piece.constants, options)
+        return InPyTorch(piece.module, "it has sizes that change, or writes to its inputs")
 
     # a loss that became NaN must be seen
     trained = replace(options, special_values="exact")
@@ -104,7 +113,7 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
         observe(step)
         return step
 
-    return training_backend(make_step, compile_inference, options.memory)
+    return training_backend(make_step, compile_inference, options.memory, writes=True)
 
 
 def _constant_inputs() -> frozenset[int]:

@@ -6,6 +6,7 @@ Owns which inputs are constants, when a plan is stale, and who runs the graph.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,17 +21,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
+from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["Outcome", "Region", "compare"]
+__all__ = ["InPyTorch", "Outcome", "Region", "compare"]
 
 _LOG = logging.getLogger(__name__)
 
 #: plans that a region keeps, one for each shape; the one that was used longest ago goes first
 _MOST_PLANS = 8
+
+#: shapes that are planned at their first call; after them, calls until a shape is; shapes of which calls are counted
+_FIRST_SHAPES, _CALLS_FOR_PLAN, _MOST_COUNTED = 4, 3, 1024
 
 #: times that a plan is made anew because weights changed, before PyTorch runs the graph: packing them pays no more
 _MOST_CHANGES = 8
@@ -55,6 +60,29 @@ class Outcome:
     reason: str
 
 
+class InPyTorch:
+    """Calls that PyTorch runs in any case.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The calls.
+    reason : str
+        Why.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, module: fx.GraphModule, reason: str) -> None:
+        self.module, self._run = module, module.forward
+        self.outcomes = [Outcome(None, reason)]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the calls."""
+        results: Sequence[Any] = self._run(*args)
+        return results
+
+
 class Region:
     """A functional graph, ready to be called by AOTAutograd, with a list of inputs.
 
@@ -66,34 +94,52 @@ class Region:
         Positions of the inputs that are constants as long as they are not changed.
     options : Options
         How to compile.
-    reason : str, optional
-        Why PyTorch runs the graph in any case.
     """
 
     _boxed_call = True
 
-    def __init__(self, module: fx.GraphModule, constants: frozenset[int], options: Options, reason: str = "") -> None:
-        self.module, self.options, self.reason = module, options, reason
+    def __init__(self, module: fx.GraphModule, constants: frozenset[int], options: Options) -> None:
+        self.module, self.options = module, options
         self._constants = sorted(constants)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
-        self._symbolic = any(_is_symbolic(node.meta.get("val")) for node in placeholders)
+        self._symbolic = any(is_symbolic(node.meta.get("val")) for node in placeholders)
         self._plans: dict[object, _Plan] = {}
+        #: calls with shapes that have no plan
+        self._unplanned: Counter[object] = Counter()
         self._changes = 0
         self._making = ProcessLock()
 
     @property
     def outcomes(self) -> list[Outcome]:
         """Who runs the graph, for each shape that it was called with."""
-        return [plan.outcome for plan in self._plans.values()] or [Outcome(None, self.reason or "it was never called")]
+        outcomes = [plan.outcome for plan in self._plans.values()] or [Outcome(None, "it was never called")]
+        rare = len(self._unplanned)
+        reason = f"{rare} shapes were met less than {_CALLS_FOR_PLAN} times after the first {_FIRST_SHAPES} shapes"
+        return [*outcomes, Outcome(None, reason)] if rare else outcomes
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph."""
-        plan = self._plans.get(self._key(args)) if self._plans else None
+        key = self._key(args)
+        plan = self._plans.get(key)
+        if plan is None and self._is_rare(key):
+            return self._run_eager(args)
         if plan is None or plan.is_stale([args[i] for i in self._constants]):
             plan = self._plan(args)
         plan.used = next(_TICKS)
         return plan.run(args)
+
+    def _is_rare(self, key: object) -> bool:
+        """Say whether this shape is one of many, and has not been met often enough to be worth a plan."""
+        if len(self._plans) < _FIRST_SHAPES:
+            return False
+        if len(self._unplanned) > _MOST_COUNTED:
+            self._unplanned.clear()
+        self._unplanned[key] += 1
+        if self._unplanned[key] < _CALLS_FOR_PLAN:
+            return True
+        del self._unplanned[key]
+        return False
 
     def _key(self, args: Sequence[Any]) -> object:
         """Return what tells apart calls that need plans of their own."""
@@ -172,12 +218,6 @@ def _specialised(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
     """Return the graph for the sizes of these inputs, its symbols replaced by numbers."""
     with torch.fx.traceback.preserve_node_meta():
         return make_fx(lambda *values: fx.Interpreter(module).run(*values), tracing_mode="fake")(*args)
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.SymInt):
-        return True
-    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
 def _is_here(value: Any) -> bool:

@@ -31,7 +31,11 @@ _PARTITIONS: Mapping[str, Callable[..., tuple[fx.GraphModule, fx.GraphModule]]] 
 
 
 def training_backend(
-    make_step: Callable[[fx.GraphModule, fx.GraphModule, int], Step], inference: Compiler, memory: str
+    make_step: Callable[[fx.GraphModule, fx.GraphModule, int], Step],
+    inference: Compiler,
+    memory: str,
+    *,
+    writes: bool = False,
 ) -> Compiler:
     """Return a backend of ``torch.compile`` for graphs of which some need gradients.
 
@@ -43,6 +47,8 @@ def training_backend(
         Compiles a functional graph that needs none.
     memory : {"save", "recompute"}
         Whether the backward half computes again what is cheap, instead of reading what was saved.
+    writes : bool
+        Whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
     """
     parted = _PARTITIONS[memory]
 
@@ -60,6 +66,8 @@ def training_backend(
             bw_compiler=lambda *_: _boxed(made[-1].backward),
             inference_compiler=inference,
             partition_fn=partition,
+            # where gradients are recorded, AOTAutograd must see who changes an input
+            keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )(module, example_inputs)
 
     return compile_captured

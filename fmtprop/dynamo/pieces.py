@@ -1,0 +1,285 @@
+"""A captured graph in pieces: plans for what has fixed sizes, and PyTorch between them.
+
+A decoder's step reads and grows its cache: a few calls a layer have sizes that change with each token, or write to the
+caller's tensors. These run in PyTorch, on the caller's own memory. All others have fixed sizes, so their plans serve
+every length. Owns which calls are in which piece, and their order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fmtprop.frontends.fx_import import importers
+from fmtprop.ir.op import opdef
+from fmtprop.ops.host_call import draws_random_numbers
+
+__all__ = ["Piece", "Pieces", "in_place", "is_symbolic", "parted"]
+
+_ATEN = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some calls of a graph, which run one after the other.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The calls; its arguments are values from before, its results the values that are read later.
+    constants : frozenset of int
+        Positions of the arguments that are constants as long as they are not changed.
+    reads, writes : tuple of str
+        The names of the arguments and of the results in the whole graph.
+    is_ours : bool
+        Whether a plan may run it.
+    """
+
+    module: fx.GraphModule
+    constants: frozenset[int]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    is_ours: bool
+
+
+class Pieces:
+    """The pieces of a graph, ready to be called by AOTAutograd, with a list of inputs.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The whole graph.
+    runs : sequence of (callable, Piece)
+        What runs each piece, of a list of its arguments, in order.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, module: fx.GraphModule, runs: Sequence[tuple[Callable[[list[Any]], Sequence[Any]], Piece]]):
+        places = {node.name: place for place, node in enumerate(_placeholders(module))}
+        for _, piece in runs:
+            for name in piece.writes:
+                places.setdefault(name, len(places))
+        self._runs = [
+            (run, [places[name] for name in piece.reads], [places[name] for name in piece.writes])
+            for run, piece in runs
+        ]
+        results: Any = _output(module).args[0]
+        self._results = [places[r.name] if isinstance(r, fx.Node) else None for r in results]
+        self._fixed = [None if isinstance(r, fx.Node) else r for r in results]
+        self._later = len(places) - len(_placeholders(module))
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the pieces in their order."""
+        values = [*args, *(None,) * self._later]
+        for run, reads, writes in self._runs:
+            for place, value in zip(writes, run([values[i] for i in reads]), strict=True):
+                values[place] = value
+        return [
+            fixed if place is None else values[place] for place, fixed in zip(self._results, self._fixed, strict=True)
+        ]
+
+
+def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
+    """Return the pieces of a graph, in order; one piece if plans can run all of it.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        ATen calls, of which those at the end may write to inputs; see :func:`in_place`.
+    constants : frozenset of int
+        Positions of the inputs that are constants.
+
+    Notes
+    -----
+    Calls with symbolic sizes are in PyTorch's pieces only if products of weights have fixed sizes, as in a decoder's
+    step. Otherwise a plan for each size is the better way.
+    """
+    by_shape = not _has_fixed_products(module, constants)
+    calls = list(_calls(module))
+    random = {node for node in calls if _is_random(node)}
+    theirs = {n for n in calls if n in random or _writes(n) or (not by_shape and _meets_symbols(n))}
+    if not theirs:
+        return [Piece(module, constants, (), (), is_ours=True)]
+    levels: dict[fx.Node, int] = {}
+    drawn = 0
+    for node in calls:
+        before = [levels[source] for source in node.all_input_nodes if source in levels]
+        if node.target is operator.getitem and before:
+            levels[node] = before[0]
+            continue
+        level = max([*before, drawn] if node in random else before, default=0)
+        levels[node] = level + (level % 2 != (node in theirs))
+        drawn = levels[node] if node in random else drawn  # random numbers keep their order
+    last = max(levels.values()) | 1
+    for node in calls:
+        if node.target is _ATEN.copy_.default and all(user.op == "output" for user in node.users):
+            levels[node] = last  # all who read the old numbers come before
+    groups = [[node for node in levels if levels[node] == level] for level in range(last + 1)]
+    known = {node.name for place, node in enumerate(_placeholders(module)) if place in constants}
+    return [_piece(module, known, group, level % 2 == 0) for level, group in enumerate(groups) if group]
+
+
+def _piece(module: fx.GraphModule, known: set[str], group: Sequence[fx.Node], is_ours: bool) -> Piece:
+    graph, inside, made, reads = fx.Graph(), set(group), dict[fx.Node, fx.Node](), list[str]()
+
+    def read(source: fx.Node) -> fx.Node:
+        if source.op == "get_attr":
+            made[source] = graph.node_copy(source)
+        elif source not in made:
+            made[source] = graph.placeholder(source.name)
+            made[source].meta = source.meta
+            reads.append(source.name)
+        return made[source]
+
+    for node in group:
+        for source in node.all_input_nodes:
+            if source not in inside and source.op != "get_attr":
+                read(source)
+    for node in group:
+        made[node] = graph.node_copy(node, lambda source: made[source] if source in made else read(source))
+    written = [node for node in group if any(user not in inside for user in node.users)]
+    graph.output(tuple(made[node] for node in written))
+    constants = frozenset(place for place, name in enumerate(reads) if name in known)
+    names = tuple(node.name for node in written)
+    return Piece(fx.GraphModule(module, graph), constants, tuple(reads), names, is_ours)
+
+
+# ---------------------------------------------------------------- writing in place
+
+
+def in_place(module: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph with functions that write to an input itself, where nobody reads its old numbers.
+
+    AOTAutograd makes a copy of a changed input and, at the end, copies it back. A cache has many rows, and a step
+    writes one of them.
+    """
+    module = fx.GraphModule(module, _copied(module.graph))
+    for copy in [node for node in _calls(module) if node.target is _ATEN.copy_.default]:
+        target: Any = copy.args[0]
+        source: Any = copy.args[1]
+        writer = _writer(source.target) if _is_read_by(target, source, copy) else None
+        if writer is None:
+            continue
+        with module.graph.inserting_before(source):
+            made: fx.Node = module.graph.call_function(writer, source.args, source.kwargs)
+        made.meta = source.meta
+        for old in (copy, source):
+            old.replace_all_uses_with(made)
+        module.graph.erase_node(copy)
+        module.graph.erase_node(source)
+    module.recompile()
+    return module
+
+
+def _is_read_by(target: fx.Node, source: fx.Node, copy: fx.Node) -> bool:
+    """Say whether a source changes the target, its first argument, and nobody else reads that but the copy."""
+    first, *others = source.args or (None,)
+    if first is not target or target in others or set(target.users) != {source, copy}:
+        return False
+    old, new = target.meta["val"], source.meta["val"]
+    return old.dtype is new.dtype and str(old.shape) == str(new.shape)  # comparing symbols would fix them
+
+
+def _writer(target: Any) -> Callable[..., torch.Tensor] | None:
+    """Return the function that writes to its first argument what another computes from it."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return None
+    name = target._opname
+    writing: OpOverload | None = getattr(getattr(_ATEN, f"{name}_", None), target._overloadname, None)
+    if writing is not None:
+        return writing
+    view = getattr(_ATEN, name.removesuffix("_scatter"), None) if name.endswith("_scatter") else None
+    if view is None:
+        return None
+    wanted = [argument.name for argument in target._schema.arguments if argument.name != "src"]
+    for overload in view.overloads():
+        found = getattr(view, overload)
+        if [argument.name for argument in found._schema.arguments] == wanted:
+            return _Writing(found)
+    return None
+
+
+class _Writing:
+    """Writes to a part of a tensor, and returns the tensor."""
+
+    __name__ = "write_to_part"
+
+    def __init__(self, view: OpOverload) -> None:
+        self._view = view
+
+    def __call__(self, tensor: torch.Tensor, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._view(tensor, *args, **kwargs).copy_(src)
+        return tensor
+
+
+# ---------------------------------------------------------------- properties of calls
+
+
+def is_symbolic(value: Any) -> bool:
+    """Say whether a recorded value is, or has a size, that is known only at the call."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    if isinstance(value, list | tuple):
+        return any(map(is_symbolic, value))
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+
+def _meets_symbols(node: fx.Node) -> bool:
+    return any(is_symbolic(one.meta.get("val")) for one in (node, *node.all_input_nodes))
+
+
+def _has_fixed_products(module: fx.GraphModule, constants: frozenset[int]) -> bool:
+    """Say whether there are products of constants, all of which have fixed sizes."""
+    fixed = {node for place, node in enumerate(_placeholders(module)) if place in constants}
+    found = False
+    for node in _calls(module):
+        sources = node.all_input_nodes
+        if sources and all(source in fixed for source in sources):
+            fixed.add(node)
+        elif _is_product(node) and any(source in fixed for source in sources):
+            if _meets_symbols(node):
+                return False
+            found = True
+    return found
+
+
+def _is_product(node: fx.Node) -> bool:
+    found = importers().get(str(node.target))
+    return found is not None and opdef(found[0]).linear is not None
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, _Writing) or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable)
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return False
+    names = (argument.name for argument in node.target._schema.arguments)
+    return draws_random_numbers(node.target, {**dict(zip(names, node.args, strict=False)), **node.kwargs})
+
+
+def _calls(module: fx.GraphModule) -> Iterator[fx.Node]:
+    return (node for node in list(module.graph.nodes) if node.op == "call_function")
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _output(module: fx.GraphModule) -> fx.Node:
+    found: fx.Node = next(node for node in module.graph.nodes if node.op == "output")
+    return found
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    made = fx.Graph()
+    made.output(made.graph_copy(graph, {}))
+    return made

@@ -1,0 +1,87 @@
+"""``model.generate`` of transformers: the same greedy tokens as eager, with a handful of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from fmtprop.dynamo import region
+from fmtprop.dynamo.backend import options_of, regions_by
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, TOKENS = 61, 12
+
+#: plans that a model may take: prefill, and before and behind each layer's cache in a step, for two kinds of shape
+MOST_PLANS = 12
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(region, "compare", lambda ours, theirs: (ours(), (True, (1.0, 2.0)))[1])
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def decoder(name: str) -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=VOCABULARY, num_hidden_layers=1, max_position_embeddings=64, eos_token_id=None, **sizes
+    )
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+def gpt2() -> nn.Module:
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=None, **sizes))
+
+
+def t5() -> nn.Module:
+    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 4, "num_layers": 1, "num_heads": 4}
+    tokens = {"decoder_start_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=VOCABULARY, **sizes, **tokens))
+
+
+def whisper() -> nn.Module:
+    sides = ("encoder", "decoder")
+    sizes = {f"{side}_{what}": n for side in sides for what, n in (("layers", 1), ("attention_heads", 4))}
+    sizes |= {f"{side}_ffn_dim": 32 for side in sides}
+    sizes |= {"d_model": 16, "max_source_positions": 16, "max_target_positions": 32, "num_mel_bins": 8}
+    tokens = {"decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    silent = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    config = transformers.WhisperConfig(vocab_size=VOCABULARY, **sizes, **tokens, **silent)
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        gpt2,
+        pytest.param(lambda: decoder("Llama"), id="llama"),
+        pytest.param(lambda: decoder("Qwen2"), id="qwen2", marks=pytest.mark.slow),
+        pytest.param(lambda: decoder("Mistral"), id="mistral", marks=pytest.mark.slow),
+        pytest.param(t5, marks=pytest.mark.slow),
+        pytest.param(whisper, marks=pytest.mark.slow),
+    ],
+)
+def test_greedy_tokens_are_those_of_eager(make: Callable[[], nn.Module], cache: str):
+    torch.manual_seed(0)
+    model = make().eval()
+    given = {"input_ids": torch.randint(2, VOCABULARY, (1, 5))}
+    how = {"max_new_tokens": TOKENS, "do_sample": False}
+    if make is whisper:
+        given, how = {"input_features": torch.randn(1, 8, 32)}, {**how, "return_timestamps": False}
+    if cache == "static":
+        how["cache_implementation"] = cache
+    expected = model.generate(**given, **how)
+    regions: list = []
+    model.compile(backend=regions_by(options_of(None, {"tune": "model", "confirm": False}), regions.append))
+    for _ in range(2):
+        assert torch.equal(model.generate(**given, **how), expected)
+    plans = [outcome for one in regions for outcome in one.outcomes if outcome.net is not None]
+    assert 0 < len(plans) <= MOST_PLANS
