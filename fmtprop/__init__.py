@@ -21,7 +21,7 @@ _EXPORTS = {
     "xla": "fmtprop.dialects.xla",
     "compile": "fmtprop.api",
     "explain": "fmtprop.dynamo",
-    "explain_torch": "fmtprop.lens",
+    "explain_torch": "fmtprop.lens.explain",
     "inspect": "fmtprop.targets.mkldnn",
     "CompiledModel": "fmtprop.compiling.compiled",
     "DynamicModel": "fmtprop.compiling.dynamic",
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from fmtprop.layout import MemoryDesc as MemoryDesc
     from fmtprop.layout import pack as pack
     from fmtprop.layout import unpack as unpack
-    from fmtprop.lens import explain_torch as explain_torch
+    from fmtprop.lens.explain import explain_torch as explain_torch
     from fmtprop.targets.mkldnn import inspect as inspect
 
 

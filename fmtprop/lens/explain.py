@@ -9,6 +9,7 @@ import torch
 
 from fmtprop.errors import InputError
 from fmtprop.lens.findings import Lens, lens_of
+from fmtprop.lens.shadow import channels_last_saving
 from fmtprop.lens.tracer import Tracer
 from fmtprop.lens.variants import VARIANTS, measure
 from fmtprop.system.limits import MAX_RUNS
@@ -61,8 +62,9 @@ def explain_torch(
             module(*arguments)
         with Tracer().watching() as tracer:
             module(*arguments)
+        saves = channels_last_saving(module, arguments)
         measured = measure(module, arguments, variants, repeats) if variants else ()
-    return lens_of(type(module).__name__, tracer.calls, measured)
+    return lens_of(type(module).__name__, tracer.calls, measured, saves)
 
 
 def _checked(module: object, inputs: Any, variants: Sequence[str], repeats: int) -> list[torch.Tensor]:

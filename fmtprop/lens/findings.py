@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from fmtprop.report.files import write_text
-from fmtprop.report.text import render
 from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Lens", "OperatorRow", "lens_from", "lens_of"]
 
 #: version of the JSON form
-SCHEMA = 1
+SCHEMA = 2
 _SHOWN = 20
 
 
@@ -76,11 +74,15 @@ class Lens:
         The costliest reorders first.
     variants : tuple of Variant
         The model in other ways, measured; empty for a program.
+    channels_last_saves_seconds : float, optional
+        Seconds of a run that ``channels_last`` should save, below 0 where it costs: each operator was timed in both
+        formats. None for a program.
     """
 
     name: str
     rows: tuple[OperatorRow, ...]
     variants: tuple[Variant, ...] = ()
+    channels_last_saves_seconds: float | None = None
 
     @property
     def primitive_seconds(self) -> float:
@@ -104,8 +106,8 @@ class Lens:
         return named / self.reorder_seconds if self.reorder_seconds else 1.0
 
     @property
-    def channels_last_saves_seconds(self) -> float:
-        """Seconds of reorders that ``channels_last`` should save: of activations; weights are packed all the same."""
+    def activation_seconds(self) -> float:
+        """Seconds of reorders of activations, which ``channels_last`` removes; weights are packed all the same."""
         return sum(row.activation_seconds for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,6 +119,7 @@ class Lens:
             "primitives": {"count": sum(row.primitives for row in self.rows), "seconds": self.primitive_seconds},
             "reorders": {"count": self.reorders, "seconds": self.reorder_seconds, "share": share},
             "attributed_share": self.attributed_share,
+            "activation_seconds": self.activation_seconds,
             "channels_last_saves_seconds": self.channels_last_saves_seconds,
             "operators": [asdict(row) for row in self.rows],
             "variants": [asdict(variant) for variant in self.variants],
@@ -132,22 +135,32 @@ class Lens:
         """
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         if path is not None:
+            from fmtprop.report.files import write_text
+
             write_text(text, path)
         return text
 
     def to_text(self) -> str:
         """Return tables for a terminal."""
+        from fmtprop.report.text import render
+
         data = self.to_dict()
         parts: list[RenderableType] = [
             f"{printable(self.name)}: {self.reorders} hidden reorders take {self.reorder_seconds * 1e3:.3f} ms, "
             f"{data['reorders']['share']:.1%} of oneDNN's time\n"
-            f"{self.attributed_share:.1%} of it belongs to modules; channels_last should save "
-            f"{self.channels_last_saves_seconds * 1e3:.3f} ms of it\n",
+            f"{self.attributed_share:.1%} of it belongs to modules; channels_last removes the reorders of activations, "
+            f"{self.activation_seconds * 1e3:.3f} ms{self._prediction()}\n",
             _operators(self.rows),
         ]
         if self.variants:
             parts.append(_variants(self.variants))
         return render(Group(*parts))
+
+    def _prediction(self) -> str:
+        seconds = self.channels_last_saves_seconds
+        if seconds is None:
+            return ""
+        return f", and should {'save' if seconds > 0 else 'cost'} {abs(seconds) * 1e3:.3f} ms of a run"
 
     def _repr_html_(self) -> str:
         """Return the text for a notebook."""
@@ -156,7 +169,9 @@ class Lens:
         return f"<pre>{escape(self.to_text())}</pre>"
 
 
-def lens_of(name: str, calls: Iterable[Call], variants: Sequence[Variant] = ()) -> Lens:
+def lens_of(
+    name: str, calls: Iterable[Call], variants: Sequence[Variant] = (), saves_seconds: float | None = None
+) -> Lens:
     """Add up calls.
 
     Parameters
@@ -167,12 +182,14 @@ def lens_of(name: str, calls: Iterable[Call], variants: Sequence[Variant] = ()) 
         What a tracer saw.
     variants : sequence of Variant
         The model in other ways.
+    saves_seconds : float, optional
+        Seconds of a run that channels_last should save.
     """
     groups: dict[tuple[str, str, str, str], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
     rows = [_row(key, group) for key, group in groups.items()]
-    return Lens(name, tuple(sorted(rows, key=lambda row: -row.reorder_seconds)), tuple(variants))
+    return Lens(name, tuple(sorted(rows, key=lambda row: -row.reorder_seconds)), tuple(variants), saves_seconds)
 
 
 def lens_from(data: Mapping[str, Any]) -> Lens:
@@ -180,7 +197,8 @@ def lens_from(data: Mapping[str, Any]) -> Lens:
     from fmtprop.lens.variants import Variant
 
     rows = (OperatorRow(**{**row, "formats": tuple(row["formats"])}) for row in data["operators"])
-    return Lens(data["model"], tuple(rows), tuple(Variant(**one) for one in data["variants"]))
+    variants = tuple(Variant(**one) for one in data["variants"])
+    return Lens(data["model"], tuple(rows), variants, data["channels_last_saves_seconds"])
 
 
 def _row(key: tuple[str, str, str, str], group: Sequence[Call]) -> OperatorRow:
