@@ -11,7 +11,7 @@ from math import e, log2
 
 from fmtprop.jit.assembler import Assembler
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "exp_of_negative"]
 
 #: exp(r) = 1 + r + r^2 (...) for |r| <= ln(2) / 2: fitted by iterated weighted least squares, error at most 3.1e-9
 _EXP = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
@@ -30,6 +30,10 @@ _LN2 = 0.693147182464599609375
 
 #: for larger |x|, e^x is infinite or 0 in f32; up to here the arithmetic on exponents does not overflow
 _OVERFLOW = 174.0
+
+#: e^-x is taken for 0 from here on, where it is a little less than the second number: so nothing is denormal, which
+#: takes a hundred times as long
+_SMALLEST, _NOTHING = 86.0, 4.6e-38
 
 #: erf(z) = z P(z^2) / Q(z^2) for |z| <= 4, constant terms last, with the coefficients of Eigen's and XLA's
 _ERF_P = (
@@ -68,15 +72,35 @@ def _polynomial(a: Assembler, x: int, coefficients: tuple[float, ...]) -> int:
 
 def _one_and_exp_of_negative(a: Assembler, x: int) -> int:
     """Return 1 + e^-x; a NaN gives an arbitrary number."""
+    y, power = _factors(a, _clamp(a, x, _OVERFLOW))
+    a.v("VFMADD213PS", y, power, a.number(1.0))
+    return y
+
+
+def exp_of_negative(a: Assembler, x: int) -> int:
+    """Return e^-x for x >= 0: 0 where this is below 5e-38, NaN for NaN."""
+    limited, nothing = a.vector(), a.vector()
+    a.v("VMOVUPS", limited, a.number(_SMALLEST))
+    a.v("VMINPS", limited, limited, x)  # if an operand is NaN, the last one is returned
+    y, power = _factors(a, limited)
+    a.v("VMULPS", y, y, power)
+    a.v("VMOVUPS", nothing, a.number(_NOTHING))
+    a.v("VMAXPS", y, nothing, y)
+    a.v("VSUBPS", y, y, nothing)
+    return y
+
+
+def _factors(a: Assembler, x: int) -> tuple[int, int]:
+    """Return two factors of e^-x; x is lost."""
     return _by_roots(a, x) if a.isa.nbytes == 64 else _by_exponents(a, x)
 
 
-def _by_roots(a: Assembler, x: int) -> int:
-    """Return 1 + e^-x as 1 + 2^n e^-r, where x = r - n ln 2 and n is a multiple of 1/32.
+def _by_roots(a: Assembler, r: int) -> tuple[int, int]:
+    """Return e^-r and 2^n, where r - n ln 2 is the given number and n is a multiple of 1/32.
 
     The 32 fractional powers fit in two registers, and r is so small that a quadratic polynomial is enough.
     """
-    r, shifted, n = _clamp(a, x, _OVERFLOW), a.vector(), a.vector()
+    shifted, n = a.vector(), a.vector()
     a.v("VMOVUPS", shifted, a.number(_TO_32NDS))
     a.v("VFMADD231PS", shifted, r, a.number(-log2(e)))
     a.v("VSUBPS", n, shifted, a.number(_TO_32NDS))
@@ -86,13 +110,12 @@ def _by_roots(a: Assembler, x: int) -> int:
     power = shifted  # its last five bits select the power
     a.v("VPERMI2PS", power, a.lookup(_ROOTS[:16]), a.lookup(_ROOTS[16:]))
     a.v("VSCALEFPS", power, power, n)  # times 2^floor(n)
-    a.v("VFMADD213PS", r, power, a.number(1.0))
-    return r
+    return r, power
 
 
-def _by_exponents(a: Assembler, x: int) -> int:
-    """Return 1 + e^-x as 1 + 2^n e^-r, where x = r - n ln 2 and n is an integer."""
-    r, n = _clamp(a, x, _OVERFLOW), a.vector()
+def _by_exponents(a: Assembler, r: int) -> tuple[int, int]:
+    """Return e^-r and 2^n, where r - n ln 2 is the given number and n is an integer; a part of 2^n is in the first."""
+    n = a.vector()
     a.v("VMULPS", n, r, a.number(-log2(e)))
     a.v("VROUNDPS", n, n, immediate=8)
     a.v("VFMADD231PS", r, n, a.number(_LN2))
@@ -105,8 +128,7 @@ def _by_exponents(a: Assembler, x: int) -> int:
         a.v("VPADDD", exponent, exponent, a.integer(127))
         a.v("VPSLLD", exponent, exponent, immediate=23)
     a.v("VMULPS", p, p, half)
-    a.v("VFMADD213PS", p, n, a.number(1.0))
-    return p
+    return p, n
 
 
 def swish(a: Assembler, x: int) -> int:

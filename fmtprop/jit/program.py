@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
 from iced_x86 import MemoryOperand, Register
 
@@ -60,9 +59,9 @@ class Program(Assembler):
 
     # ------------------------------------------------------------------ integers
 
-    def argument(self, name: str) -> MemoryOperand:
-        """Return the operand of a named argument."""
-        return at(_ARGUMENTS, getattr(self._arguments, name).offset)
+    def argument(self, name: str, nbytes: int = 0) -> MemoryOperand:
+        """Return the operand of a named argument, or of what is so many bytes behind its start."""
+        return at(_ARGUMENTS, getattr(self._arguments, name).offset + nbytes)
 
     def move(self, register: int, value: int | MemoryOperand) -> None:
         """Set a register to the value of another register or of an operand in memory."""
@@ -161,8 +160,7 @@ class Program(Assembler):
 
     def zero(self, x: int) -> None:
         """Set a vector to zeros."""
-        first: Any = Register.XMM0 + (x - self.isa.register(0))  # the upper lanes become zero, too
-        self.emit("VEX_VXORPS_XMM_XMM_XMMM128", first, first, first)
+        self.v("VXORPS", x, x, x)
 
     def operand(self, free: int, place: MemoryOperand) -> int | MemoryOperand:
         """Return a vector in memory as the last operand of an instruction; bf16 is loaded to a free register first."""

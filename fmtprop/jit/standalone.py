@@ -10,6 +10,9 @@ from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, isa
 
 __all__ = ["StandaloneKernel", "StandaloneWork"]
 
+#: operands and results that a program's arguments can point to
+_TENSORS = frozenset({"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "dst"})
+
 
 class StandaloneKernel(ABC):
     """A kernel that computes a whole node; a dataclass of its sizes."""
@@ -69,6 +72,6 @@ class StandaloneWork(BoundKernel):
     def __init__(self, kernel: Kernel, arguments: Arguments, threads: int, keep: object = None) -> None:
         super().__init__(kernel, arguments, threads)
         self._keep = keep
-        names = {name for name, *_ in arguments._fields_} & {"src", "src_0", "src_1", "dst"}
+        names = {name for name, *_ in arguments._fields_} & _TENSORS
         #: oneDNN's name of an operand or result -> function that sets its address
         self.point: Mapping[str, Callable[[int], None]] = {name: partial(setattr, arguments, name) for name in names}

@@ -2,6 +2,7 @@
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.op import OPSET
+from fmtprop.ops.attention import ATTENTION, Attention
 from fmtprop.ops.batch_norm_training import BATCH_NORMALIZATION_BACKWARD, BATCH_NORMALIZATION_TRAINING
 from fmtprop.ops.binary import BINARY, Binary
 from fmtprop.ops.building import emit
@@ -44,6 +45,7 @@ OPS = (
     DECONVOLUTION,
     INNER_PRODUCT,
     MATMUL,
+    ATTENTION,
     POOLING,
     BATCH_NORMALIZATION,
     BATCH_NORMALIZATION_TRAINING,
@@ -74,6 +76,7 @@ OPSET.update({declaration.name: declaration for declaration in OPS})
 
 __all__ = [
     "OPS",
+    "Attention",
     "BatchNorm",
     "Binary",
     "Concat",

@@ -23,21 +23,21 @@ _KERNEL, _PADDING, _STRIDES = 3, 1, (1, 2)
 
 
 class Fused(NamedTuple):
-    """A node for two neighbours.
+    """A node for several neighbours.
 
     Parameters
     ----------
     node : Node
-        Under the name of the second, so that its readers stay as they are.
+        Under the name of the last, so that its readers stay as they are.
     inputs : dict of str to Value
         Its operands.
     covers : tuple of str
-        The two.
+        The nodes that it computes, in order.
     """
 
     node: Node
     inputs: dict[str, Value]
-    covers: tuple[str, str]
+    covers: tuple[str, ...]
 
 
 def fused(graph: Graph, depthwise: Node) -> Fused | None:

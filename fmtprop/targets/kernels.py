@@ -14,12 +14,14 @@ from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.jit import FoldKernel, StandaloneKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.attention import Attention
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import channels_last, like, plain
 from fmtprop.passes.target import Candidate, Request
+from fmtprop.targets.attention import attention_kernels
 from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
 
 __all__ = ["JIT", "kernel_candidates"]
@@ -46,7 +48,10 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     """
     if node.post_ops or len({desc.dtype for desc in request.values()}) != 1:
         return
-    if isinstance(node.attrs, Binary):
+    if isinstance(node.attrs, Attention):
+        for kernel, operands, dst in attention_kernels(node.attrs, request):
+            yield _candidate(kernel, operands, dst)
+    elif isinstance(node.attrs, Binary):
         yield from _binary(node.attrs, request)
     elif isinstance(node.attrs, Reduction):
         if node.attrs.alg in _FOLDS and (not node.attrs.alg.startswith("norm") or _is_euclidean(node.attrs)):
@@ -197,7 +202,6 @@ class _Executable(Executable):
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
         work = self._kernel.work(self._threads)
-        for name, point in work.point.items():
-            desc = places[name].desc
-            places[name].memory.follow(point, desc.offset0 * desc.dtype.nbytes)
+        for name, place in places.items():
+            place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)
         return Bound([work.call], keep=[work])

@@ -24,6 +24,7 @@ from fmtprop.tuning.peaks import Peaks
 #: second over the peak. Where AVX-512 has another picture the order of the families is the same.
 _EFFICIENCY = (
     ("ref", (0.004, 0.004, 0.004)),
+    ("attention", (0.60, 0.60, 0.60)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
     ("jit_dw", (0.38, 0.38, 0.38)),

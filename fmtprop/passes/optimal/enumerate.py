@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fmtprop.errors import FmtpropError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.op import OPSET, Category, opdef
+from fmtprop.ir.op import OPSET, Category, linear_of, opdef
 from fmtprop.ir.ports import Role, port, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -94,17 +94,17 @@ class _Enumerator:
         return found
 
     def _fuse(self, node: Node) -> None:
-        """Add the ways to run a node together with the node before it."""
+        """Add the ways to run a node together with the nodes before it."""
         for pair in filter(None, (fusion.rewrite(self.graph, node) for fusion in FUSIONS)):
-            before = self.graph.node(pair.covers[0])
-            if before.name not in self.found.ways or self._pins_of(before):
-                continue  # a constant; or what is between the two has no format, and the operands are the first one's
+            before = [self.graph.node(name) for name in pair.covers[:-1]]
+            if any(one.name not in self.found.ways or self._pins_of(one) for one in before):
+                continue  # a constant; or what is between them has no format, and the operands are the first one's
             if self._pins_of(node).keys() & self.graph.inputs(node.name).keys():
                 continue
             ways = [
                 candidate
                 for candidate in self._distinct(pair.node, pair.inputs)
-                # the fallback would run the two nodes separately
+                # the fallback would run the nodes separately
                 if self._obeys(node, candidate) and not candidate.is_ref and candidate.target != self.fallback.name
             ]
             self.found.ways[node.name] += [Way(pair.node, pair.inputs, c, pair.covers) for c in ways]
@@ -133,6 +133,8 @@ class _Enumerator:
         elif opdef(node.op).category is Category.VIEW:
             yield from self._views(node, inputs["src"])
         elif opdef(node.op).category is Category.HOST:
+            for request in self._requests(node, inputs):
+                yield from self.target.candidates(node, request)
             yield from self._fall_back(node, inputs)
             if opdef(node.op).any_strides(node.attrs):
                 yield from self._by_fallback(node, inputs)
@@ -200,16 +202,16 @@ class _Enumerator:
         """Yield the combinations of formats to request."""
         free = self._free(node, inputs)
         read = self._activations(node, inputs)
-        category = opdef(node.op).category
+        category, has_products = opdef(node.op).category, linear_of(node) is not None
         if node.op == "reorder":
             yield from self._casts(node, inputs["src"])
             return
-        if category is Category.COMPUTE:
+        if has_products:
             yield free
         first = result_names(node)[0]
         for chosen in self._source_formats(node, inputs, read):
             yield {**free, **chosen}
-            if category is Category.COMPUTE and all(desc.is_plain for desc in chosen.values()):
+            if has_products and all(desc.is_plain for desc in chosen.values()):
                 # kernels with different source and result formats (a network's first convolution, a matmul) read
                 # strided formats: no kernel reads blocks and writes another format
                 for dst in self.wishes[Value(node.name)]:

@@ -1,4 +1,4 @@
-"""Other ways to compute the same, as data: for one node, for two neighbours, or for the whole graph.
+"""Other ways to compute the same, as data: for one node, for several neighbours, or for the whole graph.
 
 Variants of nodes are alternatives in the exact problem. A variant of the graph has its own problem: costs decide on
 its solution, or a race if costs cannot. Owns the list of variants, with the measured gain of each.
@@ -13,6 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.attention_fusion import attention
 from fmtprop.ops.depthwise_fusion import Fused, fused
 from fmtprop.passes.base import Pass
 from fmtprop.passes.expand import ExpandingPass
@@ -25,7 +26,7 @@ from fmtprop.passes.winograd import Winograd
 
 __all__ = ["EXPANSIONS", "FUSIONS", "OF_GRAPH", "Variant"]
 
-#: from the second of two nodes to one node for both, None where they are no such pair
+#: from the last of several nodes to one node for all, None where they are no such nodes
 Fusion: TypeAlias = Callable[[Graph, Node], "Fused | None"]
 
 Rewrite = TypeVar("Rewrite")
@@ -69,8 +70,11 @@ EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
     Variant("groups of 16", MergeGroups(width=16), "as groups of 8, for wider vectors"),
 )
 
-#: one node for two
-FUSIONS: tuple[Variant[Fusion], ...] = (Variant("depthwise pair", fused, "not measured by itself"),)
+#: one node for several
+FUSIONS: tuple[Variant[Fusion], ...] = (
+    Variant("depthwise pair", fused, "not measured by itself"),
+    Variant("attention", attention, "GPT-2 of 192 channels 0.85 (AVX-512, docs/experiments.md)"),
+)
 
 #: another graph
 OF_GRAPH: tuple[Variant[Pass], ...] = (

@@ -1,0 +1,188 @@
+"""The kernel of attention: softmax(query · key · scale + masks) · value, without scores in memory.
+
+A task is a block of queries of one head. Its scores stay in the thread's stack, which is in cache: they are computed
+transposed, a vector of queries for each key, so that softmax needs no sums across a vector.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+from math import inf, prod
+
+from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = ["AttentionKernel", "Tensor", "attention_kernel_for", "lanes_for"]
+
+#: vectors of queries of a block, and most masks of a kernel
+VECTORS, MASKS = 2, 2
+
+#: most keys whose scores are computed side by side
+_KEYS = 12
+
+#: most bytes of the stack that a thread uses
+_STACK_NBYTES = 512 << 10
+
+#: fewest queries for which blocks of vectors of queries pay
+_FEWEST_QUERIES = 4
+
+
+#: a key that comes n places too late has n times this added to its score
+_MASKED = 1e37
+
+_FloatVector = c_float * 16
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in memory.
+
+    Parameters
+    ----------
+    batch : tuple of int
+        Bytes from item to item of each batch axis; 0 where an item is repeated.
+    row : int
+        Bytes from query to query, or from key to key. A mask in blocks of queries has 0 here: a vector of queries
+        follows the other for each key, then the next block. A mask that is the same for all queries has the bytes
+        from number to number.
+    """
+
+    batch: tuple[int, ...]
+    row: int
+
+
+class AttentionArguments(Arguments):
+    """Arguments of the code of attention."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src", "key", "value", "mask_0", "mask_1", "dst", "offsets", "numbers")),
+        *((name, c_uint64) for name in ("tasks", "blocks", "block", "queries", "keys", "limit", "entry", "mask_block")),
+        *((name, c_uint64) for name in ("src_row", "key_row", "dst_row")),
+        *((name, c_float) for name in ("scale", "lowest")),
+        *((name, _FloatVector) for name in ("ones", "zeros", "masked")),
+        ("places", c_float * (VECTORS * 16)),
+    )
+
+
+@dataclass(frozen=True)
+class AttentionKernel(StandaloneKernel):
+    """``dst = softmax(src · key · scale + mask_0 + mask_1) · value`` for each item of a batch.
+
+    Parameters
+    ----------
+    batch : tuple of int
+        Sizes of the batch axes, the heads among them.
+    queries, keys, depth, width : int
+        Rows of src; columns of key; numbers of a row of src; numbers of a row of value.
+    scale : float
+        Factor of the scores.
+    limit : int or None
+        Query i has no weight for keys after i + limit, of which there is one at least; None if it has for all.
+    src, key, value, dst : Tensor
+        Where they are. Numbers of a row follow one another (of key: those of a column).
+    masks : tuple of Tensor
+        Where they are.
+    """
+
+    batch: tuple[int, ...]
+    queries: int
+    keys: int
+    depth: int
+    width: int
+    scale: float
+    limit: int | None
+    src: Tensor
+    key: Tensor
+    value: Tensor
+    dst: Tensor
+    masks: tuple[Tensor, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "attention"
+
+    @cached_property
+    def lanes(self) -> int:
+        """Numbers in a vector."""
+        return lanes_for(self.width)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of queries of a head."""
+        return -(-self.queries // (VECTORS * self.lanes))
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems that differ only in batch, queries and keys share it."""
+        from fmtprop.jit.attention_program import Shape
+
+        masks = tuple("blocks" if mask.row == 0 else "row" for mask in self.masks)
+        shape = Shape(self.depth, self.width, min(self.keys, _KEYS), self.key.row, self.value.row, masks)
+        return _assembled(shape, self.lanes, is_limited=self.limit is not None)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        tensors = (self.src, self.key, self.value, self.dst, *self.masks)
+        items = list(product(*map(range, self.batch)))
+        starts = [sum(map(int.__mul__, t.batch, item)) for item in items for t in tensors]
+        offsets, block = (c_int64 * len(starts))(*starts), VECTORS * self.lanes
+        arguments = AttentionArguments(
+            offsets=addressof(offsets),
+            numbers=addressof(self.kernel.rows),
+            tasks=len(items) * self.blocks,
+            blocks=self.blocks,
+            block=block,
+            queries=self.queries,
+            keys=self.keys,
+            limit=self.limit or 0,
+            entry=8 * len(tensors),
+            mask_block=self.keys * self.lanes * 4,
+            src_row=self.src.row,
+            key_row=self.key.row,
+            dst_row=self.dst.row,
+            scale=self.scale,
+            lowest=-inf,
+            ones=_FloatVector(*[1.0] * 16),
+            masked=_FloatVector(*[_MASKED] * 16),
+            places=(c_float * (VECTORS * 16))(*range(VECTORS * 16)),
+        )
+        nbytes = 4 * prod(self.batch) * self.queries * self.keys
+        return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)
+
+
+def lanes_for(width: int) -> int:
+    """Return the numbers in a vector of the kernel for rows of so many numbers: those of this machine, or half."""
+    lanes = isa().nbytes // 4
+    return lanes if width >= lanes else 8
+
+
+def attention_kernel_for(kernel: AttentionKernel, dtype: DataType) -> AttentionKernel | None:
+    """Return a kernel, or None if this machine has none for its sizes.
+
+    Parameters
+    ----------
+    kernel : AttentionKernel
+        The problem.
+    dtype : DataType
+        Data type of all tensors.
+    """
+    if unavailable() or dtype is not DataType.F32 or not takes(dtype) or len(kernel.masks) > MASKS:
+        return None
+    if kernel.width < 8 or kernel.queries < _FEWEST_QUERIES or 0 in (*kernel.batch, kernel.keys, kernel.depth):
+        return None
+    numbers = VECTORS * kernel.lanes * (kernel.keys + kernel.depth)
+    return kernel if 4 * numbers <= _STACK_NBYTES and kernel.depth <= 512 else None
+
+
+@cache
+def _assembled(shape: object, lanes: int, *, is_limited: bool) -> Kernel:
+    from fmtprop.jit.assembler import AVX2
+    from fmtprop.jit.attention_program import Shape, attention
+
+    assert isinstance(shape, Shape)
+    used = isa() if lanes * 4 == isa().nbytes else AVX2
+    return Kernel("attention", *attention(used, shape, is_limited=is_limited))

@@ -1,0 +1,358 @@
+"""The program of attention: the instructions for a thread's blocks of queries.
+
+Scores are transposed: one row for each key, one column for each query of the block. A row is two vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from iced_x86 import Register
+
+from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.attention import VECTORS, AttentionArguments
+from fmtprop.jit.functions import exp_of_negative
+from fmtprop.jit.program import Program
+
+__all__ = ["Shape", "attention"]
+
+#: vectors of results that a row of queries has at a time, at most
+_COLUMNS = 4
+
+_ITEM, _END, _FRAME = Register.R8, Register.R9, Register.R10
+_A, _B, _C, _D = Register.RAX, Register.RSI, Register.RDI, Register.RCX
+_E, _F, _G = Register.R11, Register.RBP, Register.R12
+
+#: places in the frame, in bytes: addresses and numbers of the task, then vectors
+_STACK, _SRC, _KEY, _VALUE, _DST, _ROWS, _KEYS, _STEP = range(0, 64, 8)
+_MASKS, _LAST, _NUMBER, _VECTORS = 64, 80, 88, 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the code depends on.
+
+    Parameters
+    ----------
+    depth, width : int
+        Numbers of a query, and of a value.
+    keys : int
+        Most keys whose scores are computed side by side; there are at least so many.
+    key_row, value_row : int
+        Bytes from key to key, from value to value.
+    masks : tuple of {"blocks", "row"}
+        Which masks there are: a vector of queries for each key, or a number for each key.
+    """
+
+    depth: int
+    width: int
+    keys: int
+    key_row: int
+    value_row: int
+    masks: tuple[str, ...]
+
+
+def attention(isa: Isa, shape: Shape, *, is_limited: bool) -> tuple[bytes, bytes]:
+    """Return the program and its table of constants.
+
+    Parameters
+    ----------
+    isa : Isa
+        For which machine.
+    shape : Shape
+        For which problem.
+    is_limited : bool
+        Whether the last queries of a block have more keys than the first.
+    """
+    known = _Attention(isa, shape, is_limited, ()).program()  # the first assembly finds the constants
+    program = _Attention(isa, shape, is_limited, tuple(known.numbers)).program()
+    return program.finished(), program.table
+
+
+class _Attention:
+    def __init__(self, isa: Isa, shape: Shape, is_limited: bool, numbers: tuple[bytes, ...]) -> None:
+        self.p = Program(isa, AttentionArguments, bf16=False)
+        self.shape, self.is_limited, self.numbers = shape, is_limited, numbers
+        self.keys = min(shape.keys, 12 if isa.registers == 32 else 6)
+        self.nbytes, self.row = isa.nbytes, VECTORS * isa.nbytes
+        self.queries = self.row // 4
+        self.largest, self.inverse = _VECTORS, _VECTORS + self.row
+        self.packed = _VECTORS + 2 * self.row
+        self.scores = self.packed + shape.depth * self.row
+        self.register = isa.register
+
+    def program(self) -> Program:
+        p = self.p
+        p.share(_ITEM, _END, "tasks")
+        self._enter()
+        with p.until(_ITEM, _END):
+            self._begin()
+            self._pack()
+            self._score()
+            self._exponentials()
+            self._results()
+        p.move(Register.RSP, at(_FRAME, _STACK))
+        return p
+
+    def _enter(self) -> None:
+        """Make room on the stack for the frame, the packed queries, and the scores of all keys."""
+        p = self.p
+        p.move(_B, Register.RSP)
+        p.move(_A, p.argument("keys"))
+        p.immediate("SHL_RM64_IMM8", _A, self.row.bit_length() - 1)
+        p.immediate("ADD_RM64_IMM32", _A, self.scores + 64)
+        p.emit("SUB_R64_RM64", Register.RSP, _A)
+        p.immediate("AND_RM64_IMM8", Register.RSP, -64)
+        p.move(_FRAME, Register.RSP)
+        self._keep(_STACK, _B)
+
+    def _keep(self, place: int, register: int) -> None:
+        self.p.emit("MOV_RM64_R64", at(_FRAME, place), register)
+
+    def _begin(self) -> None:
+        """Find the task's tensors, its queries and its keys."""
+        p, offsets, first, block = self.p, _B, _C, Register.RDX
+        p.divide(_ITEM, p.argument("blocks"))
+        p.move(offsets, _A)
+        p.emit("IMUL_R64_RM64", offsets, p.argument("entry"))
+        p.add(offsets, p.argument("offsets"))
+        p.move(first, block)
+        p.emit("IMUL_R64_RM64", first, p.argument("block"))
+        for index, (name, place) in enumerate((("src", _SRC), ("key", _KEY), ("value", _VALUE), ("dst", _DST))):
+            p.move(_D, p.argument(name))
+            p.add(_D, at(offsets, 8 * index))
+            if name in ("src", "dst"):
+                p.move(_E, first)
+                p.emit("IMUL_R64_RM64", _E, p.argument(f"{name}_row"))
+                p.add(_D, _E)
+            self._keep(place, _D)
+        p.move(_A, p.argument("queries"))
+        p.emit("SUB_R64_RM64", _A, first)
+        # a mask has whole vectors of queries, but the last block may have one less
+        p.move(_D, p.argument("mask_block"))
+        p.emit("XOR_R32_RM32", Register.R11D, Register.R11D)
+        p.immediate("CMP_RM64_IMM32", _A, self.nbytes // 4)
+        p.emit("CMOVBE_R64_RM64", _D, _E)
+        self._keep(_STEP, _D)
+        p.move(_E, p.argument("block"))
+        p.emit("CMP_R64_RM64", _A, _E)
+        p.emit("CMOVA_R64_RM64", _A, _E)
+        self._keep(_ROWS, _A)
+        p.move(_A, p.argument("keys"))
+        if self.is_limited:
+            p.move(_E, first)
+            p.add(_E, p.argument("limit"))
+            self._keep(_LAST, _E)
+            p.add(_E, p.argument("block"))
+            p.emit("CMP_R64_RM64", _A, _E)
+            p.emit("CMOVA_R64_RM64", _A, _E)
+        self._keep(_KEYS, _A)
+        for index, kind in enumerate(self.shape.masks):
+            p.move(_D, p.argument(f"mask_{index}"))
+            p.add(_D, at(offsets, 8 * (4 + index)))
+            if kind == "blocks":
+                p.move(_A, block)
+                p.immediate("SHL_RM64_IMM8", _A, VECTORS.bit_length() - 1)
+                p.emit("IMUL_R64_RM64", _A, p.argument("mask_block"))
+                p.add(_D, _A)
+            self._keep(_MASKS + 8 * index, _D)
+
+    def _pack(self) -> None:
+        """Multiply the queries by the scale and transpose them; what is missing of the last block is 0."""
+        p, xmm, zero = self.p, Register.XMM0, self.register(2)
+        p.move(_A, at(_FRAME, _ROWS))
+        p.emit("CMP_R64_RM64", _A, p.argument("block"))
+        p.branch("JE_REL32_64", "whole")
+        p.zero(zero)
+        for index in range(VECTORS * self.shape.depth):
+            p.store(at(_FRAME, self.packed + index * self.nbytes), zero)
+        p.label("whole")
+        p.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, p.argument("scale"))
+        p.move(_B, at(_FRAME, _SRC))
+        self._point(_C, self.packed)
+        with p.repeat(at(_FRAME, _ROWS), _D):
+            for index in range(self.shape.depth):
+                p.emit("VEX_VMULSS_XMM_XMM_XMMM32", xmm, Register.XMM1, at(_B, 4 * index))
+                p.emit("VEX_VMOVSS_M32_XMM", at(_C, index * self.row), xmm)
+            p.add(_B, p.argument("src_row"))
+            p.advance(4, _C)
+        lowest = self.register(0)
+        p.load_one(lowest, p.argument("lowest"))
+        for vector in range(VECTORS):
+            p.store(at(_FRAME, self.largest + vector * self.nbytes), lowest)
+
+    def _point(self, register: int, place: int) -> None:
+        self.p.move(register, _FRAME)
+        self.p.immediate("ADD_RM64_IMM32", register, place)
+
+    # ------------------------------------------------------------------ scores
+
+    def _score(self) -> None:
+        """Compute the scores and the largest of each query; the last keys may be computed twice."""
+        p, first = self.p, _D
+        p.emit("XOR_R32_RM32", Register.ECX, Register.ECX)
+        p.label("scores")
+        totals = [[self.register(VECTORS * key + v) for v in range(VECTORS)] for key in range(self.keys)]
+        self._products(totals, first)
+        self._add_masks(totals, first)
+        if self.is_limited:
+            self._mask_later_keys(totals, first)
+        p.move(_C, first)
+        p.immediate("SHL_RM64_IMM8", _C, self.row.bit_length() - 1)
+        p.add(_C, _FRAME)
+        most = self.register(VECTORS * self.keys)
+        for v in range(VECTORS):
+            place = at(_FRAME, self.largest + v * self.nbytes)
+            p.load(most, place)
+            for key, total in enumerate(totals):
+                p.v("VMAXPS", most, most, total[v])
+                p.store(at(_C, self.scores + key * self.row + v * self.nbytes), total[v])
+            p.store(place, most)
+        p.immediate("ADD_RM64_IMM32", first, self.keys)
+        p.move(_A, at(_FRAME, _KEYS))
+        p.emit("CMP_R64_RM64", first, _A)
+        p.branch("JAE_REL32_64", "scored")
+        p.immediate("SUB_RM64_IMM32", _A, self.keys)
+        p.emit("CMP_R64_RM64", first, _A)
+        p.emit("CMOVA_R64_RM64", first, _A)
+        p.branch("JMP_REL32_64", "scores")
+        p.label("scored")
+
+    def _products(self, totals: Sequence[Sequence[int]], first: int) -> None:
+        p, depth = self.p, self.shape.depth
+        queries = [self.register(VECTORS * self.keys + v) for v in range(VECTORS)]
+        key = self.register(VECTORS * self.keys + VECTORS)
+        p.move(_B, first)
+        p.emit("IMUL_R64_RM64", _B, p.argument("key_row"))
+        p.add(_B, at(_FRAME, _KEY))
+        self._point(_C, self.packed)
+        for register in chain.from_iterable(totals):
+            p.zero(register)
+        turn = next(size for size in (8, 4, 2, 1) if depth % size == 0)
+        p.immediate("MOV_R32_IMM32", Register.R11D, depth // turn)
+        with p.repeat(_E, _A):
+            for index in range(turn):
+                for v, query in enumerate(queries):
+                    p.load(query, at(_C, index * self.row + v * self.nbytes))
+                for number, total in enumerate(totals):
+                    p.load_one(key, at(_B, number * self.shape.key_row + 4 * index))
+                    for v, query in enumerate(queries):
+                        p.v("VFMADD231PS", total[v], query, key)
+            p.advance(4 * turn, _B)
+            p.advance(turn * self.row, _C)
+
+    def _add_masks(self, totals: Sequence[Sequence[int]], first: int) -> None:
+        p, free = self.p, self.register(VECTORS * self.keys)
+        for index, kind in enumerate(self.shape.masks):
+            p.move(_B, first)
+            size = self.nbytes if kind == "blocks" else 4
+            p.immediate("SHL_RM64_IMM8", _B, size.bit_length() - 1)
+            p.add(_B, at(_FRAME, _MASKS + 8 * index))
+            p.move(_C, _B)
+            p.add(_C, at(_FRAME, _STEP))
+            for key, total in enumerate(totals):
+                if kind == "row":
+                    p.load_one(free, at(_B, 4 * key))
+                for v, pointer in enumerate((_B, _C)):
+                    p.v("VADDPS", total[v], total[v], free if kind == "row" else at(pointer, key * self.nbytes))
+
+    def _mask_later_keys(self, totals: Sequence[Sequence[int]], first: int) -> None:
+        """Lower the scores of keys after a query's last one; most blocks of keys have none."""
+        p, last = self.p, self.register(VECTORS * self.keys)
+        late = self.register(VECTORS * self.keys + 1)
+        p.move(_A, at(_FRAME, _LAST))
+        p.emit("SUB_R64_RM64", _A, first)
+        p.immediate("CMP_RM64_IMM32", _A, self.keys - 1)
+        p.branch("JGE_REL32_64", "allowed")
+        self._keep(_NUMBER, _A)
+        for v in range(VECTORS):
+            p.v("VPBROADCASTD", last, at(_FRAME, _NUMBER))
+            p.v("VCVTDQ2PS", last, last)
+            p.v("VADDPS", last, last, p.argument("places", v * self.nbytes))
+            for total in totals:
+                p.v("VMINPS", late, last, p.argument("zeros"))
+                p.v("VFMADD231PS", total[v], late, p.argument("masked"))
+                p.v("VSUBPS", last, last, p.argument("ones"))
+        p.label("allowed")
+
+    # ------------------------------------------------------------------ weights
+
+    def _exponentials(self) -> None:
+        """Replace the scores by their exponentials; keep the inverse of each query's sum."""
+        p = self.p
+        p.move(Register.RDX, p.argument("numbers"))
+        p.load_numbers(self.numbers)
+        for v in range(VECTORS):
+            p.release()
+            most, total = p.vector(), p.vector()
+            p.load(most, at(_FRAME, self.largest + v * self.nbytes))
+            p.zero(total)
+            self._point(_B, self.scores + v * self.nbytes)
+            with p.repeat(at(_FRAME, _KEYS), _D):
+                x = p.vector()
+                p.v("VSUBPS", x, most, at(_B))
+                y = exp_of_negative(p, x)
+                p.store(at(_B), y)
+                p.v("VADDPS", total, total, y)
+                p.advance(self.row, _B)
+            one = most
+            p.v("VMOVUPS", one, p.number(1.0))
+            p.v("VDIVPS", one, one, total)
+            p.store(at(_FRAME, self.inverse + v * self.nbytes), one)
+
+    # ------------------------------------------------------------------ results
+
+    def _results(self) -> None:
+        """Multiply the weights by the values: some rows of queries and some vectors of a row at a time."""
+        p, lanes = self.p, self.nbytes // 4
+        vectors = [4 * min(start, self.shape.width - lanes) for start in range(0, self.shape.width, lanes)]
+        parts = -(-len(vectors) // _COLUMNS)
+        width = -(-len(vectors) // parts)
+        free = len(range(self.p.isa.registers)) - 1 - width
+        rows = next(size for size in (16, 8, 4, 2, 1) if size * width <= min(free, 24))
+        left, weights, dst = _G, _F, _E
+        p.move(left, at(_FRAME, _ROWS))
+        p.move(weights, _FRAME)
+        p.move(dst, at(_FRAME, _DST))
+        p.label("results")
+        for start in range(0, len(vectors), width):
+            self._rows(vectors[start : start + width], rows, weights, dst, left)
+        p.immediate("ADD_RM64_IMM32", weights, 4 * rows)
+        for _ in range(rows):
+            p.add(dst, p.argument("dst_row"))
+        p.immediate("SUB_RM64_IMM32", left, rows)
+        p.branch("JG_REL32_64", "results")
+
+    def _rows(self, columns: Sequence[int], rows: int, weights: int, dst: int, left: int) -> None:
+        p = self.p
+        totals = [[self.register(len(columns) * row + c) for c in range(len(columns))] for row in range(rows)]
+        used = rows * len(columns)
+        values, weight = [self.register(used + c) for c in range(len(columns))], self.register(used + len(columns))
+        for register in chain.from_iterable(totals):
+            p.zero(register)
+        p.move(_B, at(_FRAME, _VALUE))
+        p.move(_C, weights)
+        p.immediate("ADD_RM64_IMM32", _C, self.scores)
+        with p.repeat(at(_FRAME, _KEYS), _D):
+            for value, column in zip(values, columns, strict=True):
+                p.load(value, at(_B, column))
+            for row, total in enumerate(totals):
+                p.load_one(weight, at(_C, 4 * row))
+                for value, one in zip(values, total, strict=True):
+                    p.v("VFMADD231PS", one, value, weight)
+            p.advance(self.shape.value_row, _B)
+            p.advance(self.row, _C)
+        p.move(_A, dst)
+        after = f"after rows of {columns[0]}"
+        for row, total in enumerate(totals):
+            if row:
+                p.immediate("CMP_RM64_IMM32", left, row)
+                p.branch("JLE_REL32_64", after)
+            p.load_one(weight, at(weights, self.inverse + 4 * row))
+            for one, column in zip(total, columns, strict=True):
+                p.v("VMULPS", one, one, weight)
+                p.store(at(_A, column), one)
+            p.add(_A, p.argument("dst_row"))
+        p.label(after)

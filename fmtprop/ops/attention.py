@@ -1,0 +1,131 @@
+"""Attention as one op: softmax(query · key · scale + masks) · value.
+
+Models have it as products with a softmax between; :mod:`fmtprop.ops.attention_fusion` finds it. No oneDNN primitive
+computes it: a kernel of the project's own does, or PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Linear
+from fmtprop.ir.node import Attrs
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import operand_list
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Attention(Attrs):
+    """Attributes of attention.
+
+    Parameters
+    ----------
+    scale : float
+        Factor of the products of queries and keys.
+    limit : int, optional
+        Query i has weights for keys up to i + limit, at least one; 0 is the causal mask of as many keys as queries.
+        None: for all keys.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.
+    """
+
+    scale: float = 1.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 0:
+            raise ShapeError(f"attention: limit is {self.limit}, so the first query has no key; it must be at least 0")
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Attention, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of dst, [..., M, V].
+
+    ``src`` is [..., M, K], ``key`` [..., K, N], ``value`` [..., N, V]; each mask has as many axes, each of the size of
+    the scores [..., M, N] or 1, and N numbers along the last one.
+    """
+    src, key, value = types["src"], types["key"], types["value"]
+    if not src.ndim == key.ndim == value.ndim >= 3:
+        raise ShapeError(f"src, key and value have {src.ndim}, {key.ndim} and {value.ndim} axes; all need the same, 3+")
+    if not src.dims[:-2] == key.dims[:-2] == value.dims[:-2]:
+        raise ShapeError(f"the batch axes of src {src.dims}, key {key.dims} and value {value.dims} must be equal")
+    if src.dims[-1] != key.dims[-2] or key.dims[-1] != value.dims[-2]:
+        raise ShapeError(f"src {src.dims}, key {key.dims} and value {value.dims} are no matrices of one product")
+    scores = (*src.dims[:-1], key.dims[-1])
+    for mask in operand_list("mask", types):
+        fits = mask.ndim == src.ndim and all(m in (1, s) for m, s in zip(mask.dims, scores, strict=True))
+        if not fits or mask.dims[-1] != scores[-1]:
+            raise ShapeError(f"a mask has dims {mask.dims} but the scores {scores} need as many axes, the same or 1")
+    return (src.with_dims((*src.dims[:-1], value.dims[-1])),)
+
+
+def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, in the data type of src."""
+    src = tensors["src"]
+    scores = torch.matmul(src, tensors["key"].to(src.dtype)) * attrs.scale
+    for mask in operand_list("mask", tensors):
+        scores = scores + mask.to(src.dtype)
+    if attrs.limit is not None:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=src.device).tril(attrs.limit)
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    return (torch.matmul(scores.softmax(-1), tensors["value"].to(src.dtype)),)
+
+
+def loses(attrs: Attention) -> frozenset[str]:
+    """Name the special values that differ: a value of weight 0 that is not finite."""
+    return frozenset({"nan", "inf"})
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def _problem(
+    batch: tuple[int, ...], rows: int, keys: int, depth: int, width: int, *masks: tuple[int, ...]
+) -> dict[str, TensorType]:
+    shapes = {"src": (*batch, rows, depth), "key": (*batch, depth, keys), "value": (*batch, keys, width)}
+    shapes |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
+    return {name: TensorType(dims) for name, dims in shapes.items()}
+
+
+def samples() -> Iterable[Sample]:
+    """Yield heads with tails, causal ones, and masks of every kind."""
+    yield Sample("heads", Attention(0.25), _problem((2, 3), 33, 20, 16, 16))
+    yield Sample("odd", Attention(0.5), _problem((1, 2), 17, 13, 7, 19))
+    yield Sample("three_axes", Attention(), _problem((3,), 10, 12, 16, 24))
+    yield Sample("causal", Attention(0.25, 0), _problem((1, 2), 37, 37, 16, 16))
+    yield Sample("cached", Attention(0.25, 5), _problem((1, 2), 20, 25, 16, 16))
+    yield Sample("padding", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (2, 1, 1, 11)))
+    yield Sample("masks", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (1, 2, 9, 11), (2, 1, 9, 11)))
+
+
+ATTENTION = OpDef(
+    name="attention",
+    attrs=Attention,
+    operands=(
+        Operand("src", "SRC"),
+        Operand("key", "WEIGHTS"),
+        Operand("value", "WEIGHTS_LAYER"),
+        Operand("mask", "MULTIPLE_SRC", optional=True, variadic=True),
+    ),
+    category=Category.HOST,
+    infer=infer,
+    reference=reference,
+    linear=Linear(
+        lambda src, key, dst: float(key[-1] * (prod(src) + prod(dst))), by_columns=True, roles=("src", "key", "dst")
+    ),
+    spreads=True,
+    loses=loses,
+    samples=samples,
+)

@@ -1,0 +1,144 @@
+"""Attention absorbed by its last product: a product, a softmax and another product, as one node.
+
+Owns which nodes are attention. Must not know whether one node pays: that is for whoever chooses among plans.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ir.tensors import materialise
+from fmtprop.ops.attention import Attention
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.depthwise_fusion import Fused
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.softmax import Softmax
+from fmtprop.ops.sum import Sum
+
+__all__ = ["attention"]
+
+#: most elements of a constant mask that is looked at
+_MOST_NUMBERS = 1 << 24
+
+
+def attention(graph: Graph, node: Node) -> Fused | None:
+    """Return one node that computes softmax(query · key · scale + masks) · value.
+
+    Parameters
+    ----------
+    graph : Graph
+        A normal graph.
+    node : Node
+        The last product.
+
+    Returns
+    -------
+    Fused or None
+        None where the node is no such product: nobody else reads what is between, both products are of a batch of
+        matrices without bias, the softmax is along the keys, and before it there are only a factor and additions.
+    """
+    inputs = graph.inputs(node.name)
+    if not _is_product(graph, node) or node.post_ops:
+        return None
+    softmax = _only_read(graph, inputs["src"])
+    if softmax is None or softmax.attrs != Softmax(node.results[0].ndim - 1) or softmax.post_ops:
+        return None
+    found = _Scores(graph)
+    product = found.product(graph.inputs(softmax.name)["src"])
+    if product is None or any(graph.node(name).exact for name in (*found.covers, softmax.name, node.name)):
+        return None
+    queries, keys = product.results[0].dims[-2:]
+    limit, masks = _limit(graph, found.masks, queries, keys)
+    operands = graph.inputs(product.name)
+    read = {"src": operands["src"], "key": operands["weights"], "value": inputs["weights"]}
+    batches = {graph.type_of(value).dims[:-2] for value in read.values()}
+    read |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
+    types = {graph.type_of(value).dtype for value in read.values()}
+    alike = len(batches) == len(types) == 1 and types == {node.results[0].dtype}
+    if not alike or any(graph.type_of(mask).dims[-1] != keys for mask in masks):
+        return None
+    whole = Node(node.name, "attention", Attention(found.scale, limit), node.results, origin=node.origin)
+    return Fused(whole, read, (*reversed(found.covers), softmax.name, node.name))
+
+
+class _Scores:
+    """What is between a product and its softmax, from the softmax backwards."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.scale = graph, 1.0
+        self.masks: list[Value] = []
+        self.covers: list[str] = []
+
+    def product(self, value: Value) -> Node | None:
+        """Return the product of queries and keys, None if there is something else."""
+        node = _only_read(self.graph, value)
+        while node is not None:
+            self.covers.append(node.name)
+            if _is_product(self.graph, node):
+                return node if self._takes_post_ops(node) else None
+            inputs = self.graph.inputs(node.name)
+            if node.post_ops or not self._takes(node.attrs, inputs.get("src_1")):
+                return None
+            following = inputs.get("src_0") or inputs["src"]
+            if self.graph.type_of(following) != node.results[0]:
+                return None
+            node = _only_read(self.graph, following)
+        return None
+
+    def _takes_post_ops(self, product: Node) -> bool:
+        inputs = self.graph.inputs(product.name)
+        return all(
+            self._takes(post_op.attrs, None if post_op.operand is None else inputs[post_op.operand])
+            for post_op in reversed(product.post_ops)
+        )
+
+    def _takes(self, attrs: object, operand: Value | None) -> bool:
+        """Take a factor, or an addition of a mask that no factor multiplies."""
+        match attrs:
+            case Eltwise("linear", factor, 0.0):
+                self.scale *= factor
+                return True
+            case Binary("add") | Sum((1.0,)) | Sum((1.0, 1.0)) if operand is not None and self.scale == 1.0:
+                self.masks.insert(0, operand)
+                return True
+        return False
+
+
+def _is_product(graph: Graph, node: Node) -> bool:
+    inputs = {} if node.is_boundary else graph.inputs(node.name)
+    if not isinstance(node.attrs, MatMul) or "bias" in inputs:
+        return False
+    return graph.type_of(inputs["weights"]).ndim == graph.type_of(inputs["src"]).ndim >= 3
+
+
+def _only_read(graph: Graph, value: Value) -> Node | None:
+    """Return the node that makes a value, None if it is read more than once."""
+    node = graph.node(value.node)
+    return None if node.is_boundary or graph.reader_count(value) > 1 else node
+
+
+def _limit(graph: Graph, masks: list[Value], queries: int, keys: int) -> tuple[int | None, list[Value]]:
+    """Return the limit of the masks that are nothing but one, and the other masks."""
+    limits = {mask: _limit_of(graph, mask, queries, keys) for mask in masks}
+    known = [limit for limit in limits.values() if limit is not None]
+    return min(known, default=None), [mask for mask in masks if limits[mask] is None]
+
+
+def _limit_of(graph: Graph, mask: Value, queries: int, keys: int) -> int | None:
+    """Return n if a constant mask is 0 for keys up to i + n of query i, and forbids the others."""
+    node = graph.node(mask.node)
+    dims = node.results[0].dims
+    if node.op != "constant" or dims[-2:] != (queries, keys) or not 1 <= node.results[0].size <= _MOST_NUMBERS:
+        return None
+    numbers = materialise(graph.constants[node.name], node.results[0]).reshape(-1, queries, keys)
+    allowed = numbers == 0
+    limit = int(allowed[0, 0].sum()) - 1
+    if limit < 0 or limit >= keys - 1:
+        return None
+    # the lowest finite number is what models write for minus infinity
+    forbidden = numbers <= torch.finfo(numbers.dtype).min
+    expected = torch.ones(queries, keys, dtype=torch.bool).tril(limit)
+    return limit if bool((allowed == expected).all() and (forbidden == ~expected).all()) else None

@@ -1,0 +1,85 @@
+"""Attention by a kernel of our own: which formats it reads and writes, and its tensors as it sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for, lanes_for
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops.attention import Attention
+from fmtprop.ops.building import operand_list
+from fmtprop.passes.formats import plain
+from fmtprop.passes.target import Request
+
+__all__ = ["attention_kernels"]
+
+
+def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[AttentionKernel, Request, MemoryDesc]]:
+    """Yield the kernel, the formats that it reads, and the one that it writes.
+
+    Operands that it cannot read as they are asked for get a format that it can read: the cost of a reorder is known to
+    whoever compares.
+    """
+    batch = request["dst"].dims[:-2]
+    (queries, depth), (keys, width) = request["src"].dims[-2:], request["value"].dims[-2:]
+    if not batch:
+        return
+    read = {name: _with_rows(request[name], -1) for name in ("src", "value")}
+    read["key"] = _with_rows(request["key"], -2)
+    masks = [_mask(mask, lanes_for(width)) for mask in operand_list("mask", request)]
+    read |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
+    asked = request["dst"]
+    dst = _heads_inside(asked) if asked.kind == "any" else asked
+    if not _has_rows(dst, -1) or dst.has_broadcast:
+        return
+    kernel = AttentionKernel(
+        *(batch, queries, keys, depth, width, attrs.scale, attrs.limit),
+        src=_tensor(read["src"], -2),
+        key=_tensor(read["key"], -1),
+        value=_tensor(read["value"], -2),
+        dst=_tensor(dst, -2),
+        masks=tuple(_tensor(mask, -1 if mask.is_plain else None) for mask in masks),
+    )
+    found = attention_kernel_for(kernel, dst.dtype)
+    if found is not None:
+        yield found, {name: read[name] for name in request if name != "dst"}, dst
+
+
+def _with_rows(desc: MemoryDesc, axis: int) -> MemoryDesc:
+    """Return a format in which the numbers along one of the last two axes follow one another: the given one if so."""
+    if _has_rows(desc, axis):
+        return desc
+    row_major = plain(desc)
+    if axis == -1:
+        return row_major
+    order = (*range(desc.ndim - 2), desc.ndim - 1, desc.ndim - 2)
+    return MemoryDesc(tuple(desc.dims[a] for a in order), desc.dtype).transpose(order)
+
+
+def _has_rows(desc: MemoryDesc, axis: int) -> bool:
+    return desc.kind == "blocked" and desc.is_plain and (desc.strides[axis] == 1 or desc.dims[axis] == 1)
+
+
+def _heads_inside(desc: MemoryDesc) -> MemoryDesc:
+    """Return the format from which the rows of all heads, side by side, are a view."""
+    if desc.ndim < 4:
+        return plain(desc)
+    *outer, heads, rows, width = range(desc.ndim)
+    order = (*outer, rows, heads, width)
+    return MemoryDesc(tuple(desc.dims[axis] for axis in order), desc.dtype).transpose(order)
+
+
+def _mask(desc: MemoryDesc, lanes: int) -> MemoryDesc:
+    """Return the format of a mask: vectors of queries, or row-major if it is the same for all queries."""
+    if desc.dims[-2] == 1:
+        return _with_rows(desc, -1)
+    letters = [chr(ord("a") + axis) for axis in range(desc.ndim)]
+    blocked = letters[-2]
+    letters[-2] = blocked.upper()
+    return MemoryDesc(desc.dims, desc.dtype, tag=f"{''.join(letters)}{lanes}{blocked}")
+
+
+def _tensor(desc: MemoryDesc, row: int | None) -> Tensor:
+    size = desc.dtype.nbytes
+    steps = [0 if count == 1 else stride * size for count, stride in zip(desc.dims, desc.strides, strict=True)]
+    return Tensor(tuple(steps[:-2]), 0 if row is None else desc.strides[row] * size)

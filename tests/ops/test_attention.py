@@ -1,0 +1,164 @@
+"""Attention as one node: which nodes are one, what it means, and that a plan runs it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fmtprop
+from fmtprop.errors import ShapeError
+from fmtprop.frontends import from_torch
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.types import TensorType
+from fmtprop.ir.verify import Stage
+from fmtprop.jit import unavailable
+from fmtprop.ops import Attention, MatMul, emit
+from fmtprop.ops.attention_fusion import attention
+from fmtprop.ops.evaluate import evaluate
+from fmtprop.passes.base import Pipeline
+from fmtprop.passes.pipeline import NORMALISE
+
+BATCH, HEADS, ROWS, WIDTH = 2, 3, 24, 16
+
+
+class Written(nn.Module):
+    """Attention as models write it, with what may be between the products."""
+
+    def __init__(self, mask: torch.Tensor | None = None, *, way: str = "") -> None:
+        super().__init__()
+        self.qkv = nn.Linear(HEADS * WIDTH, 3 * HEADS * WIDTH)
+        self.register_buffer("mask", mask)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, rows, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, rows, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = q @ k.transpose(-1, -2)
+        if self.way == "masked before the factor":
+            scores = scores + self.mask
+        scores = scores / WIDTH**0.5
+        if self.mask is not None and self.way != "masked before the factor":
+            scores = scores + self.mask
+        if self.way == "tanh":
+            scores = scores.tanh()
+        weights = scores.softmax(1 if self.way == "across heads" else -1)
+        y = (weights @ v).transpose(1, 2).reshape(batch, rows, -1)
+        return (y, weights) if self.way == "weights returned" else y
+
+
+def normal(module: nn.Module) -> tuple[Graph, torch.Tensor]:
+    torch.manual_seed(3)
+    x = torch.randn(BATCH, ROWS, HEADS * WIDTH)
+    return Pipeline(NORMALISE, Stage.NORMAL).run(from_torch(module.eval(), x)), x
+
+
+def fusions(graph: Graph) -> list:
+    return [found for node in graph.nodes() if (found := attention(graph, node)) is not None]
+
+
+def causal(lowest: float = -torch.inf) -> torch.Tensor:
+    return torch.zeros(1, 1, ROWS, ROWS).masked_fill(~torch.ones(ROWS, ROWS, dtype=torch.bool).tril(), lowest)
+
+
+SLIDING = causal().masked_fill(torch.ones(ROWS, ROWS, dtype=torch.bool).tril(-5), -torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("mask", "limit", "masks"),
+    [
+        (None, None, 0),
+        (causal(), 0, 0),
+        (causal(torch.finfo(torch.float32).min), 0, 0),
+        (causal(-10.0), None, 1),
+        (SLIDING, None, 1),
+        (torch.randn(1, HEADS, ROWS, ROWS), None, 1),
+        (torch.randn(BATCH, 1, 1, ROWS), None, 1),
+    ],
+)
+def test_written_attention_is_found_and_means_the_same(mask, limit, masks):
+    graph, x = normal(Written(mask))
+    (found,) = fusions(graph)
+    assert found.node.attrs == Attention(pytest.approx(0.25), limit)
+    assert len(found.inputs) == 3 + masks
+    (expected,) = evaluate(graph, {"x": x})
+    out = Graph("fused")
+    for node in graph.nodes():
+        if node.name == found.covers[-1]:
+            out.add(found.node, found.inputs)
+        elif node.name not in found.covers:
+            out.add(node, graph.inputs(node.name))
+    out.constants.update(graph.constants)
+    torch.testing.assert_close(evaluate(out, {"x": x})[0], expected)
+
+
+@pytest.mark.parametrize("way", ["masked before the factor", "tanh", "across heads", "weights returned"])
+def test_what_is_something_else_is_not(way):
+    graph, _ = normal(Written(torch.randn(1, 1, ROWS, ROWS), way=way))
+    assert not fusions(graph)
+
+
+class Fused(nn.Module):
+    def __init__(self, **how) -> None:
+        super().__init__()
+        self.qkv, self.how = nn.Linear(HEADS * WIDTH, 3 * HEADS * WIDTH), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, rows, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, rows, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v, **self.how).transpose(1, 2).reshape(batch, rows, -1)
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+@pytest.mark.parametrize("module", [Fused(), Fused(is_causal=True), Written(torch.randn(BATCH, 1, 1, ROWS))])
+def test_a_plan_runs_it_without_reorders(module):
+    torch.manual_seed(4)
+    x = torch.randn(BATCH, ROWS, HEADS * WIDTH)
+    net = fmtprop.compile(module.eval(), x, tune="model")
+    torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-5)
+    assert [step.node.op for step in net.plan.steps].count("attention") == 1
+    assert not [step.node.name for step in net.plan.steps if step.node.op == "reorder"]
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_another_number_of_threads_gives_the_same():
+    module, x = Fused(is_causal=True).eval(), torch.randn(BATCH, ROWS, HEADS * WIDTH)
+    net = fmtprop.compile(module, x, tune="model")
+    before = torch.get_num_threads()
+    try:
+        results = [net(x) for threads in (1, 2, 3) if torch.set_num_threads(threads) is None]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key": (2, 16, 10)}, "key and value have 4, 3 and 4 axes"),
+        ({"key": (2, 4, 16, 10)}, "batch axes of src"),
+        ({"key": (2, 3, 15, 10)}, "no matrices of one product"),
+        ({"mask_0": (2, 3, 24, 9)}, "a mask has dims"),
+        ({"mask_0": (2, 3, 24, 1)}, "a mask has dims"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(changes, message):
+    shapes = {"src": (2, 3, 24, 16), "key": (2, 3, 16, 10), "value": (2, 3, 10, 16), **changes}
+    graph = Graph("test")
+    inputs = {name: graph.input(name, TensorType(dims)) for name, dims in shapes.items()}
+    with pytest.raises(ShapeError, match=message):
+        emit(graph, "attention", inputs, Attention())
+
+
+def test_a_limit_without_keys_is_refused():
+    with pytest.raises(ShapeError, match="at least 0"):
+        Attention(1.0, -1)
+
+
+def test_a_product_without_softmax_is_not_attention():
+    graph = Graph("test")
+    a, b, c = (graph.input(name, TensorType((2, 8, 8))) for name in "abc")
+    scores = emit(graph, "matmul", {"src": a, "weights": b}, MatMul())
+    graph.output(emit(graph, "matmul", {"src": scores, "weights": c}, MatMul(), name="last"))
+    assert attention(graph, graph.node("last")) is None
