@@ -18,7 +18,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.building import is_native, normalised_axis, operand_list, primitive_of, promoted
-from fmtprop.ops.view_attrs import reshaped
+from fmtprop.ops.view_attrs import reshaped, windowed
 
 # ---------------------------------------------------------------- attributes
 
@@ -105,6 +105,21 @@ def _cat(call: Call) -> Value | None:
     return _joined(call, values, normalised_axis(call["dim"], call.results[0].ndim))
 
 
+def _roll(call: Call) -> Value | None:
+    """Decompose a roll: the last elements of an axis come first. PyTorch's operator copies number by number."""
+    value, dims = call["self"], call["dims"]
+    if not dims or not is_native(call.type(value)):
+        return None
+    for shift, dim in zip(call["shifts"], dims, strict=True):
+        axis = normalised_axis(dim, call.type(value).ndim)
+        size = call.type(value).dims[axis]
+        first = -shift % size if size else 0
+        if first:
+            parts = windowed(call, value, axis, first, size - first), windowed(call, value, axis, 0, first)
+            value = call.emit("concat", {f"src_{i}": part for i, part in enumerate(parts)}, Concat(axis))
+    return value
+
+
 def _stack(call: Call) -> Value | None:
     values, axis = call["tensors"], normalised_axis(call["dim"], call.results[0].ndim)
     if not is_native(*(call.type(value) for value in values), call.results[0]):
@@ -149,6 +164,7 @@ CONCAT = OpDef(
         "aten.concat.default": _cat,
         "aten.concatenate.default": _cat,
         "aten.stack.default": _stack,
+        "aten.roll.default": _roll,
     },
     onnx=Onnx(lambda attrs, w, operands: w("Concat", *operand_list("src", operands), axis=attrs.axis), moves=True),
 )

@@ -23,10 +23,18 @@ X, Y = TensorType((2, 6, 4)), TensorType((2, 3, 4))
         ("aten.stack.default", ([X, X], -1), ["reshape", "reshape", "concat"]),
         ("aten.stack.default", ([X, X, X], 1), ["reshape"] * 3 + ["concat"]),
         ("aten.stack.default", ([X],), ["reshape"]),
+        ("aten.roll.default", (X, [2], [1]), ["slice", "slice", "concat"]),
+        ("aten.roll.default", (X, [-7], [-2]), ["slice", "slice", "concat"]),
+        ("aten.roll.default", (X, [-1, 3], [1, 2]), ["slice"] * 4 + ["concat"] * 2),
+        ("aten.roll.default", (X, [1, 2], [1, 1]), ["slice"] * 4 + ["concat"] * 2),
     ],
 )
 def test_importers_agree_with_torch(target, args, ops):
     assert sorted(check_import(target, *args).ops()) == sorted(ops)
+
+
+def test_a_roll_by_the_whole_axis_is_the_tensor():
+    assert FakeCall("aten.roll.default", X, [6, 0], [1, 0]).run() == Value("x0")
 
 
 def test_one_tensor_is_itself():
@@ -43,6 +51,8 @@ INTS = TensorType((2, 3), "s64")
         ("aten.cat.default", ([X, X.with_dtype("bf16")],)),
         ("aten.cat.default", ([X, TensorType((0,))],)),
         ("aten.stack.default", ([INTS, INTS],)),
+        ("aten.roll.default", (X, [1])),
+        ("aten.roll.default", (INTS, [1], [0])),
         ("aten.stack.default", ([TensorType(()), TensorType(())],)),
     ],
 )
