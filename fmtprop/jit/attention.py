@@ -62,7 +62,7 @@ class AttentionArguments(Arguments):
         *((name, c_void_p) for name in ("src", "key", "value", "mask_0", "mask_1", "dst", "offsets", "numbers")),
         *((name, c_uint64) for name in ("tasks", "blocks", "block", "queries", "keys", "limit", "entry", "mask_block")),
         *((name, c_uint64) for name in ("src_row", "key_row", "dst_row")),
-        *((name, c_float) for name in ("scale", "lowest")),
+        *((name, c_float) for name in ("scale", "start", "lowest")),
         *((name, _FloatVector) for name in ("ones", "zeros", "masked")),
         ("places", c_float * (VECTORS * 16)),
     )
@@ -82,6 +82,8 @@ class AttentionKernel(StandaloneKernel):
         Factor of the scores.
     limit : int or None
         Query i has no weight for keys after i + limit, of which there is one at least; None if it has for all.
+    lowest : float
+        Scores with masks that are below it count as this.
     src, key, value, dst : Tensor
         Where they are. Numbers of a row follow one another (of key: those of a column).
     masks : tuple of Tensor
@@ -95,6 +97,7 @@ class AttentionKernel(StandaloneKernel):
     width: int
     scale: float
     limit: int | None
+    lowest: float
     src: Tensor
     key: Tensor
     value: Tensor
@@ -122,7 +125,7 @@ class AttentionKernel(StandaloneKernel):
 
         masks = tuple("blocks" if mask.row == 0 else "row" for mask in self.masks)
         shape = Shape(self.depth, self.width, min(self.keys, _KEYS), self.key.row, self.value.row, masks)
-        return _assembled(shape, self.lanes, is_limited=self.limit is not None)
+        return _assembled(shape, self.lanes, is_limited=self.limit is not None, is_bounded=self.lowest > -inf)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -145,7 +148,8 @@ class AttentionKernel(StandaloneKernel):
             key_row=self.key.row,
             dst_row=self.dst.row,
             scale=self.scale,
-            lowest=-inf,
+            start=-inf,
+            lowest=self.lowest,
             ones=_FloatVector(*[1.0] * 16),
             masked=_FloatVector(*[_MASKED] * 16),
             places=(c_float * (VECTORS * 16))(*range(VECTORS * 16)),
@@ -179,10 +183,10 @@ def attention_kernel_for(kernel: AttentionKernel, dtype: DataType) -> AttentionK
 
 
 @cache
-def _assembled(shape: object, lanes: int, *, is_limited: bool) -> Kernel:
+def _assembled(shape: object, lanes: int, **options: bool) -> Kernel:
     from fmtprop.jit.assembler import AVX2
     from fmtprop.jit.attention_program import Shape, attention
 
     assert isinstance(shape, Shape)
     used = isa() if lanes * 4 == isa().nbytes else AVX2
-    return Kernel("attention", *attention(used, shape, is_limited=is_limited))
+    return Kernel("attention", *attention(used, shape, **options))

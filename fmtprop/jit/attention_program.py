@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from iced_x86 import Register
@@ -54,7 +55,7 @@ class Shape:
     masks: tuple[str, ...]
 
 
-def attention(isa: Isa, shape: Shape, *, is_limited: bool) -> tuple[bytes, bytes]:
+def attention(isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool) -> tuple[bytes, bytes]:
     """Return the program and its table of constants.
 
     Parameters
@@ -65,16 +66,21 @@ def attention(isa: Isa, shape: Shape, *, is_limited: bool) -> tuple[bytes, bytes
         For which problem.
     is_limited : bool
         Whether the last queries of a block have more keys than the first.
+    is_bounded : bool
+        Whether scores have a lower bound.
     """
-    known = _Attention(isa, shape, is_limited, ()).program()  # the first assembly finds the constants
-    program = _Attention(isa, shape, is_limited, tuple(known.numbers)).program()
+    make = partial(_Attention, isa, shape, is_limited=is_limited, is_bounded=is_bounded)
+    known = make(()).program()  # the first assembly finds the constants
+    program = make(tuple(known.numbers)).program()
     return program.finished(), program.table
 
 
 class _Attention:
-    def __init__(self, isa: Isa, shape: Shape, is_limited: bool, numbers: tuple[bytes, ...]) -> None:
+    def __init__(
+        self, isa: Isa, shape: Shape, numbers: tuple[bytes, ...], *, is_limited: bool, is_bounded: bool
+    ) -> None:
         self.p = Program(isa, AttentionArguments, bf16=False)
-        self.shape, self.is_limited, self.numbers = shape, is_limited, numbers
+        self.shape, self.numbers, self.is_limited, self.is_bounded = shape, numbers, is_limited, is_bounded
         self.keys = min(shape.keys, 12 if isa.registers == 32 else 6)
         self.nbytes, self.row = isa.nbytes, VECTORS * isa.nbytes
         self.queries = self.row // 4
@@ -179,7 +185,7 @@ class _Attention:
             p.add(_B, p.argument("src_row"))
             p.advance(4, _C)
         lowest = self.register(0)
-        p.load_one(lowest, p.argument("lowest"))
+        p.load_one(lowest, p.argument("start"))
         for vector in range(VECTORS):
             p.store(at(_FRAME, self.largest + vector * self.nbytes), lowest)
 
@@ -197,6 +203,8 @@ class _Attention:
         totals = [[self.register(VECTORS * key + v) for v in range(VECTORS)] for key in range(self.keys)]
         self._products(totals, first)
         self._add_masks(totals, first)
+        if self.is_bounded:
+            self._bound(totals)
         if self.is_limited:
             self._mask_later_keys(totals, first)
         p.move(_C, first)
@@ -257,6 +265,13 @@ class _Attention:
                     p.load_one(free, at(_B, 4 * key))
                 for v, pointer in enumerate((_B, _C)):
                     p.v("VADDPS", total[v], total[v], free if kind == "row" else at(pointer, key * self.nbytes))
+
+    def _bound(self, totals: Sequence[Sequence[int]]) -> None:
+        """Replace the scores below the lowest one by this; NaN stays."""
+        lowest = self.register(VECTORS * self.keys)
+        self.p.load_one(lowest, self.p.argument("lowest"))
+        for total in chain.from_iterable(totals):
+            self.p.v("VMAXPS", total, lowest, total)
 
     def _mask_later_keys(self, totals: Sequence[Sequence[int]], first: int) -> None:
         """Lower the scores of keys after a query's last one; most blocks of keys have none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 import torch
 
@@ -33,6 +33,8 @@ class Attention(Attrs):
     limit : int, optional
         Query i has weights for keys up to i + limit, at least one; 0 is the causal mask of as many keys as queries.
         None: for all keys.
+    lowest : float
+        Masked scores below this count as this: so a query that may look at nothing gets an average, and not NaN.
 
     References
     ----------
@@ -41,6 +43,7 @@ class Attention(Attrs):
 
     scale: float = 1.0
     limit: int | None = None
+    lowest: float = -inf
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
@@ -77,6 +80,7 @@ def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     scores = torch.matmul(src, tensors["key"].to(src.dtype)) * attrs.scale
     for mask in operand_list("mask", tensors):
         scores = scores + mask.to(src.dtype)
+    scores = scores.clamp_min(attrs.lowest)
     if attrs.limit is not None:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=src.device).tril(attrs.limit)
         scores = scores.masked_fill(~allowed, -torch.inf)
@@ -107,6 +111,7 @@ def samples() -> Iterable[Sample]:
     yield Sample("causal", Attention(0.25, 0), _problem((1, 2), 37, 37, 16, 16))
     yield Sample("cached", Attention(0.25, 5), _problem((1, 2), 20, 25, 16, 16))
     yield Sample("padding", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (2, 1, 1, 11)))
+    yield Sample("lowest", Attention(0.25, None, -0.25), _problem((1, 2), 18, 11, 16, 16))
     yield Sample("masks", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (1, 2, 9, 11), (2, 1, 9, 11)))
 
 

@@ -5,6 +5,8 @@ Owns which nodes are attention. Must not know whether one node pays: that is for
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 
 from fmtprop.ir.graph import Graph
@@ -38,7 +40,8 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     -------
     Fused or None
         None where the node is no such product: nobody else reads what is between, both products are of a batch of
-        matrices without bias, the softmax is along the keys, and before it there are only a factor and additions.
+        matrices without bias, the softmax is along the keys, and before it there are only a factor, additions and a
+        lower bound, in this order.
     """
     inputs = graph.inputs(node.name)
     if not _is_product(graph, node) or node.post_ops:
@@ -60,7 +63,7 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     alike = len(batches) == len(types) == 1 and types == {node.results[0].dtype}
     if not alike or any(graph.type_of(mask).dims[-1] != keys for mask in masks):
         return None
-    whole = Node(node.name, "attention", Attention(found.scale, limit), node.results, origin=node.origin)
+    whole = Node(node.name, "attention", Attention(found.scale, limit, found.lowest), node.results, origin=node.origin)
     return Fused(whole, read, (*reversed(found.covers), softmax.name, node.name))
 
 
@@ -68,7 +71,7 @@ class _Scores:
     """What is between a product and its softmax, from the softmax backwards."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.scale = graph, 1.0
+        self.graph, self.scale, self.lowest = graph, 1.0, -inf
         self.masks: list[Value] = []
         self.covers: list[str] = []
 
@@ -96,8 +99,11 @@ class _Scores:
         )
 
     def _takes(self, attrs: object, operand: Value | None) -> bool:
-        """Take a factor, or an addition of a mask that no factor multiplies."""
+        """Take a lower bound, an addition of a mask that no factor multiplies, or a factor."""
         match attrs:
+            case Eltwise("clip", lowest, highest) if highest == inf and not self.masks and self.scale == 1.0:
+                self.lowest = max(self.lowest, lowest)
+                return True
             case Eltwise("linear", factor, 0.0):
                 self.scale *= factor
                 return True

@@ -107,7 +107,8 @@ def _cat(call: Call) -> Value | None:
 
 def _roll(call: Call) -> Value | None:
     """Decompose a roll: the last elements of an axis come first. PyTorch's operator copies number by number."""
-    value, dims = call["self"], call["dims"]
+    value: Value = call["self"]
+    dims = call["dims"]
     if not dims or not is_native(call.type(value)):
         return None
     for shift, dim in zip(call["shifts"], dims, strict=True):

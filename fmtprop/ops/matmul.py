@@ -253,7 +253,7 @@ def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
             return None
         rows, columns = call.type(call["query"]).dims[-2], call.type(call["key"]).dims[-2]
         allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
-        return with_rank(call, call.constant(_additive(allowed).tolist(), dtype), ndim)
+        return call.constant(_additive(allowed, ndim).tolist(), dtype)
     if mask is None:
         return False
     if call.type(mask).ndim > ndim:
@@ -263,12 +263,13 @@ def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
         # a row that may look at nothing is 0 in PyTorch, but softmax of nothing is NaN
         if allowed is None or not bool(allowed.any(-1).all()):
             return None
-        return with_rank(call, call.constant(_additive(allowed).tolist(), dtype), ndim)
+        return call.constant(_additive(allowed, ndim).tolist(), dtype)
     return with_rank(call, mask, ndim) if computable(call, mask) else None
 
 
-def _additive(allowed: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
+def _additive(allowed: torch.Tensor, ndim: int) -> torch.Tensor:
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
+    return mask.reshape((1,) * (ndim - mask.ndim) + mask.shape)
 
 
 def _attention(call: Call) -> Value | None:
@@ -297,7 +298,9 @@ def _attention(call: Call) -> Value | None:
     scores = reshaped(call, scores, (*lead, heads, rows, columns))
     factor = width**-0.5 if scale is None else float(scale)
     scores = call.emit("eltwise", {"src": scores}, Eltwise("linear", factor))
-    hiding = mask if isinstance(mask, Value) and not _shows_each_row(call, mask) else None
+    # the mask as it was given: of a reshaped constant, the numbers are not known
+    known = isinstance(mask, Value) and any(_shows_each_row(call, one) for one in (mask, call["attn_mask"] or mask))
+    hiding = mask if isinstance(mask, Value) and not known else None
     if isinstance(mask, Value):
         scores = call.emit("binary", {"src_0": scores, "src_1": mask}, Binary("add"))
     if hiding is not None:  # softmax of -inf alone would be NaN

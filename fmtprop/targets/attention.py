@@ -33,7 +33,7 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[Atte
     if not _has_rows(dst, -1) or dst.has_broadcast:
         return
     kernel = AttentionKernel(
-        *(batch, queries, keys, depth, width, attrs.scale, attrs.limit),
+        *(batch, queries, keys, depth, width, attrs.scale, attrs.limit, attrs.lowest),
         src=_tensor(read["src"], -2),
         key=_tensor(read["key"], -1),
         value=_tensor(read["value"], -2),

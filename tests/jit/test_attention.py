@@ -31,7 +31,7 @@ def described(tensor: torch.Tensor, row: int) -> Tensor:
     return Tensor(tuple(steps[:2]), row)
 
 
-def run(src, key, value, masks=(), limit=None, threads=2) -> torch.Tensor:
+def run(src, key, value, masks=(), limit=None, threads=2, lowest=-inf) -> torch.Tensor:
     """Return the result; src, key and value are [B, H, rows, numbers] of any strides."""
     (batch, heads, queries, depth), (keys, width) = src.shape, value.shape[2:]
     whole = torch.full((batch, queries, heads + 2, width), 7.0)
@@ -43,7 +43,7 @@ def run(src, key, value, masks=(), limit=None, threads=2) -> torch.Tensor:
     rows = {name: described(t, 4 * t.stride(2)) for name, t in {"src": src, "key": key, "value": value}.items()}
     kernel = attention_kernel_for(
         AttentionKernel(
-            *((batch, heads), queries, keys, depth, width, SCALE, limit),
+            *((batch, heads), queries, keys, depth, width, SCALE, limit, lowest),
             **rows, dst=described(dst, 4 * dst.stride(2)), masks=tuple(descs),
         ),
         DataType.F32,
@@ -121,8 +121,18 @@ def test_special_values_spread_as_in_pytorch(isa):
     assert result.isnan().any(-1).nonzero()[:, -1].tolist() == [3, 7, 35]
 
 
+def test_a_query_that_may_look_at_nothing_gets_an_average_where_scores_have_a_bound(isa):
+    q, k, v = heads(1, 1, 40, 16), heads(1, 1, 50, 16), heads(1, 1, 50, 16)
+    mask = torch.zeros(1, 1, 40, 50)
+    mask[..., 7, :], mask[..., 8, 20:] = -inf, -inf
+    lowest = torch.finfo(torch.float32).min
+    bounded = [mask.clamp_min(lowest)]
+    torch.testing.assert_close(run(q, k, v, [mask], lowest=lowest), expected(q, k, v, bounded), rtol=1e-4, atol=1e-5)
+
+
 def test_scores_far_apart_are_no_trouble(isa):
-    q, k, v = 50 * heads(1, 1, 20, 16), 50 * heads(1, 1, 30, 16), heads(1, 1, 30, 16)
+    torch.manual_seed(0)
+    q, k, v = (scale * heads(1, 1, rows, 16).round() for scale, rows in ((16, 20), (16, 30), (1, 30)))
     torch.testing.assert_close(run(q, k, v), expected(q, k, v), rtol=1e-4, atol=1e-4)
 
 
@@ -132,5 +142,7 @@ def test_scores_far_apart_are_no_trouble(isa):
 def test_no_kernel_for_some_sizes(changes):
     tensor = Tensor((0, 0), 64)
     sizes = {"queries": 16, "keys": 16, "depth": 16, "width": 16, **changes}
-    kernel = AttentionKernel((1, 1), scale=1.0, limit=None, src=tensor, key=tensor, value=tensor, dst=tensor, **sizes)
+    kernel = AttentionKernel(
+        (1, 1), scale=1.0, limit=None, lowest=-inf, src=tensor, key=tensor, value=tensor, dst=tensor, **sizes
+    )
     assert attention_kernel_for(kernel, DataType.F32) is None

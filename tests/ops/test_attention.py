@@ -111,7 +111,10 @@ class Fused(nn.Module):
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
-@pytest.mark.parametrize("module", [Fused(), Fused(is_causal=True), Written(torch.randn(BATCH, 1, 1, ROWS))])
+@pytest.mark.parametrize(
+    "module",
+    [Fused(), Fused(is_causal=True), Fused(is_causal=True, scale=0.5), Written(torch.randn(BATCH, 1, 1, ROWS))],
+)
 def test_a_plan_runs_it_without_reorders(module):
     torch.manual_seed(4)
     x = torch.randn(BATCH, ROWS, HEADS * WIDTH)
@@ -162,3 +165,17 @@ def test_a_product_without_softmax_is_not_attention():
     scores = emit(graph, "matmul", {"src": a, "weights": b}, MatMul())
     graph.output(emit(graph, "matmul", {"src": scores, "weights": c}, MatMul(), name="last"))
     assert attention(graph, graph.node("last")) is None
+
+
+def test_rows_that_may_look_at_nothing_are_zero_as_in_pytorch():
+    class Padded(Fused):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).view(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
+            return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(BATCH, ROWS, -1)
+
+    module, x, mask = Padded().eval(), torch.randn(BATCH, ROWS, HEADS * WIDTH), torch.zeros(BATCH, 1, ROWS, ROWS)
+    mask[1, :, :, 5:], mask[0, :, 3] = -torch.inf, -torch.inf
+    net = fmtprop.compile(module, (x, mask), tune="model")
+    torch.testing.assert_close(net(x, mask), module(x, mask), rtol=1e-4, atol=1e-5)
+    if not unavailable():
+        assert "attention" in [step.node.op for step in net.plan.steps]
