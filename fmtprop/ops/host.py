@@ -27,6 +27,8 @@ _ANY_STRIDES = frozenset(
     {
         *(f"aten.{name}.default" for name in ("max_pool2d_with_indices", "avg_pool2d", "adaptive_max_pool2d")),
         *(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "_adaptive_avg_pool2d")),
+        *(f"aten.{name}_backward.default" for name in ("max_pool2d_with_indices", "avg_pool2d")),
+        "aten._adaptive_avg_pool2d_backward.default",
         *(
             f"aten.upsample_{name}2d.{form}"
             for name in ("nearest", "bilinear", "bicubic")

@@ -8,7 +8,8 @@ when a tensor was changed meanwhile or a graph is walked twice. Owns what is sav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,16 +62,34 @@ def training_backend(
             _add_ticket(forward, backward, how["num_fwd_outputs"])
             return forward, backward
 
-        return aot_autograd(
+        traced = aot_autograd(
             fw_compiler=lambda *_: _boxed(made[-1].forward),
             bw_compiler=lambda *_: _boxed(made[-1].backward),
             inference_compiler=inference,
             partition_fn=partition,
             # where gradients are recorded, AOTAutograd must see who changes an input
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
-        )(module, example_inputs)
+        )
+        with _step_by_step(module):
+            return traced(module, example_inputs)
 
     return compile_captured
+
+
+@contextmanager
+def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
+    """Have an LSTM traced as its products and functions.
+
+    The workspace of PyTorch's own call (``mkldnn_rnn_layer``) has another size than it says: no graph can hold it.
+    """
+    enabled = torch._C._get_mkldnn_enabled()
+    recurrent = any(getattr(node.target, "__name__", "") == "lstm" for node in module.graph.nodes)
+    # torch.backends.mkldnn.flags warns of what it sets beside this
+    torch._C._set_mkldnn_enabled(enabled and not recurrent)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -239,6 +239,18 @@ def test_what_names_a_device_or_has_no_tensor_makes_no_data():
         assert ATEN.infer(HostCall(target, arguments), types) == (TensorType((10**6, 10**6)),)
 
 
+def _format(x: torch.Tensor) -> torch.memory_format:
+    return torch.contiguous_format if x.is_contiguous() else torch.channels_last
+
+
+def _max_pool_backward(x: torch.Tensor, *window: list[int]) -> torch.Tensor:
+    aten = torch.ops.aten
+    values, indices = aten.max_pool2d_with_indices(x, *window)
+    # indices of the other memory format, as a plan may give them
+    indices = indices.contiguous(memory_format=torch.channels_last if x.is_contiguous() else torch.contiguous_format)
+    return aten.max_pool2d_with_indices_backward(values.nan_to_num(), x, *window, [1, 1], False, indices)
+
+
 CHANNELS_LAST = {
     "aten.max_pool2d_with_indices.default": (
         lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
@@ -246,6 +258,15 @@ CHANNELS_LAST = {
     "aten.avg_pool2d.default": (lambda x: torch.ops.aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], True)),
     "aten.adaptive_max_pool2d.default": (lambda x: torch.ops.aten.adaptive_max_pool2d(x, [6, 4])),
     "aten.adaptive_avg_pool2d.default": (lambda x: torch.ops.aten.adaptive_avg_pool2d(x, [6, 4])),
+    "aten.max_pool2d_with_indices_backward.default": lambda x: _max_pool_backward(x, [3, 3], [2, 2], [1, 1]),
+    "aten.avg_pool2d_backward.default": (
+        lambda x: torch.ops.aten.avg_pool2d_backward(
+            x[..., ::2, ::2].contiguous(memory_format=_format(x)), x, [3, 3], [2, 2], [1, 1], False, True, None
+        )
+    ),
+    "aten._adaptive_avg_pool2d_backward.default": (
+        lambda x: torch.ops.aten._adaptive_avg_pool2d_backward(x[..., :6, :4].contiguous(memory_format=_format(x)), x)
+    ),
     "aten.upsample_nearest2d.vec": (lambda x: torch.ops.aten.upsample_nearest2d(x, [41, 40], None)),
     "aten.upsample_bilinear2d.vec": (lambda x: torch.ops.aten.upsample_bilinear2d(x, [41, 40], True, None)),
     "aten.upsample_bicubic2d.vec": (lambda x: torch.ops.aten.upsample_bicubic2d(x, [41, 40], False, None)),
@@ -262,7 +283,8 @@ def test_kernels_for_channels_last_are_right(target, channels):
 
 
 def test_what_may_have_any_strides_is_compared_above():
-    assert {name.split(".")[1].lstrip("_") for name in _ANY_STRIDES} == {name.split(".")[1] for name in CHANNELS_LAST}
+    compared = {name.split(".")[1].lstrip("_") for name in CHANNELS_LAST}
+    assert {name.split(".")[1].lstrip("_") for name in _ANY_STRIDES} == compared
 
 
 WRITTEN = {
