@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, inliner
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.onnx import limits
+from fmtprop.frontends.onnx import limits, operators
 from fmtprop.frontends.onnx.elements import from_array, from_proto
 from fmtprop.frontends.onnx.structure_check import check_structure, nbytes_of
 from fmtprop.frontends.onnx.wire import check_counts
@@ -116,6 +116,8 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
         ) from error
 
 
+_MICROSOFT = "com.microsoft"
+
 #: what ONNX's checker, its shape inference and its converter raise
 _INVALID = (
     onnx.checker.ValidationError,
@@ -128,12 +130,35 @@ _INVALID = (
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
+    """Check a model by ONNX's rules, but for two in which ONNX Runtime and the writers of models are looser."""
+    _name_domains(model)
+    outputs = list(model.graph.output)
+    del model.graph.output[:]
+    # an output of unknown rank: what its node makes is checked all the same
+    model.graph.output.extend(info for info in outputs if not _is_of_unknown_rank(info))
     try:
         onnx.checker.check_model(model)
         onnx.shape_inference.infer_shapes(model, check_type=True)
     except _INVALID as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()][:4]
         raise ImportModelError(f"{name} is no valid ONNX model: {' '.join(lines)}") from error
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+
+
+def _is_of_unknown_rank(info: onnx.ValueInfoProto) -> bool:
+    type_ = info.type
+    return type_.WhichOneof("value") == "tensor_type" and not type_.tensor_type.HasField("shape")
+
+
+def _name_domains(model: onnx.ModelProto) -> None:
+    """Give operators of ONNX Runtime their domain: its optimiser writes some without."""
+    found = False
+    for node in model.graph.node:
+        if node.domain == "" and not onnx.defs.has(node.op_type) and operators.find(_MICROSOFT, node.op_type, 1):
+            node.domain, found = _MICROSOFT, True
+    if found and all(opset.domain != _MICROSOFT for opset in model.opset_import):
+        model.opset_import.add(domain=_MICROSOFT, version=1)
 
 
 def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onnx.ModelProto:

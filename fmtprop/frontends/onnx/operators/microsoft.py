@@ -38,6 +38,10 @@ _ACTIVATIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "LeakyRelu": lambda x, alpha=0.01: F.leaky_relu(x, alpha),
     "Clip": lambda x, low, high: torch.clamp(x, low, high),
     "HardSigmoid": lambda x, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1),
+    "Elu": lambda x, alpha=1.0: F.elu(x, alpha),
+    "Softplus": F.softplus,
+    "Softsign": F.softsign,
+    "ThresholdedRelu": lambda x, alpha=1.0: torch.where(x > alpha, x, 0.0),
 }
 
 
@@ -120,10 +124,12 @@ def _simplified(x: Tensor, scale: Tensor, axis: int, epsilon: float) -> Tensor:
 
 def _simplified_layer_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, wanted: int
-) -> Tensor:
-    if wanted > 1:
-        raise NotImplementedError("the saved inverse deviation")
-    return _simplified(x, scale, axis, epsilon)
+) -> Any:
+    y = _simplified(x, scale, axis, epsilon)
+    if wanted == 1:
+        return y
+    axes = list(range(axis % x.ndim, x.ndim))
+    return y, torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon)
 
 
 def _skipped(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
@@ -177,9 +183,12 @@ def _key_mask(mask: Tensor | None, batch: int, keys: int, value: float) -> Tenso
     if mask is None:
         return None
     if mask.ndim == 1:
-        if mask.shape[0] != batch:
-            raise NotImplementedError("a mask of lengths and starts")
-        allowed = torch.arange(keys).reshape(1, -1) < mask.reshape(-1, 1)
+        if mask.shape[0] not in (batch, 2 * batch):
+            raise NotImplementedError("a mask of lengths and offsets")
+        places = torch.arange(keys).reshape(1, -1)
+        allowed = places < mask[:batch].reshape(-1, 1)
+        if mask.shape[0] > batch:  # the ends are followed by the starts
+            allowed = allowed & (places >= mask[batch:].reshape(-1, 1))
     else:
         allowed = mask != 0
     wide = allowed.reshape(batch, *[1] * (4 - allowed.ndim), *allowed.shape[1:])
@@ -198,6 +207,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, 
     if bias is not None and bias.dtype is not torch.bool:
         bias = bias.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale or None)
+
+
+def _softmax_beside(scores: Tensor, sink: Tensor) -> Tensor:
+    """Return the softmax of each row and one more score, without that score's share."""
+    column = sink.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 def _sum_of(*terms: Tensor | None) -> Tensor | None:
@@ -332,8 +347,6 @@ def _group_query_attention(
     softcap: float = 0.0,
     wanted: int,
 ) -> Any:
-    if local_window_size != -1 or smooth_softmax or softcap or attention_bias is not None or sink is not None:
-        raise NotImplementedError("a local window, soft caps, sinks or added scores")
     if k is None or v is None:
         each = q.shape[-1] // (num_heads + 2 * kv_num_heads)
         q, k, v = torch.split(q, [num_heads * each, kv_num_heads * each, kv_num_heads * each], -1)
@@ -357,8 +370,30 @@ def _group_query_attention(
         k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
     repeat = num_heads // kv_num_heads
     wide_k, wide_v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (k, v))
-    y = _joined(_attend(q, wide_k, wide_v, None, True, scale))
+    if not (softcap or smooth_softmax or sink is not None):
+        allowed = _near(length, k.shape[2], local_window_size)
+        added = allowed if attention_bias is None else torch.where(allowed, attention_bias, -torch.inf)
+        y = _joined(_attend(q, wide_k, wide_v, added, False, scale))
+        return (y, k, v)[:wanted] if wanted > 1 else y
+    scores = q @ wide_k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    if attention_bias is not None:
+        scores = scores + attention_bias
+    scores = torch.where(_near(length, k.shape[2], local_window_size), scores, -torch.inf)
+    beside = torch.zeros(1) if sink is None else sink.reshape(1, -1, 1, 1)
+    shares = _softmax_beside(scores, beside) if smooth_softmax or sink is not None else scores.softmax(-1)
+    y = _joined(shares @ wide_v)
     return (y, k, v)[:wanted] if wanted > 1 else y
+
+
+def _near(queries: int, keys: int, window: int) -> Tensor:
+    """Return which keys each query may see: those up to its own place, of a window only the last so many before."""
+    allowed = _causal(queries, keys)
+    if window < 0:
+        return allowed
+    distance = torch.arange(queries).reshape(-1, 1) + (keys - queries) - torch.arange(keys).reshape(1, -1)
+    return allowed & (distance < window)
 
 
 # ---------------------------------------------------------------- quantised weights
