@@ -31,6 +31,10 @@ OPERANDS: Final = 10_000
 AXES: Final = 64
 #: elements along one axis, and of an input, as far as they are declared
 AXIS_ELEMENTS: Final = 1 << 40
+#: nodes that loops may run in one run of a model, node by node: half a minute of small ones
+LOOP_STEPS: Final = 1_000_000
+#: bytes that the state and the rows of a loop may have
+LOOP_NBYTES: Final = 1 << 30
 #: opset versions of ONNX's own domain that are understood; older models are converted by onnx.version_converter
 OLDEST_OPSET: Final = 7
 NEWEST_OPSET: Final = 28

@@ -19,7 +19,7 @@ import torch
 from onnx import AttributeProto, defs, helper
 
 from fmtprop.errors import FmtpropError, ImportModelError
-from fmtprop.frontends.onnx import operators
+from fmtprop.frontends.onnx import limits, operators
 from fmtprop.frontends.onnx.elements import element_type, from_proto
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known
 from fmtprop.frontends.onnx.reading import Source
@@ -289,6 +289,10 @@ class _Run:
         self.steps += self.depth > 0
         if self.around is not None and self.steps > MOST_UNROLLED_STEPS:
             raise DataDependentError(f"{step.label}: a loop of more than {MOST_UNROLLED_STEPS} nodes, whose number")
+        if self.steps > limits.LOOP_STEPS:
+            raise ImportModelError(
+                f"{step.label}: loops have run {limits.LOOP_STEPS} nodes in this run, and may run no more"
+            )
         try:
             return self._checked(step, self._call(step, arguments, scope))
         except DataDependentError as error:

@@ -210,5 +210,7 @@ def test_a_missing_package_is_one_error_that_says_how_to_get_it(door, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=_ENVIRONMENT, capture_output=True, text=True
     )
-    assert done.stderr.splitlines()[-1].startswith("fmtprop.errors.ImportModelError: ONNX models are read and written with")
+    assert done.stderr.splitlines()[-1].startswith(
+        "fmtprop.errors.ImportModelError: ONNX models are read and written with"
+    )
     assert "pip install 'fmtprop[onnx]'" in done.stderr

@@ -8,6 +8,7 @@ from onnx import helper, parser
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError, InputError
+from fmtprop.frontends.onnx import limits
 from fmtprop.onnx import backend
 
 DYNAMIC = """
@@ -116,3 +117,21 @@ def test_strings_and_sequences():
     """
     y, v = session(text).run(None, {"s": [np.float32([1]), np.float32([2, 3])], "w": np.array(["a", "b"])})
     assert y.tolist() == [1, 2, 3] and v.tolist() == ["a", "b"]
+
+
+ENDLESS = """
+    <ir_version: 8, opset_import: ["" : 17]> g (int64 m, bool c, float[n] x) => (float[k] y) {
+        y = Loop(m, c, x) <body = b (int64 i, bool k, float[n] s) => (bool k2, float[j] u) { k2 = Identity(k) BODY }>
+    }"""
+
+
+@pytest.mark.parametrize("body, message", [
+    ("u = Neg(s)", "loops have run 2000 nodes in this run, and may run no more"),
+    ("u = Concat<axis = 0>(s, s)", "after 8 rounds its state and rows have 2048 bytes; they may have 1024"),
+])  # fmt: skip
+def test_a_loop_that_does_not_end_is_an_error(body, message, monkeypatch):
+    monkeypatch.setattr(limits, "LOOP_STEPS", 2000)
+    monkeypatch.setattr(limits, "LOOP_NBYTES", 1024)
+    made = session(ENDLESS.replace("BODY", body))
+    with pytest.raises(ImportModelError, match=message):
+        made.run(None, {"m": np.int64(10**12), "c": np.bool_(True), "x": np.float32([1, 2])})

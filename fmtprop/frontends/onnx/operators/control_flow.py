@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, flag, ints, is_known, known
 
 #: runs a subgraph on its arguments, in the scope of the node that has it
@@ -32,16 +33,27 @@ def _loop(
     most = None if trips is None else ints(trips, "M, the trip count,")[0]
     alive = condition is None or flag(condition, "cond")
     state, rows, count = list(carried), list[list[Any]](), 0
+    kept_nbytes = 0
     scanned = len(body.outputs) - 1 - len(state)
     while alive and (most is None or count < most):
         going, *results = run(body, [known(count), known(True), *state])
         state, row = results[: len(state)], results[len(state) :]
         rows.append(row)
+        kept_nbytes += _nbytes(row)
         count += 1
+        if kept_nbytes + _nbytes(state) > limits.LOOP_NBYTES:
+            raise ValueError(
+                f"after {count} rounds its state and rows have {kept_nbytes + _nbytes(state)} bytes; they may have "
+                f"{limits.LOOP_NBYTES}"
+            )
         alive = flag(going, "cond, whether the loop goes on,")
     if scanned and not rows:
         raise NotImplementedError("a loop without iterations whose rows have no shape")
     return (*state, *(torch.stack(column) for column in zip(*rows, strict=True)))
+
+
+def _nbytes(values: Sequence[Any]) -> int:
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def _scan(
