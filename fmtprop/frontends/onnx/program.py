@@ -152,6 +152,10 @@ def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
             f"{label} draws random numbers; a model is a function of its inputs: make the numbers an input"
         )
     version = opsets[domain]
+    twin = operators.TWINS.get((domain, node.op_type))
+    if twin is not None:
+        domain, version = "", twin
+        node = _with_domain(node, domain)
     attributes = {proto.name: _attribute(proto, opsets) for proto in node.attribute}
     function = operators.find(domain, node.op_type, version)
     if function is None and not defs.has(node.op_type, domain):
@@ -159,6 +163,13 @@ def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
     if function is not None:
         _check_attributes(label, function, attributes)
     return Step(node, version, function, attributes, label)
+
+
+def _with_domain(node: onnx.NodeProto, domain: str) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.domain = domain
+    return copy
 
 
 def _check_attributes(label: str, function: Callable[..., Any], attributes: Mapping[str, Any]) -> None:

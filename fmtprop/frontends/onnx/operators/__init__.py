@@ -18,6 +18,7 @@ from fmtprop.frontends.onnx.operators import (
     indexing,
     matrix,
     microsoft,
+    microsoft_quantised,
     normalization,
     quantised,
     recurrent,
@@ -29,7 +30,7 @@ from fmtprop.frontends.onnx.operators import (
 from fmtprop.frontends.onnx.operators.sequence import CARRYING
 from fmtprop.frontends.onnx.operators.shape import GROWING, SHAPE_ONLY
 
-__all__ = ["CARRYING", "GROWING", "RANDOM", "SHAPE_ONLY", "find", "table"]
+__all__ = ["CARRYING", "GROWING", "RANDOM", "SHAPE_ONLY", "TWINS", "find", "table"]
 
 #: they draw numbers: a graph is a function of its inputs
 RANDOM: Final = frozenset(
@@ -40,6 +41,9 @@ _FAMILIES: Final = (
     control_flow, convolution, elementwise, indexing, matrix, normalization, quantised, recurrent, reduction,
     resampling, sequence, shape,
 )  # fmt: skip
+
+#: operators of ONNX Runtime that are ONNX's of a later version, which some models may not import: to that version
+TWINS: Final = {("com.microsoft", "QuantizeLinear"): 21, ("com.microsoft", "DequantizeLinear"): 21}
 
 _Versions = dict[str, list[tuple[int, Callable[..., Any]]]]
 
@@ -55,7 +59,7 @@ def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
 
 _TABLES: Final[dict[str, _Versions]] = {
     "": _by_version([family.OPERATORS for family in _FAMILIES]),
-    "com.microsoft": _by_version([microsoft.OPERATORS]),
+    "com.microsoft": _by_version([microsoft.OPERATORS, microsoft_quantised.OPERATORS]),
 }
 
 

@@ -237,7 +237,7 @@ def _window_sums(
     return result
 
 
-def _average_pool(
+def average_pool(
     x: Tensor,
     *,
     kernel_shape: Sequence[int],
@@ -248,6 +248,7 @@ def _average_pool(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
+    """Average over windows of the spatial axes."""
     kernel, n = list(kernel_shape), len(kernel_shape)
     steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
     begins, ends = window_pads(x.shape[2:], kernel, steps, spread, pads, auto_pad)
@@ -356,7 +357,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "ConvTranspose": _conv_transpose,
     "DeformConv": _deform_conv,
     "MaxPool": _max_pool,
-    "AveragePool": _average_pool,
+    "AveragePool": average_pool,
     "LpPool": _lp_pool,
     "GlobalAveragePool": _global_average_pool,
     "GlobalMaxPool": _global_max_pool,

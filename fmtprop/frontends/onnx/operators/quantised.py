@@ -28,7 +28,8 @@ def _along(v: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
     return v.repeat_interleave(block_size, axis).narrow(axis, 0, x.shape[axis])
 
 
-def _saturated(x: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
+def saturated(x: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return numbers as integers: rounded, moved by the zero point, and cut off at the ends of the type."""
     limits = torch.iinfo(dtype)
     rounded = torch.round(x)
     shifted = rounded if zero is None else rounded + zero.to(x.dtype)
@@ -56,10 +57,10 @@ def _quantize_linear(
     wide = x if x.is_floating_point() else x.to(scale.dtype)
     quotient = wide / _along(scale, x, axis, block_size).to(wide.dtype)
     shift = None if zero is None else _along(zero, x, axis, block_size).to(torch.float32)
-    return _saturated(quotient.to(torch.float32), shift, dtype)
+    return saturated(quotient.to(torch.float32), shift, dtype)
 
 
-def _dequantize_linear(
+def dequantize_linear(
     x: Tensor,
     scale: Tensor,
     zero: Tensor | None = None,
@@ -68,6 +69,7 @@ def _dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
+    """Return the numbers that integers stand for."""
     if output_dtype and TORCH_DTYPES.get(output_dtype) != scale.dtype:
         raise NotInTorchError("a result of another type than the scale's")
     if x.dtype is torch.uint16:
@@ -79,7 +81,8 @@ def _dequantize_linear(
     return (numbers * _along(scale, x, axis, block_size).to(torch.float32)).to(scale.dtype)
 
 
-def _dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return numbers as bytes, with the scale and the zero point of their range."""
     low = torch.clamp(x.amin(), max=0.0)
     high = torch.clamp(x.amax(), min=0.0)
     scale = (high - low) / 255
@@ -102,7 +105,8 @@ def _shifted(x: Tensor, zero: Tensor | None, shape: Sequence[int], dtype: torch.
     return wide if zero is None else wide - zero.to(dtype).reshape(shape if zero.numel() > 1 else [1] * x.ndim)
 
 
-def _matmul_exact(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
+def matmul_exact(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
+    """Return the exact sums of products of integers, less their zero points."""
     dtype = _exact(a.shape[-1])
     rows = [*([1] * (a.ndim - 2)), -1, 1] if a_zero is not None and a_zero.ndim == 1 else _shape_of(a_zero)
     columns = [*([1] * (b.ndim - 2)), 1, -1] if b_zero is not None and b_zero.ndim == 1 else _shape_of(b_zero)
@@ -114,7 +118,7 @@ def _shape_of(x: Tensor | None) -> list[int]:
 
 
 def _matmul_integer(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
-    return _matmul_exact(a, a_zero, b, b_zero).to(torch.int32)
+    return matmul_exact(a, a_zero, b, b_zero).to(torch.int32)
 
 
 def _conv_exact(x: Tensor, x_zero: Tensor | None, w: Tensor, w_zero: Tensor | None, **attributes: Any) -> Tensor:
@@ -142,8 +146,9 @@ def _conv_integer(
     ).to(torch.int32)  # fmt: skip
 
 
-def _requantised(sums: Tensor, factor: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    return _saturated(sums.to(torch.float32) * (factor / scale.to(torch.float32)), zero.to(torch.float32), zero.dtype)
+def requantised(sums: Tensor, factor: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Return sums as integers of the zero point's type."""
+    return saturated(sums.to(torch.float32) * (factor / scale.to(torch.float32)), zero.to(torch.float32), zero.dtype)
 
 
 def _check_types(*zeros: Tensor) -> None:
@@ -178,7 +183,7 @@ def _qlinear_conv(
     per_channel = [1, -1, *[1] * (w.ndim - 2)]
     if b is not None:
         sums = sums.to(torch.float64) + b.to(torch.float64).reshape(per_channel)
-    return _requantised(sums, (x_scale * w_scale).reshape(per_channel), y_scale, y_zero)
+    return requantised(sums, (x_scale * w_scale).reshape(per_channel), y_scale, y_zero)
 
 
 def _qlinear_matmul(
@@ -194,13 +199,13 @@ def _qlinear_matmul(
     _check_types(a_zero, b_zero, y_zero)
     rows = a_scale.reshape(-1, 1) if a_scale.ndim == 1 and a_scale.numel() > 1 else a_scale
     factor = rows.to(torch.float32) * b_scale.to(torch.float32)
-    return _requantised(_matmul_exact(a, a_zero, b, b_zero), factor, y_scale, y_zero)
+    return requantised(matmul_exact(a, a_zero, b, b_zero), factor, y_scale, y_zero)
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QuantizeLinear": _quantize_linear,
-    "DequantizeLinear": _dequantize_linear,
-    "DynamicQuantizeLinear": _dynamic_quantize_linear,
+    "DequantizeLinear": dequantize_linear,
+    "DynamicQuantizeLinear": dynamic_quantize_linear,
     "MatMulInteger": _matmul_integer,
     "ConvInteger": _conv_integer,
     "QLinearConv": _qlinear_conv,

@@ -1,0 +1,204 @@
+"""Quantised operators of ``com.microsoft``, as ONNX Runtime's quantiser writes them (``QOperator``).
+
+Sums and products are exact ones of integers. All else is computed on the numbers that the integers stand for. Each
+result is rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fmtprop.frontends.onnx.operators.convolution import average_pool
+from fmtprop.frontends.onnx.operators.quantised import (
+    dequantize_linear,
+    dynamic_quantize_linear,
+    matmul_exact,
+    requantised,
+    saturated,
+)
+
+
+def _quantised(y: Tensor, scale: Tensor | None, zero: Tensor | None, like: Tensor) -> Tensor:
+    """Return numbers as integers of the zero point's type, without one as those of an operand."""
+    shift = None if zero is None else zero.to(torch.float32)
+    return saturated(y if scale is None else y / scale, shift, like.dtype if zero is None else zero.dtype)
+
+
+def _whole(x: Tensor, zero: Tensor | None) -> Tensor:
+    """Return integers less their zero point, in a type in which their sums and products are exact."""
+    wide = x.to(torch.int64)
+    return wide if zero is None else wide - zero.to(torch.int64)
+
+
+def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def operator(
+        x: Tensor, x_scale: Tensor, x_zero: Tensor | None, y_scale: Tensor, y_zero: Tensor | None = None
+    ) -> Tensor:
+        return _quantised(function(dequantize_linear(x, x_scale, x_zero)), y_scale, y_zero, x)
+
+    return operator
+
+
+def _add(
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+) -> Tensor:
+    y = dequantize_linear(a, a_scale, a_zero) + dequantize_linear(b, b_scale, b_zero)
+    return _quantised(y, y_scale, y_zero, a)
+
+
+def _mul(
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+) -> Tensor:
+    products = (_whole(a, a_zero) * _whole(b, b_zero)).to(torch.float32)
+    return _quantised(products * (a_scale * b_scale / y_scale), None, y_zero, a)
+
+
+def _leaky_relu(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    alpha: float = 0.01,
+) -> Tensor:
+    return _quantised(F.leaky_relu(dequantize_linear(x, x_scale, x_zero), alpha), y_scale, y_zero, x)
+
+
+def _softmax(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    axis: int = -1,
+    opset: int,
+) -> Tensor:
+    numbers = dequantize_linear(x, x_scale, x_zero)
+    # before opset 13, of all axes from there on as of one
+    rows = numbers.flatten(axis % x.ndim) if opset < 13 else numbers
+    return _quantised(rows.softmax(-1 if opset < 13 else axis).reshape(x.shape), y_scale, y_zero, x)
+
+
+def _concat(y_scale: Tensor, y_zero: Tensor, *parts: Tensor, axis: int) -> Tensor:
+    numbers = [dequantize_linear(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
+    return _quantised(torch.cat(numbers, axis), y_scale, y_zero, parts[0])
+
+
+def _average_pool(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    numbers = dequantize_linear(x, x_scale, x_zero)
+    y = average_pool(
+        numbers.movedim(-1, 1) if channels_last else numbers, auto_pad=auto_pad, ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad, kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+    return _quantised(y.movedim(1, -1) if channels_last else y, y_scale, y_zero, x)
+
+
+def _global_average_pool(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    channels_last: int = 0,
+) -> Tensor:
+    axes = list(range(1, x.ndim - 1)) if channels_last else list(range(2, x.ndim))
+    sums = _whole(x, x_zero).sum(axes, keepdim=True)
+    return _quantised(sums.to(torch.float32) * (x_scale / (y_scale * (x.numel() // sums.numel()))), None, y_zero, x)
+
+
+# ---------------------------------------------------------------- products
+
+
+def _gemm(
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    c: Tensor | None = None,
+    y_scale: Tensor | None = None,
+    y_zero: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    sums = matmul_exact(a.t() if transA else a, a_zero, b.t() if transB else b, b_zero)
+    if c is not None:
+        sums = sums.to(torch.float64) + c.to(torch.float64)
+    factor = a_scale * b_scale * alpha
+    if y_scale is None:
+        return sums.to(torch.float32) * factor
+    return requantised(sums, factor, y_scale, torch.zeros((), dtype=a.dtype) if y_zero is None else y_zero)
+
+
+def _matmul_integer_to_float(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    y = matmul_exact(a, a_zero, b, b_zero).to(torch.float32) * (a_scale * b_scale)
+    return y if bias is None else y + bias
+
+
+def _dynamic_quantize_matmul(
+    a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    numbers, scale, zero = dynamic_quantize_linear(a)
+    return _matmul_integer_to_float(numbers, b, scale, b_scale, zero, b_zero, bias)
+
+
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "QLinearAdd": _add,
+    "QLinearMul": _mul,
+    "QLinearSigmoid": _unary(torch.sigmoid),
+    "QLinearLeakyRelu": _leaky_relu,
+    "QLinearSoftmax": _softmax,
+    "QLinearConcat": _concat,
+    "QLinearAveragePool": _average_pool,
+    "QLinearGlobalAveragePool": _global_average_pool,
+    "QGemm": _gemm,
+    "MatMulIntegerToFloat": _matmul_integer_to_float,
+    "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
+}
