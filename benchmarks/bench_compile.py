@@ -142,7 +142,7 @@ def render(imports: Mapping[str, float], compilations: Sequence[Compilation]) ->
 
 
 def _milliseconds(one: Compilation, stage: str) -> str:
-    return f"{1e3 * one.seconds[stage]:.0f}" if stage in one.seconds else ""  # warm, nothing runs in a contest
+    return f"{1e3 * one.seconds[stage]:.0f}" if stage in one.seconds else ""  # warm, nothing runs in a race
 
 
 def _total(one: Compilation) -> str:

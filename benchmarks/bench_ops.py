@@ -33,7 +33,7 @@ from fmtprop.targets.onednn import OneDnnTarget
 
 __all__ = ["main"]
 
-#: rounds in which all contestants run, and seconds that each of their turns takes
+#: rounds in which all entrants run, and seconds that each of their turns takes
 _ROUNDS, _TURN_SECONDS = 5, 2e-3
 
 #: largest difference from PyTorch's result, relative to its largest number
@@ -115,11 +115,11 @@ def compared(name: str, problem: Problem, dtype: str) -> str:
     error = float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30))
     if not error <= _TOLERANCE[dtype]:
         raise RuntimeError(f"{name}: off by {error:.1e} of the largest number")
-    contestants: dict[str, Callable[[], object]] = {"ours": lambda: net(*operands), "row": lambda: module(*operands)}
+    entrants: dict[str, Callable[[], object]] = {"ours": lambda: net(*operands), "row": lambda: module(*operands)}
     turned = tuple(_channels_last(operand) for operand in operands)
     if any(a is not b for a, b in zip(turned, operands, strict=True)):
-        contestants["last"] = lambda: module(*turned)
-    seconds = _in_turns(contestants)
+        entrants["last"] = lambda: module(*turned)
+    seconds = _in_turns(entrants)
     best = min(value for key, value in seconds.items() if key != "ours")
     seconds["steps"] = sum(step.seconds for step in net.report().steps)
     impls = [
@@ -132,10 +132,10 @@ def compared(name: str, problem: Problem, dtype: str) -> str:
     return " | ".join((f"| {name}", told, *figures, f"{seconds['steps'] / best:.2f} |"))
 
 
-def _in_turns(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    times: dict[str, list[float]] = {key: [] for key in contestants}
+def _in_turns(entrants: dict[str, Callable[[], object]]) -> dict[str, float]:
+    times: dict[str, list[float]] = {key: [] for key in entrants}
     for turn in range(_ROUNDS + 1):
-        for key, call in contestants.items():
+        for key, call in entrants.items():
             start, calls = perf_counter(), 0
             while perf_counter() - start < _TURN_SECONDS or calls < 2:
                 call()

@@ -15,9 +15,9 @@ from time import perf_counter
 import torch
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.contest import Contest, contest
-from fmtprop.compiling.contestants import DIRECT, GREEDY, Contestant, Contestants
+from fmtprop.compiling.entrants import DIRECT, GREEDY, Entrant, Entrants
 from fmtprop.compiling.options import OPTIMAL, Options
+from fmtprop.compiling.race import Race, race
 from fmtprop.compiling.stages import check_memory, make_room, normalise, random_inputs
 from fmtprop.errors import PlanError, UnsupportedOpError
 from fmtprop.ir.deferred import Deferred
@@ -31,7 +31,7 @@ from fmtprop.passes.for_threads import ForThreads
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.constants import ConstantStore
-from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
+from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.runtime.threads import on_cpu, running_with
 from fmtprop.runtime.weights import PackedForms
@@ -78,13 +78,13 @@ _NEXT = {
 class _Chosen:
     """The plan that is kept, how good the choice by cost is, and what running it against others showed."""
 
-    kept: Contestant
+    kept: Entrant
     certificate: Certificate | None = None
-    contest: Contest | None = None
-    #: what is remembered of the contest
+    race: Race | None = None
+    #: what is remembered of the race
     verdict: Mapping[str, str] = field(default_factory=dict)
     #: what ran there, but for its weights
-    outline: Plan | None = None
+    unpacked: Plan | None = None
 
 
 class Compilation:
@@ -110,7 +110,7 @@ class Compilation:
         Where the costs of the `optimal` assignment came from.
     certificate : Certificate or None
         How good the `optimal` assignment is by its costs.
-    contest : Contest or None
+    race : Race or None
         How long the plans took that were run against each other.
     wrong : list of Mismatch
         Primitives that failed their check, and around which was planned.
@@ -132,7 +132,7 @@ class Compilation:
         self.imported, self.options, self.owned = imported, options, owned
         self.precision = options.dtype
         self.certificate: Certificate | None = None
-        self.contest: Contest | None = None
+        self.race: Race | None = None
         self.tuning: Tuning | None = None
         self.wrong: list[Mismatch] = []
         self.dropped: Mapping[str, str] = {}
@@ -189,7 +189,7 @@ class Compilation:
         self._lap("normalise")
         return self.normal
 
-    def choose(self) -> Contestant:
+    def choose(self) -> Entrant:
         """Assign formats to the normal graph by the policy, and by costs alone; run nothing."""
         best = self._rivals().best
         self.formatted, self.certificate = best.graph, best.certificate
@@ -219,7 +219,7 @@ class Compilation:
                 raise self._attempts.failed[name]
         for key, winner in chosen.verdict.items():
             self._store.remember(key, winner)
-        self.plan, self.formatted, self.certificate, self.contest = plan, graph, chosen.certificate, chosen.contest
+        self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
 
     def _build(self, graph: Graph, target: Provider) -> Plan:
@@ -297,7 +297,7 @@ class Compilation:
         key = key_of({"plan": kept.key})
         if self._store.has_passed(key):
             return []
-        plan = chosen.outline or outline(kept.graph, self._target)
+        plan = chosen.unpacked or without_weights(kept.graph, self._target)
         wrong = check_steps(plan.steps, self._store, plan.packed)
         if not wrong:
             self._store.add_passed([key])
@@ -326,7 +326,7 @@ class Compilation:
             entrants = self._entrants(rivals) if known is None else [known]
         self.tuning = self._costs.tuning if self._costs is not None else None
         self._lap("assign")
-        raced = self._contest(entrants, rivals) if len(entrants) > 1 else None
+        raced = self._race(entrants, rivals) if len(entrants) > 1 else None
         if raced is None:
             kept = rivals.best if len(entrants) > 1 else entrants[0]
             return _Chosen(kept, kept.certificate or best.certificate)
@@ -345,13 +345,13 @@ class Compilation:
         }
         return _Chosen(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
 
-    def _rivals(self) -> Contestants:
+    def _rivals(self) -> Entrants:
         """Return who may become the plan; where nobody packs for some readers any more, others run these."""
         if self.options.policy == OPTIMAL:
             self._costs = self._costs or self._new_costs()
         setting = setting_for(self._target, self.options.boundary, self._fallback)
         model = self.normal, setting, self._costs, self.options, self._attempts
-        rivals, failed = Contestants(*model), self._attempts.failed
+        rivals, failed = Entrants(*model), self._attempts.failed
         rivals.get(rivals.ladder[0])
         unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]
         if not self._readers or not unsupported:
@@ -361,7 +361,7 @@ class Compilation:
         self._readers = []
         for name in unsupported:
             del failed[name]
-        return Contestants(*model)
+        return Entrants(*model)
 
     def _new_costs(self) -> TunedCosts:
         options = self.options
@@ -377,17 +377,17 @@ class Compilation:
 
     # ------------------------------------------------------------------ which is the fastest
 
-    def _entrants(self, rivals: Contestants) -> list[Contestant]:
+    def _entrants(self, rivals: Entrants) -> list[Entrant]:
         """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
         best, *others = rivals.field(whole=self._patient)
         return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
 
-    def _contest(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
+    def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
         """Return the fastest, how long each took, and what ran; None where the numbers at hand suit none of them.
 
         All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
         """
-        raced = self._race(entrants, rivals)
+        raced = self._run_in_turns(entrants, rivals)
         if raced is None or self._patient:
             return raced
         if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
@@ -396,20 +396,20 @@ class Compilation:
         if direct is None or direct.key in {entrant.key for entrant in entrants}:
             return raced
         del raced  # it holds the numbers that stand in for weights
-        return self._race([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
+        return self._run_in_turns([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
 
-    def _race(self, entrants: Sequence[Contestant], rivals: Contestants) -> tuple[Contestant, Contest, Plan] | None:
+    def _run_in_turns(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
         """Run plans against each other: on any numbers where that tells as much as their own weights."""
         graphs = {entrant.name: entrant.graph for entrant in entrants}
-        if all(map(can_rehearse, graphs.values())):
-            makers = rehearsals(graphs, self._target)
+        if all(map(runs_on_any_numbers, graphs.values())):
+            makers = with_dummy_weights(graphs, self._target)
         else:
             makers = {name: partial(build_plan, graph, self._target) for name, graph in graphs.items()}
         made = {name: self._attempts.of(name, maker) for name, maker in makers.items()}
         plans = {name: plan for name, plan in made.items() if plan is not None}
         fewest = _ROUNDS if self._patient and self.options.tune_budget is None else 1
         budget, expected = _PATIENT if self._patient else _QUICK, rivals.expected(entrants[0])
-        result = contest(plans, random_inputs(self.normal), budget, fewest, expected, self._attempts) if plans else None
+        result = race(plans, random_inputs(self.normal), budget, fewest, expected, self._attempts) if plans else None
         if result is None:
             for name in plans:  # that none can be run on these inputs tells nothing about one of them
                 self._attempts.failed.pop(name)
@@ -419,7 +419,7 @@ class Compilation:
 
     # ------------------------------------------------------------------ what is remembered
 
-    def _winner(self, rivals: Contestants) -> Contestant | None:
+    def _winner(self, rivals: Entrants) -> Entrant | None:
         """Return who won when the plans were last run, None where that is not known: what ran longer comes first."""
         if self.options.tuning.costs == "remeasure":
             return None
@@ -432,18 +432,18 @@ class Compilation:
         return None
 
 
-def _is_kept(promise: Certificate | None, result: Contest) -> bool:
+def _is_kept(promise: Certificate | None, result: Race) -> bool:
     """Say whether the choice by cost, which is the first, saved what costs promised beside `propagate`."""
     if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
         return True
     return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
 
 
-def _winner_key(best: Contestant, patient: bool) -> str:
+def _winner_key(best: Entrant, patient: bool) -> str:
     """Return the key of who beat the choice by cost, or whether it won, on this machine with these threads."""
-    return key_of({"contest": best.key, "patient": patient})
+    return key_of({"race": best.key, "patient": patient})
 
 
-def _pair_key(best: Contestant, kept: Contestant) -> str:
+def _pair_key(best: Entrant, kept: Entrant) -> str:
     """Return the key of one plan having been run against the choice by cost."""
-    return key_of({"contest": best.key, "kept": kept.key})
+    return key_of({"race": best.key, "kept": kept.key})

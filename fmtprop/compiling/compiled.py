@@ -52,7 +52,7 @@ class CompiledModel:
         The data type that compute-intensive ops really run in.
     certificate : Certificate or None
         How good the `optimal` assignment is by its costs.
-    contest : Contest or None
+    race : Race or None
         How long the plans took that were run against each other, if they were.
     tuning : Tuning or None
         Where the costs of the `optimal` assignment came from.
@@ -64,7 +64,7 @@ class CompiledModel:
         self.compilation = compilation
         self.graph, self.plan, self.options = compilation.formatted, compilation.plan, compilation.options
         self.compile_seconds, self.precision = compilation.seconds, compilation.precision
-        self.certificate, self.contest = compilation.certificate, compilation.contest
+        self.certificate, self.race = compilation.certificate, compilation.race
         self.tuning, self.dropped = compilation.tuning, compilation.dropped
         plan, graph = self.plan, self.graph
         self._executor = Executor(plan, compilation.plan_for)

@@ -61,7 +61,7 @@ def snapshots(
         Imported; it is not changed.
     stage : {"formatted", "normal", "imported"}
         The last stage. Formats are chosen as :func:`fmtprop.compile` does, but without a plan, its checks, and the
-        contest, which may replace the choice by cost.
+        race, which may replace the choice by cost.
     policy : {"optimal", "propagate", "naive", "plain"}
         Policy of format assignment; ``"optimal"`` uses modelled costs.
     dtype : {"f32", "bf16"}

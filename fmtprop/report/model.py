@@ -24,7 +24,7 @@ from fmtprop.runtime.plan import Plan, Step
 if TYPE_CHECKING:
     import torch
 
-    from fmtprop.compiling.contest import Contest
+    from fmtprop.compiling.race import Race
     from fmtprop.passes.optimal import Certificate
     from fmtprop.tuning import Tuning
 
@@ -45,7 +45,7 @@ class Compiled(Protocol):
     options: Any
     certificate: Certificate | None
     tuning: Tuning | None
-    contest: Contest | None
+    race: Race | None
     dropped: Mapping[str, str]
 
     def profile(self, *, repeats: int) -> list[float]:
@@ -113,7 +113,7 @@ class Report:
         Of policy `optimal`: how good the choice is by its costs.
     tuning : Tuning, optional
         Of policy `optimal`: where its costs came from.
-    contest : Contest, optional
+    race : Race, optional
         Of policy `optimal`: how long the plans took that were run against each other, if they were.
     dropped : mapping of str to str
         What failed while the model was compiled and was left out, and why.
@@ -141,7 +141,7 @@ class Report:
     memory: Mapping[str, int]
     certificate: Certificate | None = None
     tuning: Tuning | None = None
-    contest: Contest | None = None
+    race: Race | None = None
     dropped: Mapping[str, str] = field(default_factory=dict)
     packing: tuple[ReorderRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
@@ -181,7 +181,7 @@ class Report:
             memory=memory,
             certificate=net.certificate,
             tuning=net.tuning,
-            contest=net.contest,
+            race=net.race,
             dropped=net.dropped,
             packing=rows_of_packing(net),
             nodes=nodes_of(net.graph),

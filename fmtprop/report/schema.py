@@ -111,7 +111,7 @@ class _Names(dict[str, Any]):
         from fmtprop.tuning import Tuning
 
         super().__init__(
-            vars(sys.modules[kind.__module__]) | {"Certificate": Certificate, "Tuning": Tuning, "Contest": dict}
+            vars(sys.modules[kind.__module__]) | {"Certificate": Certificate, "Tuning": Tuning, "Race": dict}
         )
 
 

@@ -93,7 +93,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def certificate_text(report: Report) -> str:
-    """Return the certificate of policy `optimal`, the sources of its costs, and the result of its contest."""
+    """Return the certificate of policy `optimal`, the sources of its costs, and the result of its race."""
     lines = []
     if (c := report.certificate) is not None:
         lines.append(
@@ -104,7 +104,7 @@ def certificate_text(report: Report) -> str:
         lines.append(f"rounding error to be expected of this choice: {c.growth:.1f} times that of direct convolutions")
     if (t := report.tuning) is not None:
         lines.append(f"costs: {t.measured} measured, {t.cached} from the cache, {t.modelled} from the model")
-    if (run := report.contest) is not None:
+    if (run := report.race) is not None:
         times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run.names, run.seconds, strict=True))
         lines.append(f"run in turns, {times}; kept: {run.names[run.winner]}")
     lines += [f"left out, since it failed: {name} ({printable(why)})" for name, why in report.dropped.items()]

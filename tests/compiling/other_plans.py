@@ -1,4 +1,4 @@
-"""Make sure that a contest has plans to compare."""
+"""Make sure that a race has plans to compare."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fmtprop.compiling import contestants
+from fmtprop.compiling import entrants
 
 
 def unlike_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `propagate` be a policy whose reorders nobody would pay for, so that no other plan is like it."""
-    usual = contestants.greedy
-    monkeypatch.setattr(contestants, "greedy", lambda policy, *model: replace(usual("naive", *model), name=policy))
+    usual = entrants.greedy
+    monkeypatch.setattr(entrants, "greedy", lambda policy, *model: replace(usual("naive", *model), name=policy))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.compiling import compilation, contestants
-from fmtprop.compiling import contest as contest_module
+from fmtprop.compiling import compilation, entrants
+from fmtprop.compiling import race as race_module
 from fmtprop.errors import DnnlError, PassError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.optimal import assign
@@ -74,7 +74,7 @@ def test_a_solver_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nodes_that_cannot_be_run_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contestants, "expansions", fails)
+    monkeypatch.setattr(entrants, "expansions", fails)
     net = right_with_one_warning(r"runs by .*: nodes run as several \(PassError: planted\)")
     assert net.certificate is not None and net.certificate.optimal
 
@@ -83,9 +83,9 @@ def test_nodes_that_cannot_be_run_as_several(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_choice_of_formats_fails_but_that_of_pytorchs_operators(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = contestants.greedy
+    usual = entrants.greedy
     monkeypatch.setattr(assign, "solve", fails)
-    monkeypatch.setattr(contestants, "greedy", lambda p, n, s: fails() if s.target.name == "onednn" else usual(p, n, s))
+    monkeypatch.setattr(entrants, "greedy", lambda p, n, s: fails() if s.target.name == "onednn" else usual(p, n, s))
     net = right_with_one_warning('runs by "PyTorch\'s operators", ', policy=policy)
     assert {step.target for step in net.plan.steps} == {"reference"}
 
@@ -124,10 +124,10 @@ def test_primitives_that_keep_giving_wrong_numbers(monkeypatch: pytest.MonkeyPat
 def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
     if where == "made":
-        usual = compilation.rehearsals
-        monkeypatch.setattr(compilation, "rehearsals", lambda g, t: {**usual(g, t), "optimal": fails})
+        usual = compilation.with_dummy_weights
+        monkeypatch.setattr(compilation, "with_dummy_weights", lambda g, t: {**usual(g, t), "optimal": fails})
     else:
-        usual = contest_module._seconds_of
+        usual = race_module._seconds_of
         error = DnnlError("dnnl_primitive_execute", "runtime error")
         ran = []
 
@@ -137,7 +137,7 @@ def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.Monke
                 raise error
             return usual(executor, *rest)
 
-        monkeypatch.setattr(contest_module, "_seconds_of", run)
+        monkeypatch.setattr(race_module, "_seconds_of", run)
     net = right_with_one_warning(r"runs by '.*', without what failed: optimal \(")
     assert list(net.dropped) == ["optimal"]
 
@@ -158,7 +158,7 @@ def test_a_plan_that_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_that_suit_no_plan_tell_nothing_about_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model may refuse the numbers that a contest runs on."""
+    """A model may refuse the numbers that a race runs on."""
     unlike_any_other(monkeypatch)
 
     class Looked(nn.Module):
@@ -172,7 +172,7 @@ def test_numbers_that_suit_no_plan_tell_nothing_about_plans(monkeypatch: pytest.
     module, i = Looked().eval(), torch.zeros(64, dtype=torch.int64)
     net = fp.compile(module, i, tune="model")
     torch.testing.assert_close(net(i), module(i))
-    assert net.dropped == {} and net.contest is None
+    assert net.dropped == {} and net.race is None
 
 
 def test_what_nobody_can_do_is_the_first_choices_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +181,8 @@ def test_what_nobody_can_do_is_the_first_choices_error(monkeypatch: pytest.Monke
         fp.compile(model(), X, pin={"conv_2.dst": "acdb"})
 
 
-def test_a_contestant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_entrant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
     monkeypatch.setattr(compilation, "_FAR", 1.0)
     net = fp.compile(model(), X, tune="model")
-    assert net.contest is None
+    assert net.race is None

@@ -11,9 +11,9 @@ import torch
 
 import fmtprop as fp
 from fmtprop.api import compile_graph
-from fmtprop.compiling import compilation, contestants
-from fmtprop.compiling import contest as contest_module
-from fmtprop.compiling.contest import Contest, _winner
+from fmtprop.compiling import compilation, entrants
+from fmtprop.compiling import race as race_module
+from fmtprop.compiling.race import Race, _winner
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.layout import DataType
@@ -40,14 +40,14 @@ def test_the_faster_plan_is_kept_and_remembered(
 
     def decide(plans, inputs, budget, fewest, *_):
         seen.append(len(plans))
-        return Contest(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner, tuple(plans))
+        return Race(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner, tuple(plans))
 
-    monkeypatch.setattr(compilation, "contest", decide)
+    monkeypatch.setattr(compilation, "race", decide)
     unlike_any_other(monkeypatch)
     x = torch.randn(1, 3, 20, 20)
     first, again = fp.compile(model, x), fp.compile(model, x)
     assert seen == [2], "the second compilation knows the verdict"
-    assert first.contest is not None and first.contest.winner == winner and again.contest is None
+    assert first.race is not None and first.race.winner == winner and again.race is None
     impls = [[step.node.choice.impl for step in net.plan.steps] for net in (first, again)]
     assert impls[0] == impls[1]
     for net in (first, again):
@@ -71,7 +71,7 @@ def test_a_run_that_disproves_the_peaks_has_them_measured_again(
     monkeypatch.setattr(peaks, "_SLOWEST_CALL_SECONDS", 1.0)
     x = torch.randn(1, 3, 20, 20)
     net = fp.compile(model, x)
-    assert not disturbed and net.contest is not None and net.certificate is not None
+    assert not disturbed and net.race is not None and net.certificate is not None
     again = fp.compile(model, x)
     assert again.certificate is not None and again.certificate.objective == net.certificate.objective
     torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
@@ -92,12 +92,12 @@ def test_primitives_are_checked_before_weights_are_packed_and_once_only(
 
         monkeypatch.setattr(compilation, name, note)
 
-    for name in ("outline", "check_steps", "build_plan"):
+    for name in ("without_weights", "check_steps", "build_plan"):
         noted(name)
     x = torch.randn(1, 3, 20, 20)
     for _ in range(2):
         fp.compile(model, x, confirm=False)
-    assert order == ["outline", "check_steps", "build_plan", "build_plan"]
+    assert order == ["without_weights", "check_steps", "build_plan", "build_plan"]
     order.clear()
     fp.compile(model, x, confirm=False, verify="off")
     assert order == ["build_plan"]
@@ -114,17 +114,17 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
     def decide(plans, inputs, budget, fewest, *_):
         races.append(len(plans))
         if len(races) == 1:
-            return Contest((1.0, 1.0 if ran == "short" else 100.0), 3, 0, tuple(plans))
-        return Contest((2.0, 3.0, 1.0 if faster == "spare" else 4.0), 3, 2 * (faster == "spare"), tuple(plans))
+            return Race((1.0, 1.0 if ran == "short" else 100.0), 3, 0, tuple(plans))
+        return Race((2.0, 3.0, 1.0 if faster == "spare" else 4.0), 3, 2 * (faster == "spare"), tuple(plans))
 
-    monkeypatch.setattr(compilation, "contest", decide)
+    monkeypatch.setattr(compilation, "race", decide)
     unlike_any_other(monkeypatch)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
     first, again = fp.compile(model, x, tune="model"), fp.compile(model, x, tune="model")
-    assert again.contest is None, "the second compilation knows the verdict"
-    told = first.contest
+    assert again.race is None, "the second compilation knows the verdict"
+    told = first.race
     assert told is not None and told.names[:2] == ("optimal", "propagate")
     if ran == "as promised":
         assert races == [2] and told.winner == 0 and len(told.seconds) == 2
@@ -163,22 +163,22 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
 
     def decide(plans, inputs, budget, fewest, *_):
         races.append(len(plans))
-        return Contest((1.0,) * len(plans), 3, 1, tuple(plans))
+        return Race((1.0,) * len(plans), 3, 1, tuple(plans))
 
-    monkeypatch.setattr(compilation, "contest", decide)
+    monkeypatch.setattr(compilation, "race", decide)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
     first = fp.compile(model, x, tune="measure")
     assert first.tuning is not None and first.tuning.measured > 0
-    assert first.contest is not None and first.contest.names[1] != "optimal"
+    assert first.race is not None and first.race.names[1] != "optimal"
     again = fp.compile(model, x)  # by the costs that were measured
-    assert len(races) == 1 and again.contest is None
+    assert len(races) == 1 and again.race is None
     impls = [[step.node.choice.impl for step in net.plan.steps] for net in (first, again)]
     assert impls[0] == impls[1]
     # the plan that won then is not what has its name now
     monkeypatch.setattr(compilation, "_pair_key", lambda best, kept: "another")
-    assert fp.compile(model, x).contest is not None and len(races) > 1
+    assert fp.compile(model, x).race is not None and len(races) > 1
 
 
 @pytest.mark.usefixtures("usual_peaks")
@@ -189,8 +189,8 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
     normal, _ = normalise(fp.load("resnet50"))
     options = compilation.Options(tune="model")
     modelled = compilation.costs_for("model", weights_nbytes=10**8)
-    field = contestants.Contestants(normal, Setting(OneDnnTarget(), ReferenceTarget()), modelled, options)
-    best, direct = field.best.certificate, field.get(contestants.DIRECT)
+    field = entrants.Entrants(normal, Setting(OneDnnTarget(), ReferenceTarget()), modelled, options)
+    best, direct = field.best.certificate, field.get(entrants.DIRECT)
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
     assert direct.certificate.bound == best.bound and not direct.certificate.optimal
     assert direct.certificate.gap == pytest.approx(1 - best.objective / direct.certificate.objective)
@@ -222,9 +222,9 @@ def test_a_patient_compilation_runs_more_plans(
 
     def decide(plans, inputs, budget, fewest, *_):
         races.append(len(plans))
-        return Contest((1.0, *(100.0 for _ in range(len(plans) - 1))), 3, 0, tuple(plans))
+        return Race((1.0, *(100.0 for _ in range(len(plans) - 1))), 3, 0, tuple(plans))
 
-    monkeypatch.setattr(compilation, "contest", decide)
+    monkeypatch.setattr(compilation, "race", decide)
     unlike_any_other(monkeypatch)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
@@ -256,16 +256,16 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
 
     def decide(plans, inputs, budget, fewest, *_):
         asked.append(fewest)
-        return Contest(tuple(1.0 + i for i in range(len(plans))), 3, 0, tuple(plans))
+        return Race(tuple(1.0 + i for i in range(len(plans))), 3, 0, tuple(plans))
 
-    monkeypatch.setattr(compilation, "contest", decide)
+    monkeypatch.setattr(compilation, "race", decide)
     unlike_any_other(monkeypatch)
     fp.compile(model, torch.randn(1, 3, 20, 20), tune=tune, tune_budget=limit)
     assert asked and set(asked) == {rounds}
 
 
 class Slow:
-    """A plan that is as slow as one likes, and what runs it: it moves the contest's clock."""
+    """A plan that is as slow as one likes, and what runs it: it moves the race's clock."""
 
     now = 0.0
     arena_nbytes = 0
@@ -296,9 +296,9 @@ class Slow:
     ],
 )
 def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budget, fewest, rounds) -> None:
-    monkeypatch.setattr(contest_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(contest_module, "perf_counter", lambda: Slow.now)
-    found = contest_module.contest({str(plan): Slow(plan) for plan in plans}, [], budget, fewest)
+    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
+    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
+    found = race_module.race({str(plan): Slow(plan) for plan in plans}, [], budget, fewest)
     assert found is not None
     assert (found.rounds, found.winner) == (rounds, 0)
     assert found.seconds == pytest.approx(plans)
@@ -314,10 +314,10 @@ def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budge
     ],
 )
 def test_a_plan_that_cannot_win_is_interrupted(monkeypatch, plans, expected, seconds) -> None:
-    monkeypatch.setattr(contest_module, "Executor", lambda plan, arena: plan)
-    monkeypatch.setattr(contest_module, "perf_counter", lambda: Slow.now)
+    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
+    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
     start = Slow.now
-    found = contest_module.contest({str(plan): Slow(plan) for plan in plans}, [], 0.2, 1, expected)
+    found = race_module.race({str(plan): Slow(plan) for plan in plans}, [], 0.2, 1, expected)
     assert found is not None and found.names[found.winner] == str(min(plans)) and found.rounds == 1
     assert Slow.now - start == pytest.approx(seconds)
 
@@ -332,7 +332,7 @@ def test_a_plan_that_cannot_win_is_interrupted(monkeypatch, plans, expected, sec
     ],
 )
 def test_costs_are_doubted_where_most_rounds_contradict_them(first, other, is_beyond) -> None:
-    result = Contest((min(first), min(other)), len(first), 0, runs=(first, other))
+    result = Race((min(first), min(other)), len(first), 0, runs=(first, other))
     assert result.is_beyond(1, 0.95) is is_beyond
 
 

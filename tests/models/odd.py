@@ -15,7 +15,7 @@ import torch
 
 from fmtprop.api import CompiledModel, Options, compile_graph
 from fmtprop.compiling import compilation
-from fmtprop.compiling.contest import Contest
+from fmtprop.compiling.race import Race
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
 from fmtprop.ir.node import Node
@@ -62,16 +62,16 @@ class RandomCosts:
 
 @contextmanager
 def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
-    """Let models be planned by random costs; with `sliced`, cut batches and keep a random contestant."""
+    """Let models be planned by random costs; with `sliced`, cut batches and keep a random entrant."""
 
-    def decide(plans: Mapping[str, object], *_: object) -> Contest:
-        return Contest((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)), tuple(plans))
+    def decide(plans: Mapping[str, object], *_: object) -> Race:
+        return Race((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)), tuple(plans))
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(compilation, "costs_for", lambda *_, **__: RandomCosts(seed)))
         if sliced:
             stack.enter_context(mock.patch.object(slice_batch, "last_level_cache_nbytes", lambda: 2))
-            stack.enter_context(mock.patch.object(compilation, "contest", decide))
+            stack.enter_context(mock.patch.object(compilation, "race", decide))
             stack.enter_context(mock.patch.object(compilation.Store, "verdict", lambda self, key: None))
             stack.enter_context(mock.patch.object(compilation.Store, "remember", lambda self, key, name: None))
         yield

@@ -8,7 +8,7 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.compiling import compilation
-from fmtprop.compiling.contest import Contest
+from fmtprop.compiling.race import Race
 from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Concat, Eltwise, Permute, emit
@@ -186,9 +186,9 @@ def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, tmp_path, monkey
 
     def decide(plans, inputs, budget, fewest, *_):
         seen.append(len(plans))
-        return Contest((1.0,) * len(plans), 3, winner, tuple(plans))
+        return Race((1.0,) * len(plans), 3, winner, tuple(plans))
 
-    monkeypatch.setattr(compilation, "contest", decide)
+    monkeypatch.setattr(compilation, "race", decide)
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(4, 3, 16, 16)
     net = fp.compile(model, x, policy="optimal", tune="model")

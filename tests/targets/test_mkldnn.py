@@ -304,8 +304,8 @@ def test_optimal_converts_to_mkldnn_tensors_where_that_pays(monkeypatch, tmp_pat
     torch.testing.assert_close(net(x), module(x))
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     raced = fp.compile(module, x, target="mkldnn", policy="optimal")
-    assert raced.contest.names == ("optimal", "propagate"), "a promise by cost is tried"
-    assert fp.compile(module, x, target="mkldnn", policy="optimal").contest is None, "the verdict is known"
+    assert raced.race.names == ("optimal", "propagate"), "a promise by cost is tried"
+    assert fp.compile(module, x, target="mkldnn", policy="optimal").race is None, "the verdict is known"
     torch.testing.assert_close(raced(x), module(x))
 
 

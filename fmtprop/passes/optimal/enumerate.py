@@ -18,9 +18,9 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.concat import Concat
 from fmtprop.passes.formats import describe, in_place_parts, like, plain
+from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
-from fmtprop.passes.optimal.wishes import wishes
 from fmtprop.passes.target import Candidate, Setting, can_be_read
 
 __all__ = ["Pins", "enumerate_ways"]
@@ -63,7 +63,7 @@ class _Enumerator:
     def __init__(self, graph: Graph, setting: Setting, known: Mapping[str, Sequence[Candidate]], pins: Pins) -> None:
         self.graph, self.setting, self.known, self.pins = graph, setting, known, pins
         self.target, self.fallback = setting.target, setting.fallback
-        self.wishes = wishes(graph, setting.target)
+        self.usable_formats = usable_formats(graph, setting.target)
         self.found = Enumeration(graph)
 
     def run(self) -> Enumeration:
@@ -214,7 +214,7 @@ class _Enumerator:
             if has_products and all(desc.is_plain for desc in chosen.values()):
                 # kernels with different source and result formats (a network's first convolution, a matmul) read
                 # strided formats: no kernel reads blocks and writes another format
-                for dst in self.wishes[Value(node.name)]:
+                for dst in self.usable_formats[Value(node.name)]:
                     yield {**free, **chosen, first: dst}
             elif category is Category.MULTI_SRC:
                 same = like(free[first], chosen[read[0]]) if read else None
@@ -287,7 +287,7 @@ class _Enumerator:
 
     def _casts(self, node: Node, source: Value) -> Iterator[Mapping[str, MemoryDesc]]:
         for src in self._formats(source):
-            for dst in self.wishes[Value(node.name)]:
+            for dst in self.usable_formats[Value(node.name)]:
                 yield {"src": src, "dst": dst}
 
     def _in_place(self, node: Node, attrs: Concat, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
@@ -321,7 +321,7 @@ class _Enumerator:
             value = Value(node.name, index)
             written = dict.fromkeys(candidate.results[index] for candidate in ways)
             earlier = self.found.formats.get(value, [])  # formats of the same node without fusion
-            self.found.formats[value] = list(dict.fromkeys((*earlier, *written, *self.wishes[value])))
+            self.found.formats[value] = list(dict.fromkeys((*earlier, *written, *self.usable_formats[value])))
         for name, value in inputs.items():
             if value in self.found.formats:
                 formats = self.found.formats[value]

@@ -25,10 +25,10 @@ from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.memory import ALIGNMENT, numbers
 
-__all__ = ["can_rehearse", "outline", "rehearsals"]
+__all__ = ["runs_on_any_numbers", "with_dummy_weights", "without_weights"]
 
 
-def can_rehearse(graph: Graph) -> bool:
+def runs_on_any_numbers(graph: Graph) -> bool:
     """Return whether a formatted graph can run on any numbers: no PyTorch operator reads results that depend on them.
 
     An operator may refuse unexpected numbers, read them as indices, or take longer for some numbers.
@@ -45,13 +45,13 @@ def can_rehearse(graph: Graph) -> bool:
     return True
 
 
-def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callable[[], Plan]]:
+def with_dummy_weights(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callable[[], Plan]]:
     """Return functions that freeze formatted graphs into plans for timing; the plans' outputs are meaningless.
 
     Parameters
     ----------
     graphs : mapping of str to Graph
-        Graphs that `can_rehearse`, by name.
+        Graphs that `runs_on_any_numbers`, by name.
     target : Target
         See :func:`fmtprop.runtime.build_plan`.
 
@@ -67,7 +67,7 @@ def rehearsals(graphs: Mapping[str, Graph], target: Target) -> dict[str, Callabl
     return {name: partial(build_plan, graph, target, constants=_StandIns(block)) for name, graph in graphs.items()}
 
 
-def outline(graph: Graph, target: Target) -> Plan:
+def without_weights(graph: Graph, target: Target) -> Plan:
     """Freeze a formatted graph into a plan without weights: its primitives can be checked, it cannot run.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The contest: plans of one model run in turns, and the fastest replaces the choice by cost."""
+"""The race: plans of one model run in turns, and the fastest replaces the choice by cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
 from fmtprop.targets.memory import huge_bytes
 
-__all__ = ["Contest", "contest"]
+__all__ = ["Race", "race"]
 
 #: least rounds before another plan may replace the choice by cost, and most rounds
 _SURE_ROUNDS, _MOST_ROUNDS = 9, 30
@@ -36,7 +36,7 @@ _GRACE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Contest:
+class Race:
     """Times of several plans.
 
     Parameters
@@ -66,14 +66,14 @@ class Contest:
         return 3 * longer >= 2 * len(runs[0])
 
 
-def contest(
+def race(
     plans: Mapping[str, Plan],
     inputs: Sequence[torch.Tensor],
     budget: float,
     fewest: int = 1,
     expected: float = inf,
     attempts: Attempts | None = None,
-) -> Contest | None:
+) -> Race | None:
     """Run plans in turns and return their times.
 
     Parameters
@@ -94,7 +94,7 @@ def contest(
 
     Returns
     -------
-    Contest or None
+    Race or None
         Times of the plans that could win after their first run; None if no plan can run.
     """
     attempts = attempts or Attempts()
@@ -144,7 +144,7 @@ def _rounds(
     budget: float,
     fewest: int,
     firsts: Mapping[str, float],
-) -> Contest:
+) -> Race:
     """Run all plans in rounds; a first run that took longer than the whole budget counts as a round."""
     is_long = min(firsts.values()) > budget
     times: list[list[float]] = [[firsts[name]] if is_long else [] for name in executors]
@@ -158,7 +158,7 @@ def _rounds(
             (executor.profile if is_long else executor.run)(inputs)
             times[index].append(perf_counter() - before)
     runs = tuple(map(tuple, times if times[0] else [[seconds] for seconds in firsts.values()]))
-    return Contest(tuple(map(_typical, runs)), len(runs[0]), _winner(runs), tuple(executors), runs)
+    return Race(tuple(map(_typical, runs)), len(runs[0]), _winner(runs), tuple(executors), runs)
 
 
 def _goes_on(times: Sequence[Sequence[float]], elapsed: float, budget: float, fewest: int) -> bool:

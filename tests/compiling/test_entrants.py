@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fmtprop.compiling.contestants import Contestant
+from fmtprop.compiling.entrants import Entrant
 from fmtprop.ir import Attrs, Choice, Graph, Node, PostOp, TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Eltwise, Sum
@@ -27,7 +27,7 @@ def key(stem: str = "n", reads: tuple[int, int] = (0, 1), **changes: Any) -> str
     values = (x, *halves)
     (dst,) = graph.add(node, {"src_0": values[reads[0]], "src_1": values[reads[1]]})
     graph.output(dst)
-    return Contestant(stem, graph).key
+    return Entrant(stem, graph).key
 
 
 #: each is another graph than the first, and than each other

@@ -1,6 +1,6 @@
-"""The contestants: graphs that may become the fastest plan of a model. Each has a name and is made on request.
+"""The entrants: graphs that may become the fastest plan of a model. Each has a name and is made on request.
 
-Decides no formats and runs nothing: the planner requests contestants and keeps one.
+Decides no formats and runs nothing: the planner requests entrants and keeps one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fmtprop.passes.target import Candidate, Setting
 from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
-__all__ = ["BEST", "DIRECT", "GREEDY", "Contestant", "Contestants"]
+__all__ = ["BEST", "DIRECT", "GREEDY", "Entrant", "Entrants"]
 
-#: names of contestants, also in the store; with a variant of the graph, the variant's name follows
+#: names of entrants, also in the store; with a variant of the graph, the variant's name follows
 BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
     OPTIMAL,
     f"{OPTIMAL}, no node run as several",
@@ -44,7 +44,7 @@ _VARIANTS: Mapping[str, Variant[Pass]] = {f"{BEST}, {variant.name}": variant for
 #: the graph itself, and the variants with meaningful costs
 _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_priced))
 
-#: the part of a contestant that can be dropped
+#: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
 
 #: passes before the choice of formats, so that more concats can be in place
@@ -52,13 +52,13 @@ _PREPARE = (NestConcats(), ReleaseSums())
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Entrant:
     """A formatted graph that may become the plan.
 
     Parameters
     ----------
     name : str
-        Name of the contestant, or of the policy if there is only one.
+        Name of the entrant, or of the policy if there is only one.
     graph : Graph
         The formatted graph.
     certificate : Certificate, optional
@@ -85,8 +85,8 @@ class Contestant:
         return digest.hexdigest()
 
 
-class Contestants:
-    """The contestants for one model.
+class Entrants:
+    """The entrants for one model.
 
     Parameters
     ----------
@@ -95,11 +95,11 @@ class Contestants:
     setting : Setting
         Who runs them.
     costs : TunedCosts, optional
-        Costs of the optimal contestants.
+        Costs of the optimal entrants.
     options : Options
         How.
     attempts : Attempts, optional
-        Records the contestants that are dropped after a failure.
+        Records the entrants that are dropped after a failure.
     """
 
     def __init__(
@@ -112,26 +112,26 @@ class Contestants:
     ) -> None:
         self._normal, self._setting, self._options = normal, setting, options
         self._costs, self._attempts = costs, attempts or Attempts()
-        self._made: dict[str, Contestant | None] = {}
+        self._made: dict[str, Entrant | None] = {}
         #: further solutions of each problem, by the first solution's name
-        self._behind: dict[str, Iterator[Contestant]] = {}
+        self._behind: dict[str, Iterator[Entrant]] = {}
 
     @property
     def ladder(self) -> tuple[str, ...]:
-        """Names of contestants in order of preference before any run; the first that can be made is used."""
+        """Names of entrants in order of preference before any run; the first that can be made is used."""
         if self._options.policy != OPTIMAL:
             return tuple(dict.fromkeys((self._options.policy, PLAIN, PYTORCH)))
         # only these obey pins
         return (BEST, DIRECT) if self._options.pin else (BEST, DIRECT, GREEDY, PLAIN, PYTORCH)
 
     @property
-    def best(self) -> Contestant:
-        """The choice before any run: the contestant of the least cost, if costs are known.
+    def best(self) -> Entrant:
+        """The choice before any run: the entrant of the least cost, if costs are known.
 
         Raises
         ------
         FmtpropError
-            No contestant can be made; this is the error of the first one.
+            No entrant can be made; this is the error of the first one.
         """
         for name in self.ladder:
             found = [one for one in map(self.get, _PRICED if name == BEST else (name,)) if one is not None]
@@ -141,31 +141,31 @@ class Contestants:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the contestants that may be the fastest."""
+        """Names of the entrants that may be the fastest."""
         return (*_PRICED, DIRECT, *(name for name in _VARIANTS if name not in _PRICED), GREEDY)
 
-    def field(self, *, whole: bool) -> list[Contestant]:
-        """Return contestants that may win, the best first; if not `whole`, only those with unclear costs."""
+    def field(self, *, whole: bool) -> list[Entrant]:
+        """Return entrants that may win, the best first; if not `whole`, only those with unclear costs."""
         told = () if whole else (*_PRICED, DIRECT)
-        distinct: dict[str, Contestant] = {}
+        distinct: dict[str, Entrant] = {}
         for one in (self.best, *(self.get(name) for name in self.names if name not in told)):
             if one is not None:
                 distinct.setdefault(one.key, one)
         return list(distinct.values())
 
-    def get(self, name: str) -> Contestant | None:
-        """Return the contestant with a name; None if the model has none or it was dropped."""
+    def get(self, name: str) -> Entrant | None:
+        """Return the entrant with a name; None if the model has none or it was dropped."""
         if name not in self._made:
             self._made[name] = self._attempts.of(name, lambda: self._make(name))
         return None if name in self._attempts.failed else self._made[name]
 
-    def expected(self, contestant: Contestant) -> float:
-        """Return the expected seconds of a run, by the costs of the best contestant; infinity if unknown."""
-        if contestant.certificate is not None:
-            return contestant.certificate.objective
-        return self._propagate if contestant.name == GREEDY and self._propagate else inf
+    def expected(self, entrant: Entrant) -> float:
+        """Return the expected seconds of a run, by the costs of the best entrant; infinity if unknown."""
+        if entrant.certificate is not None:
+            return entrant.certificate.objective
+        return self._propagate if entrant.name == GREEDY and self._propagate else inf
 
-    def _make(self, name: str) -> Contestant | None:
+    def _make(self, name: str) -> Entrant | None:
         if name == BEST:
             return self._first(name, self._normal)
         if name in _VARIANTS:
@@ -180,8 +180,8 @@ class Contestants:
             return replace(greedy(PLAIN, self._normal, pytorch), name=name)
         return greedy(name, self._normal, self._setting)
 
-    def _variant(self, name: str, variant: Variant[Pass]) -> Contestant | None:
-        """Return the best contestant of a variant of the graph; None if it changes nothing or no target can run it."""
+    def _variant(self, name: str, variant: Variant[Pass]) -> Entrant | None:
+        """Return the best entrant of a variant of the graph; None if it changes nothing or no target can run it."""
         if self._options.policy != OPTIMAL or self._options.pin:  # pins name nodes of the original graph
             return None
         rewritten = Pipeline((variant.rewrite,), Stage.IMPORTED).run(self._normal)
@@ -192,15 +192,15 @@ class Contestants:
         except UnsupportedOpError:  # no kernel supports the rewritten graph: this is not a failure
             return None
 
-    def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Contestant:
+    def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Entrant:
         solutions = self._solved(normal, name, DIRECT, pins=pins)
         best, self._behind[name] = next(solutions), solutions
         return best
 
     def _solved(
         self, normal: Graph, *names: str, pins: Mapping[str, MemoryDesc] | None = None, composed: bool = True
-    ) -> Iterator[Contestant]:
-        """Yield the best contestant by cost, then the best one without expansions, if it differs."""
+    ) -> Iterator[Entrant]:
+        """Yield the best entrant by cost, then the best one without expansions, if it differs."""
         if self._costs is None:
             raise PassError("pass optimal: there are no costs to be optimal by")
         prepared, options = Pipeline(_PREPARE, Stage.NORMAL).run(normal), self._options
@@ -218,7 +218,7 @@ class Contestants:
         baseline = Graph(prepared.name) if usual is None else usual.graph if prepared is self._normal else None
         for name, (formatted, certificate) in zip(names, solver.solutions(prepared, ways, baseline), strict=False):
             verify(formatted, Stage.FORMATTED)
-            yield Contestant(name, formatted, replace(certificate, propagate=self._propagate))
+            yield Entrant(name, formatted, replace(certificate, propagate=self._propagate))
 
     @cached_property
     def _propagate(self) -> float:
@@ -227,8 +227,8 @@ class Contestants:
         return 0.0 if usual is None or self._costs is None else price(usual.graph, self._costs)
 
 
-def greedy(policy: str, normal: Graph, setting: Setting) -> Contestant:
+def greedy(policy: str, normal: Graph, setting: Setting) -> Entrant:
     """Return a greedy policy's plan."""
     graph = AssignFormats(policy, setting).run(normal)
     verify(graph, Stage.FORMATTED)
-    return Contestant(policy, graph)
+    return Entrant(policy, graph)

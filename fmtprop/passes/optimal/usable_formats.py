@@ -17,13 +17,13 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
 
-__all__ = ["wishes"]
+__all__ = ["usable_formats"]
 
 #: most formats of a tensor in addition to its producer's: more would cost more time of the solver than they save
 _MOST_FORMATS = 6
 
 
-def wishes(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
+def usable_formats(graph: Graph, target: Target) -> dict[Value, list[MemoryDesc]]:
     """Return, for each value of a normal graph, the formats that its readers could use, the usual ones first.
 
     Parameters
@@ -50,9 +50,9 @@ def _through(view: Node, found: Mapping[Value, list[MemoryDesc]], source: Tensor
     if inverse is None:
         return []
     formats = []
-    for wish in found[Value(view.name)]:
+    for wanted in found[Value(view.name)]:
         try:
-            desc = inverse(view.attrs, wish, source)
+            desc = inverse(view.attrs, wanted, source)
         except FmtpropError:
             continue  # the view cannot have this format
         if desc.is_packed and prod(desc.dims) == prod(source.dims):

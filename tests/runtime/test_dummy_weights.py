@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.compiling.contest import contest
+from fmtprop.compiling.race import race
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
 from fmtprop.runtime.executor import Executor
-from fmtprop.runtime.rehearsal import can_rehearse, outline, rehearsals
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
@@ -29,8 +29,8 @@ def formatted(module: nn.Module, x: torch.Tensor, policy: str = "propagate") -> 
     return AssignFormats(policy, Setting(OneDnnTarget(), ReferenceTarget())).run(normal)
 
 
-def rehearsed(graphs: list[Graph], target: OneDnnTarget) -> list[Plan]:
-    return [make() for make in rehearsals(dict(enumerate(graphs)), target).values()]
+def dummies(graphs: list[Graph], target: OneDnnTarget) -> list[Plan]:
+    return [make() for make in with_dummy_weights(dict(enumerate(graphs)), target).values()]
 
 
 def convolutions() -> nn.Module:
@@ -39,7 +39,7 @@ def convolutions() -> nn.Module:
 
 def test_a_rehearsal_does_the_steps_of_the_plan_on_other_numbers() -> None:
     graph, target = formatted(convolutions(), X), OneDnnTarget()
-    real, (stand_in,) = build_plan(graph, target), rehearsed([graph], target)
+    real, (stand_in,) = build_plan(graph, target), dummies([graph], target)
     assert [step.node for step in stand_in.steps] == [step.node for step in real.steps]
     assert stand_in.constant_nbytes == real.constant_nbytes
     assert stand_in.arena_nbytes == real.arena_nbytes
@@ -49,23 +49,23 @@ def test_a_rehearsal_does_the_steps_of_the_plan_on_other_numbers() -> None:
 
 def test_an_outline_tells_all_that_would_run_and_holds_no_weights() -> None:
     graph, target = formatted(convolutions(), X), OneDnnTarget()
-    real, outlined = build_plan(graph, target), outline(graph, target)
-    assert [step.node for step in outlined.steps] == [step.node for step in real.steps]
-    assert [step.packing.keys() for step in outlined.steps] == [step.packing.keys() for step in real.steps]
-    assert outlined.packed == real.packed
-    packed = {a.buffer for step in outlined.steps for name, a in step.operands.items() if name in step.packing}
-    storages = [outlined.constants[outlined.buffers[b].index].untyped_storage() for b in packed]
+    real, unpacked = build_plan(graph, target), without_weights(graph, target)
+    assert [step.node for step in unpacked.steps] == [step.node for step in real.steps]
+    assert [step.packing.keys() for step in unpacked.steps] == [step.packing.keys() for step in real.steps]
+    assert unpacked.packed == real.packed
+    packed = {a.buffer for step in unpacked.steps for name, a in step.operands.items() if name in step.packing}
+    storages = [unpacked.constants[unpacked.buffers[b].index].untyped_storage() for b in packed]
     assert len(packed) == 3 and len({storage.data_ptr() for storage in storages}) == 1
-    assert not check_steps(outlined.steps, Store(), outlined.packed)
+    assert not check_steps(unpacked.steps, Store(), unpacked.packed)
 
 
-def test_the_weights_of_all_contestants_share_memory() -> None:
+def test_the_weights_of_all_entrants_share_memory() -> None:
     module, target = convolutions(), OneDnnTarget()
     graphs = [formatted(module, X, policy) for policy in ("propagate", "naive")]
-    plans = rehearsed(graphs, target)
+    plans = dummies(graphs, target)
     storages = [{constant.untyped_storage().data_ptr() for constant in plan.constants} for plan in plans]
     assert storages[0] == storages[1]
-    assert contest(dict(zip("ab", plans, strict=True)), [X], budget=0.01).rounds >= 1
+    assert race(dict(zip("ab", plans, strict=True)), [X], budget=0.01).rounds >= 1
 
 
 @pytest.mark.parametrize("policy", ["propagate", "naive"])
@@ -77,7 +77,7 @@ def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
     graph.constants = {
         name: Deferred(graph.node(name).results[0], data.stride(), refuse) for name, data in graph.constants.items()
     }
-    for plan in (*rehearsed([graph], OneDnnTarget()), outline(graph, OneDnnTarget())):
+    for plan in (*dummies([graph], OneDnnTarget()), without_weights(graph, OneDnnTarget())):
         assert plan.constant_nbytes > 16 * 18 * 18 * 8 * 4
 
 
@@ -112,7 +112,7 @@ class Looked(nn.Module):
 def test_operators_of_pytorch_see_no_stand_ins(
     module: nn.Module, x: torch.Tensor, possible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert can_rehearse(formatted(module, x)) is possible
+    assert runs_on_any_numbers(formatted(module, x)) is possible
     # both ways to a verdict end in a plan of the model's own weights
     unlike_any_other(monkeypatch)
     net = fp.compile(module, x, tune="remeasure", tune_budget=0.1)
