@@ -5,6 +5,7 @@ from __future__ import annotations
 from fmtprop.passes.absorb_flatten import AbsorbFlatten
 from fmtprop.passes.base import Pass
 from fmtprop.passes.batch_statistics import ReadVariance
+from fmtprop.passes.before_concat import BeforeConcat
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.delay_reshapes import DelayReshapes
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
@@ -34,6 +35,8 @@ NORMALISE: tuple[Pass, ...] = (
     # before the padding that it consists of is folded
     RecogniseLrn(),
     FoldPadding(),
+    # before normalizations are folded into what made the parts
+    BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
     # before fusion, which fuses neighbours
