@@ -133,7 +133,9 @@ class ModelCosts:
             return 0.0
         operands, dst = candidate.operands, candidate.results[0]
         if node.op == "reorder":
-            return self._reorder(operands["src"], dst)
+            # PyTorch converts to a new tensor, and copies that
+            passes = 2 if _says(candidate, "by_operators") else 1
+            return passes * self._reorder(operands["src"], dst)
         sizes = _sizes_along(node, operands, dst)
         linear, cost = linear_of(node), opdef(node.op).cost
         share = 1.0 if _says(candidate, "moves_freely") else cost.pace

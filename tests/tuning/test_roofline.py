@@ -13,6 +13,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.reference import ReferenceImplementation
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
@@ -132,6 +133,15 @@ def test_reorders() -> None:
     assert copy is not None and into is not None and transpose is not None
     assert PEAKS.call < copy < into < transpose
     assert (COSTS.reorder(small, MemoryDesc(small.dims, "f32")) or 0) < transpose
+
+
+def test_a_conversion_by_pytorch_moves_its_bytes_twice() -> None:
+    src = MemoryDesc((768, 3072), "f32", tag="ba")
+    dst = src.with_dtype("bf16")
+    node = Node("reorder_1", "reorder", Reorder("bf16"), (TensorType(dst.dims, DataType.BF16),))
+    ours = Candidate("onednn", "jit:uni", {"src": src}, (dst,))
+    theirs = Candidate("reference", "torch", {"src": src}, (dst,), handle=ReferenceImplementation("torch"))
+    assert COSTS.node(node, theirs) == pytest.approx(2 * COSTS.node(node, ours))
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2", "shufflenet_v2", "unet"])
