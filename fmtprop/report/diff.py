@@ -166,7 +166,7 @@ def read_reports(path: str | PathLike[str]) -> list[Told]:
     except UnicodeDecodeError as error:
         raise _no_report(path, "it is not text") from error
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _no_report(path, f"it is not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -221,6 +221,10 @@ def chosen(reports: Sequence[Told], policy: str | None, path: object) -> Told:
     raise FmtpropError(
         f"{path} has no policy {policy!r}; it has {', '.join(report.policy for report in reports) or 'none'}"
     )
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _no_report(path: object, why: str) -> FmtpropError:

@@ -202,7 +202,8 @@ def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
         return ("No run executes a reorder.",)
     seconds, moved = sum(row.seconds for row in rows), sum(row.nbytes for row in rows)
     share = seconds / run_seconds if run_seconds else 0.0
-    said = f"{len(rows)} reorders take {share:.1%} of a run ({seconds * 1e3:.3f} ms) and move {moved / 2**20:.1f} MiB."
+    some, move = ("1 reorder takes", "moves") if len(rows) == 1 else (f"{len(rows)} reorders take", "move")
+    said = f"{some} {share:.1%} of a run ({seconds * 1e3:.3f} ms) and {move} {moved / 2**20:.1f} MiB."
     count = Counter(row.counterfactual.verdict for row in rows)
     known = ", ".join(f"{count[name]} {meaning}" for name, meaning in _MEANINGS.items() if count[name])
     costliest = max(rows, key=lambda row: row.seconds)

@@ -89,6 +89,7 @@ def test_reports_are_read(tmp_path):
         ("", "it is not JSON"), ("[1]", "its schema is None, not 2"), ('{"schema": 1}', "its schema is 1, not 2"),
         ('{"schema": 2, "model": "x"}', "a field is missing"), ('{"schema": 2, "policies": 3}', "of another type"),
         ('{"schema": 2, "policies": []}', "there is no policy in it"), ("[" * 100_000, "it is not JSON"),
+        ('{"schema": 2, "seconds": NaN}', "NaN is no number of JSON"),
     ],
 )  # fmt: skip
 def test_what_is_no_report(tmp_path, text, why):

@@ -122,7 +122,8 @@ def test_a_large_graph_opens_soon(measured, tmp_path):
         folder.mkdir()
         page, complaints = browse(folder, text)
         assert complaints == [] and "Graph of 5000 nodes" in page
-        taken.append(int(re.search(r'data-ready="(\d+)"', page).group(1)))
+        # the text first, the drawn graph at last
+        taken.append(max(int(re.search(rf'data-{part}="(\d+)"', page).group(1)) for part in ("ready", "graph")))
         if taken[-1] < 3000:
             break
     assert min(taken) < 3000, f"{taken} ms"

@@ -236,7 +236,7 @@
     }[c.verdict] || "Not solved: " + c.why;
     const facts = [
       ["edge", row.producer + " → " + row.readers.join(", ")],
-      ["modules", (row.producer_origin || "?") + " → " + (row.origin || "?")],
+      ["modules", (row.producer_origin || "the caller") + " → " + (row.origin || "the caller")],
       ["formats", row.src + " → " + row.dst + " of " + row.dims.join("×")],
       ["why", row.reason],
       ["cause", row.cause + ": " + row.remedy],
