@@ -285,8 +285,9 @@ class OpDef:
     def __post_init__(self) -> None:
         if (self.view is not None) != (self.category is Category.VIEW):
             raise GraphError(f"op {self.name}: category VIEW and a view rule go together")
-        needs = {Category.COMPUTE, Category.BANDWIDTH, Category.MULTI_SRC}
-        if (self.primitive is not None) != (self.category in needs):
+        # a bandwidth-limited op may have kernels of our own only
+        needs, allowed = {Category.COMPUTE, Category.MULTI_SRC}, {*Category} - {Category.VIEW, Category.HOST}
+        if self.category not in (allowed if self.primitive is not None else {*Category} - needs):
             raise GraphError(f"op {self.name}: category {self.category.name} and a primitive rule do not go together")
         if self.equivalents and self.primitive is None:
             raise GraphError(f"op {self.name} has equivalents of a primitive, but no primitive")

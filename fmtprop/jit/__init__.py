@@ -7,6 +7,7 @@ sees rows of numbers, the loop sees functions and arguments.
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
 from fmtprop.jit.memory import no_code
+from fmtprop.jit.norms import GroupNormKernel, group_norm_kernel_for
 from fmtprop.jit.rows import AverageKernel, FoldKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 
@@ -16,6 +17,7 @@ __all__ = [
     "Call",
     "CallList",
     "FoldKernel",
+    "GroupNormKernel",
     "Kernel",
     "StandaloneKernel",
     "StandaloneWork",
@@ -23,6 +25,7 @@ __all__ = [
     "average_kernel_for",
     "broadcast_kernel_for",
     "fold_kernel_for",
+    "group_norm_kernel_for",
     "kernel_for",
     "no_code",
     "unavailable",

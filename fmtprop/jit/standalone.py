@@ -11,7 +11,7 @@ from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, isa
 __all__ = ["StandaloneKernel", "StandaloneWork"]
 
 #: operands and results that a program's arguments can point to
-_TENSORS = frozenset({"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "dst"})
+_TENSORS = frozenset({"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "dst"})
 
 
 class StandaloneKernel(ABC):

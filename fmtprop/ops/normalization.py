@@ -1,8 +1,8 @@
 """Batch, layer and group normalization, in inference.
 
 Owns two primitives and the importers of every ATen form, instance normalization included (it is group normalization
-with one channel per group). Group normalization is PyTorch's: oneDNN's, of 3.3 and later, takes longer in every format
-(docs/experiments.md). Training statistics are not computed here.
+with one channel per group). Group normalization runs by a kernel of ours or by PyTorch: oneDNN's, of 3.3 and later,
+takes longer in every format (docs/experiments.md). Training statistics are not computed here.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ GROUP_NORMALIZATION = OpDef(
     name="group_normalization",
     attrs=GroupNorm,
     operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
-    category=Category.HOST,
+    category=Category.BANDWIDTH,
     infer=infer_group,
     reference=reference_group,
     spreads=True,

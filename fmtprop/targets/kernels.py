@@ -12,11 +12,19 @@ from math import prod
 
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
-from fmtprop.jit import FoldKernel, StandaloneKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
-from fmtprop.layout import MemoryDesc
+from fmtprop.jit import (
+    FoldKernel,
+    StandaloneKernel,
+    average_kernel_for,
+    broadcast_kernel_for,
+    fold_kernel_for,
+    group_norm_kernel_for,
+)
+from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
+from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import channels_last, like, plain
@@ -46,7 +54,11 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     request : mapping of str to MemoryDesc
         See :meth:`fmtprop.passes.target.Target.candidates`.
     """
-    if node.post_ops or len({desc.dtype for desc in request.values()}) != 1:
+    if node.post_ops:
+        return
+    if isinstance(node.attrs, GroupNorm):
+        yield from _group_normalization(node.attrs, request)
+    if len({desc.dtype for desc in request.values()}) != 1:
         return
     if isinstance(node.attrs, Attention):
         for kernel, operands, dst in attention_kernels(node.attrs, request):
@@ -103,6 +115,18 @@ def _average(src: MemoryDesc) -> StandaloneKernel | None:
     except UnsupportedOpError:
         return None
     return average_kernel_for(images, prod(places), channels, src.dtype)
+
+
+def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candidate]:
+    src, dst = request["src"], request["dst"]
+    if src.ndim < 3 or src.at_start() != channels_last(plain(src)) or dst.dtype != src.dtype:
+        return
+    images, channels, *places = src.dims
+    vectors = {name: plain(request[name]) for name in ("scale", "shift") if name in request}
+    fits = _is_served(dst, src.at_start()) and all(desc.dtype is DataType.F32 for desc in vectors.values())
+    kernel = group_norm_kernel_for(images, prod(places), channels, attrs.groups, attrs.epsilon, src.dtype)
+    if fits and kernel is not None:
+        yield _candidate(kernel, {"src": src, **vectors}, src.at_start() if dst.kind == "any" else dst)
 
 
 def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Candidate]:

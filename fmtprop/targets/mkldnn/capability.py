@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fmtprop.ir.op import OPSET, Category
+from fmtprop.ir.op import OPSET
 from fmtprop.targets.mkldnn.dispatcher import accepts_unary, has_kernel
 from fmtprop.targets.mkldnn.fused import FUSED
 from fmtprop.targets.mkldnn.opaque import RULES
@@ -24,7 +24,7 @@ def capability_table() -> str:
         "|---|---|---|---|",
     ]
     for name in sorted(OPSET):
-        if OPSET[name].category in (Category.VIEW, Category.HOST):
+        if OPSET[name].primitive is None:
             continue
         lines.append(f"| {name} | {_fused(name)} | {_opaque(name, True)} | {_opaque(name, False)} |")
     tails = [

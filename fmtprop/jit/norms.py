@@ -1,0 +1,148 @@
+"""Kernels of group normalization on channels-last tensors.
+
+PyTorch's operator for this format loses digits where a mean is large beside the deviation, so it would need a copy to
+rows and back, and oneDNN has no fast one. Networks that generate or restore images have dozens of these steps.
+
+A thread has some places (pixels) of an image and reads them twice. First it adds up each channel's deviations from a
+pivot, the mean of the first places. When all threads have met, each combines the sums to the groups' means and
+deviations; then it writes its places of the result.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_byte, c_float, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+from fmtprop.jit.assembler import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, address_of, isa, runtime_function, takes, threads_for, unavailable
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel", "group_norm_kernel_for"]
+
+#: places that are treated column by column, which stay in the nearest cache; places whose mean is the pivot
+BLOCK_PLACES, PIVOT_PLACES = 8, 64
+
+#: vectors that a thread keeps for each vector of channels
+SLOTS = 4
+
+#: most vectors of channels that are treated at a time
+_CHANNEL_VECTORS = 4
+
+#: alignment of a thread's area
+_LINE_NBYTES = 64
+
+_FloatVector = c_float * 16
+
+
+class GroupNormArguments(Arguments):
+    """Arguments of the code of a group normalization."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("barrier", "src", "scale", "shift", "dst", "areas", "table")),
+        *((name, c_uint64) for name in ("images", "image", "places", "row", "columns", "vectors", "groups", "group")),
+        ("area", c_uint64),
+        *((name, _FloatVector) for name in ("divisor", "epsilon", "one")),
+    )
+
+
+@dataclass(frozen=True)
+class GroupNormKernel(StandaloneKernel):
+    """``dst[n, :, c] = (src[n, :, c] - mean[n, g]) / deviation[n, g] * scale[c] + shift[c]``, g the group of c.
+
+    Parameters
+    ----------
+    images, places, channels : int
+        Sizes of src; all at least 1, and whole vectors of channels.
+    groups : int
+        Number of groups; divides the channels.
+    epsilon : float
+        Added to the variance.
+    dtype : DataType
+        Data type of src and dst; computed in f32, as scale and shift are.
+    """
+
+    images: int
+    places: int
+    channels: int
+    groups: int
+    epsilon: float
+    dtype: DataType
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "group_norm"
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors in a row of channels."""
+        return self.channels // _lanes()
+
+    @property
+    def width(self) -> int:
+        """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
+        return next(size for size in range(_CHANNEL_VECTORS, 0, -1) if self.vectors % size == 0)
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems with the same `width` share it."""
+        return _assembled(isa(), self.width, self.dtype is DataType.BF16)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later, scale and shift if there are any."""
+        row, lanes, members = self.channels * self.dtype.nbytes, _lanes(), self.channels // self.groups
+        threads = threads_for(self.places * row, threads)
+        # the number of its places comes before a thread's area
+        area = _LINE_NBYTES + self.vectors * SLOTS * lanes * 4
+        areas = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
+        starts = (divmod(channel, lanes) for channel in range(self.channels))
+        table = (c_int64 * self.channels)(*(4 * (vector * SLOTS * lanes + lane) for vector, lane in starts))
+        ones, zeros = ((c_float * self.channels)(*[number] * self.channels) for number in (1.0, 0.0))
+        arguments = GroupNormArguments(
+            barrier=address_of("GOMP_barrier"),
+            scale=addressof(ones),
+            shift=addressof(zeros),
+            areas=(addressof(areas) // _LINE_NBYTES + 2) * _LINE_NBYTES,
+            area=area,
+            table=addressof(table),
+            images=self.images,
+            image=self.places * row,
+            places=self.places,
+            row=row,
+            columns=self.vectors // self.width,
+            vectors=self.vectors,
+            groups=self.groups,
+            group=members,
+            divisor=_FloatVector(*[members * self.places] * 16),
+            epsilon=_FloatVector(*[self.epsilon] * 16),
+            one=_FloatVector(*[1.0] * 16),
+        )
+        return StandaloneWork(self.kernel, arguments, threads, (areas, table, ones, zeros))
+
+
+def group_norm_kernel_for(
+    images: int, places: int, channels: int, groups: int, epsilon: float, dtype: DataType
+) -> GroupNormKernel | None:
+    """Return a kernel; None if this machine has none for this number of channels.
+
+    Parameters
+    ----------
+    images, places, channels, groups, epsilon, dtype
+        See :class:`GroupNormKernel`.
+    """
+    if unavailable() or not takes(dtype) or runtime_function("GOMP_barrier") is None or 0 in (images, places, channels):
+        return None
+    whole = channels % _lanes() == 0
+    return GroupNormKernel(images, places, channels, groups, epsilon, dtype) if whole else None
+
+
+def _lanes() -> int:
+    return isa().nbytes // 4
+
+
+@cache
+def _assembled(isa: Isa, width: int, bf16: bool) -> Kernel:
+    from fmtprop.jit.norm_program import group_norm  # few networks need the assembler
+
+    return Kernel("group_norm", group_norm(isa, width, bf16=bf16))
