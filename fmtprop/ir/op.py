@@ -152,6 +152,10 @@ def _always(attrs: Any) -> bool:
     return True
 
 
+def _never(attrs: Any) -> bool:
+    return False
+
+
 def _few(dims: Mapping[str, tuple[int, ...]]) -> int:
     return 1
 
@@ -216,6 +220,9 @@ class OpDef:
     any_strides : callable
         ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
         not always; operands come row-major then.
+    narrows : callable
+        ``attrs -> bool``: whether a call of PyTorch's gives the floating-point type that it is given, as accurately: it
+        selects numbers, or adds a few.
     reads : Reads
         Which plain formats PyTorch's operator works on without a copy.
     loses : callable
@@ -271,6 +278,7 @@ class OpDef:
     cost: Cost = field(default_factory=Cost)
     checkable: Callable[[Any], bool] = _always
     any_strides: Callable[[Any], bool] = _always
+    narrows: Callable[[Any], bool] = _never
     reads: Reads = Reads.ANY
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()

@@ -36,6 +36,16 @@ _ANY_STRIDES = frozenset(
         ),
     }
 )
+#: they give the type that they are given
+_NARROWS = frozenset(
+    {
+        "aten.max_pool2d_with_indices.default",
+        "aten.max_pool2d_with_indices_backward.default",
+        "aten.adaptive_max_pool2d.default",
+        "aten.avg_pool2d_backward.default",
+        "aten._adaptive_avg_pool2d_backward.default",
+    }
+)
 #: the overload that writes to given memory gives it the source's strides instead of its own
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
 #: element by element, although PyTorch does not call it so
@@ -290,6 +300,7 @@ ATEN = OpDef(
     reference=reference,
     checkable=checkable,
     any_strides=any_strides,
+    narrows=lambda attrs: attrs.target in _NARROWS,
     operator=operator,
     samples=samples,
 )

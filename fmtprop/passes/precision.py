@@ -19,11 +19,11 @@ from fmtprop.passes.editing import unused_name
 class LowerPrecision:
     """Convert f32 computation to a narrower floating type.
 
-    Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops and views keep
-    their source's type. Biases, normalization statistics, scales and shifts stay f32, host ops get f32 operands, and
-    graph outputs keep their type. Conversions are reorder nodes; the format assignment merges them with neighbouring
-    changes of format. If a compute-intensive op's result would only be converted back, the op writes f32 itself, the
-    type of its accumulator.
+    Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops, views and
+    PyTorch's poolings keep their source's type. Biases, normalization statistics, scales, shifts stay f32, other host
+    ops get f32 operands, and graph outputs keep their type. Conversions are reorder nodes; the format assignment merges
+    them with neighbouring changes of format. If a compute-intensive op's result would only be converted back, the op
+    writes f32 itself, the type of its accumulator.
 
     Parameters
     ----------
@@ -148,5 +148,7 @@ class _Conversion:
 
 
 def _names_its_type(node: Node) -> bool:
-    """Whether the model names the type of a node's result: its own conversion, or an unchanged call."""
-    return node.op == "reorder" or opdef(node.op).category is Category.HOST
+    """Whether the model names the type of a node's result: its own conversion, or most unchanged calls."""
+    declaration = opdef(node.op)
+    host = declaration.category is Category.HOST and not declaration.narrows(node.attrs)
+    return node.op == "reorder" or host

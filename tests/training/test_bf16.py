@@ -67,3 +67,13 @@ def test_gradients_are_as_accurate_as_autocast(way):
     chosen = [step.node for step in steps if step.node.op in kinds]
     assert len(chosen) == 6
     assert all(node.choice.target == "onednn" and node.choice.operands["src"].dtype == "bf16" for node in chosen)
+
+
+def test_pytorchs_poolings_stay_in_bf16():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, 16, 3))
+    x = torch.randn(2, 3, 13, 13)
+    net = fp.compile(module, x, training=True, dtype="bf16", tune="model", confirm=False)
+    net(x).sum().backward()
+    pools = [step.node for step in net.nets[0].plan.steps if "max_pool2d" in getattr(step.node.attrs, "target", "")]
+    assert [node.results[0].dtype.value for node in pools] == ["bf16", "bf16"]

@@ -249,6 +249,18 @@ def test_other_shapes_get_a_plan_each():
     assert len(ours.nets) == 3
 
 
+def test_parameters_of_another_shape():
+    module, x = mlp(), torch.randn(3, 12)
+    ours, theirs = compiled(module, x)
+    with torch.no_grad():
+        module[0].weight.data, module[0].bias.data = torch.randn(24, 12), torch.randn(24)
+    with pytest.raises(RuntimeError, match=r"reduction dim, but got \[3, 24\] X \[32, 16\]"):
+        ours(x)
+    module[2] = nn.Linear(24, 16)
+    theirs[0], theirs[2] = copy.deepcopy(module[0]), copy.deepcopy(module[2])
+    assert_same_step(ours, theirs, x)
+
+
 def test_nan_passes_through():
     ours, theirs = compiled(convolutions(), image())
     x = image()
