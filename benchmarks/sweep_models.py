@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks import sweep_modules
 
-__all__ = ["NETWORKS"]
+__all__ = ["NETWORKS", "TRANSFORMERS"]
 
 #: a module, its positional arguments and its keyword arguments
 Network = tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
@@ -102,7 +102,7 @@ def _sound(samples: int = 16000) -> dict[str, torch.Tensor]:
 
 
 #: transformers: class, configuration, its arguments, inputs
-_TRANSFORMERS: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
+TRANSFORMERS: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[str, torch.Tensor]]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", _TEXT, _masked),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**_TEXT, "max_position_embeddings": 160}, _masked),
     "distilbert": (
@@ -303,7 +303,7 @@ def _zoo(name: str, size: tuple[int, int]) -> Network:
 def _transformer(name: str) -> Network:
     transformers = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
-    cls, config, arguments, inputs = _TRANSFORMERS[name]
+    cls, config, arguments, inputs = TRANSFORMERS[name]
     torch.manual_seed(0)
     module = getattr(transformers, cls)(getattr(transformers, config)(**arguments))
     return module, (), inputs()
@@ -321,6 +321,6 @@ def _numbers(*shape: int) -> torch.Tensor:
 #: what makes each network, by name
 NETWORKS: Mapping[str, Callable[[], Network]] = {
     **{name: partial(_zoo, name, size) for size, names in _ZOO.items() for name in names.split()},
-    **{name: partial(_transformer, name) for name in _TRANSFORMERS},
+    **{name: partial(_transformer, name) for name in TRANSFORMERS},
     **{name: partial(_own, make, shape) for name, (make, shape) in sweep_modules.MODULES.items()},
 }

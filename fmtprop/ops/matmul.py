@@ -36,10 +36,10 @@ from fmtprop.ops.view_attrs import reshaped
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
-#: the largest number in f32, whose negative models add to scores that they hide, beside -inf
-_LARGEST = float(torch.finfo(torch.float32).max)
+#: the largest number of all data types that oneDNN multiplies in
+_LARGEST = float(torch.finfo(torch.bfloat16).max)
 
-#: between 2^-64 times that number and what f32 has
+#: larger than 2^-64 times that number
 _HIDDEN = 1e30
 
 # ---------------------------------------------------------------- attributes

@@ -1,0 +1,230 @@
+"""Try architectures of transformers by both doors: ``fp.compile`` and ``torch.compile(backend="fmtprop")``.
+
+Each runs in a process of its own, with seeded weights. Results are compared with eager PyTorch, in f32 and bf16, and
+for other numbers of tokens. ``--table`` writes docs/doors.md of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fmtprop as fp
+from benchmarks.sweep_models import NETWORKS, TRANSFORMERS
+from fmtprop.dynamo import region
+from fmtprop.dynamo.backend import options_of, regions_by
+from fmtprop.errors import FmtpropError
+from fmtprop.runtime.agreement import relative_error
+
+__all__ = ["Row", "main", "table", "tried"]
+
+#: largest error relative to the largest number of a result
+TOLERANCES = {"f32": 1e-4, "bf16": 5e-2}
+
+#: numbers of tokens of the calls with other shapes
+LENGTHS = (1, 7, 64, 512)
+
+#: how plans are made: costs of the model, since other programs share the machine
+OPTIONS = {"tune": "model", "confirm": False}
+
+_DOCS = Path(__file__).parent.parent / "docs" / "doors.md"
+_MARK = "<!-- written by `python -m benchmarks.doors --table` -->"
+
+
+@dataclass
+class Row:
+    """What one architecture gave: an error, or the reason why there is none, by door and data type."""
+
+    name: str
+    errors: dict[str, float | str] = field(default_factory=dict)
+    graphs: int = 0
+    breaks: int = 0
+    plans: int = 0
+    native: float | None = None
+    reorders: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether each comparison was made and is within its tolerance."""
+        return bool(self.errors) and all(
+            isinstance(error, float) and error <= TOLERANCES["bf16" if "bf16" in way else "f32"]
+            for way, error in self.errors.items()
+        )
+
+
+def tried(name: str, *, lengths: Sequence[int] = LENGTHS, dtypes: Sequence[str] = ("f32", "bf16")) -> Row:
+    """Compile an architecture by both doors, and compare."""
+    row, start = Row(name), time.perf_counter()
+    module, args, kwargs = NETWORKS[name]()
+    module = module.eval()
+    with torch.no_grad():
+        expected = _tensors(module(*args, **kwargs))
+        for dtype in dtypes:
+            net: list[fp.CompiledModel] = []
+
+            def export(dtype: str = dtype, net: list[fp.CompiledModel] = net) -> list[torch.Tensor]:
+                net.append(fp.compile(module, args, dtype, kwargs=kwargs, **OPTIONS))
+                return _tensors(net[0](*args, **kwargs))
+
+            row.errors[f"fp.compile {dtype}"] = _error(export, expected)
+            if net and row.native is None:
+                row.native, row.reorders = _native_share(net[0]), len(net[0].plan.reorders)
+            regions: list[Any] = []
+            run = _through_dynamo(module, regions, dtype=dtype)
+            way = f"torch.compile {dtype}"
+            row.errors[way] = _error(lambda run=run: _tensors(run(*args, **kwargs)), expected)
+            if row.graphs:
+                continue
+            row.graphs, row.breaks = _counted()
+            row.plans = sum(outcome.net is not None for one in regions for outcome in one.outcomes)
+        calls = {length: _with_length(module, kwargs, length) for length in lengths if not args}
+        if calls := {length: call for length, call in calls.items() if call is not None}:
+            row.errors["torch.compile lengths"] = _dynamic(_through_dynamo(module, [], dynamic=True), module, calls)
+            row.errors["fp.compile lengths"] = _exported(module, kwargs, calls)
+    row.seconds = time.perf_counter() - start
+    return row
+
+
+def _through_dynamo(module: nn.Module, regions: list[Any], *, dynamic: bool | None = None, dtype: str = "f32") -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    region.compare = lambda ours, theirs: (ours() is not None, (0.0, 1.0))  # plans are kept: they are to be compared
+    backend = regions_by(options_of(None, {**OPTIONS, "dtype": dtype}), regions.append)
+    return torch.compile(module, backend=backend, dynamic=dynamic)
+
+
+def _counted() -> tuple[int, int]:
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def _exported(module: nn.Module, kwargs: Mapping[str, Any], calls: Mapping[int, Mapping[str, Any]]) -> float | str:
+    """Compile once with a dynamic number of tokens; longest calls first, since export may fix a size of 1."""
+    shapes = {name: {1: torch.export.Dim.AUTO} for name in kwargs}
+    try:
+        net = fp.compile(module, (), kwargs=kwargs, dynamic_shapes=shapes, max_shapes=len(calls) + 1, **OPTIONS)
+    except FmtpropError as error:
+        return _line(error)
+    return _dynamic(net, module, calls)
+
+
+def _dynamic(run: Callable[..., Any], module: nn.Module, calls: Mapping[int, Mapping[str, Any]]) -> float | str:
+    largest = 0.0
+    for length, call in calls.items():
+        error = _error(lambda call=call: _tensors(run(**call)), _tensors(module(**call)))
+        if isinstance(error, str):
+            return f"{length} tokens: {error}"
+        largest = max(largest, error)
+    return largest
+
+
+def _with_length(module: nn.Module, kwargs: Mapping[str, Any], length: int) -> dict[str, torch.Tensor] | None:
+    """Return a call with another number of tokens; None where the model takes none, or not so many."""
+    names = {"input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"}
+    if not set(kwargs) <= names or "input_ids" not in kwargs:
+        return None
+    repeats = -(-length // kwargs["input_ids"].shape[1])
+    call = {name: torch.cat([value] * repeats, 1)[:, :length].contiguous() for name, value in kwargs.items()}
+    try:
+        module(**call)
+    except (IndexError, RuntimeError, ValueError):
+        return None
+    return call
+
+
+def _native_share(net: fp.CompiledModel) -> float:
+    seconds = net.profile(repeats=3)
+    hosted = sum(t for t, step in zip(seconds, net.plan.steps, strict=True) if step.target == "reference")
+    return 1 - hosted / sum(seconds)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _error(run: Callable[[], list[torch.Tensor]], expected: Sequence[torch.Tensor]) -> float | str:
+    try:
+        got = run()
+    except (FmtpropError, torch._dynamo.exc.TorchDynamoException) as error:
+        return _line(error)
+    if len(got) != len(expected):
+        return f"{len(got)} results instead of {len(expected)}"
+    pairs = [(a.float(), b.float()) for a, b in zip(got, expected, strict=True) if b.numel()]
+    return max((relative_error(a, b) for a, b in pairs), default=0.0)
+
+
+def _line(error: object) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as Markdown."""
+    right = sum(row.is_right for row in rows)
+    ways = ["fp.compile f32", "torch.compile f32", "fp.compile bf16", "torch.compile bf16"]
+    ways += ["fp.compile lengths", "torch.compile lengths"]
+    head = [*ways, "graphs", "breaks", "plans", "native", "reorders"]
+    lines = [f"{right} of {len(rows)} architectures are right in all comparisons.", ""]
+    lines += [f"| architecture | {' | '.join(head)} |", f"| --- |{' --: |' * len(head)}"]
+    for row in sorted(rows, key=lambda row: row.name):
+        cells = [_cell(row.errors.get(way)) for way in ways]
+        native = "" if row.native is None else f"{row.native:.0%}"
+        cells += [str(row.graphs), str(row.breaks), str(row.plans), native, str(row.reorders)]
+        lines.append(f"| `{row.name}` | {' | '.join(cells)} |")
+    reasons = [(row.name, way, e) for row in rows for way, e in row.errors.items() if isinstance(e, str)]
+    if reasons:
+        lines += ["", "| not compared | way | reason |", "| --- | --- | --- |"]
+        lines += [f"| `{name}` | {way} | {reason.replace('|', '/')} |" for name, way, reason in reasons]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(error: float | str | None) -> str:
+    return "" if error is None else f"{error:.0e}" if isinstance(error, float) else "—"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try architectures, one process each, or write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.doors", description=str(__doc__).splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument("--results", type=Path, default=Path("reports/doors.jsonl"))
+    parser.add_argument("--limit", type=int, default=600, help="seconds of an architecture")
+    parser.add_argument("--one", help="try one in this process, and print its row")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help=f"write docs/{_DOCS.name} and do no more")
+    given = parser.parse_args(arguments)
+    if given.one:
+        print(json.dumps(asdict(tried(given.one))))
+        return 0
+    if given.table:
+        rows = [Row(**json.loads(line)) for path in given.table for line in path.read_text().splitlines()]
+        head = _DOCS.read_text(encoding="utf-8").partition(_MARK)[0]
+        _DOCS.write_text(f"{head}{_MARK}\n\n{table(rows)}", encoding="utf-8")
+        return 0
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    for name in (name for name in TRANSFORMERS if any(fnmatch(name, pattern) for pattern in given.only)):
+        command = [sys.executable, "-m", "benchmarks.doors", "--one", name]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=given.limit, check=False)
+            found = ended.stdout.strip().splitlines()
+            line = found[-1] if ended.returncode == 0 else json.dumps(asdict(Row(name, {"crash": ended.stderr[-200:]})))
+        except subprocess.TimeoutExpired:
+            line = json.dumps(asdict(Row(name, {"time": f"more than {given.limit} s"})))
+        with given.results.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+        print(line[:300], flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Architectures by both doors: what is compared, and the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import doors
+from benchmarks.sweep_models import TRANSFORMERS
+from fmtprop.dynamo import region
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(region, "compare", region.compare)  # doors sets it
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Tokens(nn.Module):
+    def __init__(self, *, wrong: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, 4)
+        self.wrong = wrong
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.out(self.words(input_ids))
+        return {"y": y + 1 if self.wrong and torch.compiler.is_compiling() else y}
+
+
+def tried(monkeypatch, model: nn.Module) -> doors.Row:
+    monkeypatch.setattr(doors, "NETWORKS", {"tokens": lambda: (model, (), {"input_ids": torch.ones(1, 5).long()})})
+    return doors.tried("tokens", lengths=(7, 3), dtypes=("f32",))
+
+
+def test_both_doors_are_compared_in_all_ways(monkeypatch):
+    row = tried(monkeypatch, Tokens())
+    assert set(row.errors) == {"fp.compile f32", "torch.compile f32", "fp.compile lengths", "torch.compile lengths"}
+    assert row.is_right
+    assert (row.graphs, row.breaks, row.plans) == (1, 0, 1)
+
+
+def test_a_wrong_result_is_no_success(monkeypatch):
+    row = tried(monkeypatch, Tokens(wrong=True))
+    assert row.errors["torch.compile f32"] > doors.TOLERANCES["f32"]
+    assert not row.is_right
+
+
+def test_the_table_has_figures_and_reasons():
+    rows = [doors.Row("b", {"fp.compile f32": 1e-6}, 1, 0, 1, 0.5, 2), doors.Row("a", {"crash": "no | memory"})]
+    text = doors.table([doors.Row(**json.loads(json.dumps(asdict(row)))) for row in rows])
+    assert text.startswith("1 of 2 architectures")
+    assert "| `b` | 1e-06 |" in text
+    assert "| `a` | crash | no / memory |" in text
+    assert text.index("`a`") < text.index("`b`")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_each_architecture_is_right_by_both_doors(name):
+    pytest.importorskip("transformers")
+    row = doors.tried(name)
+    assert row.is_right, row.errors
