@@ -30,6 +30,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
+from fmtprop.runtime.weights import SharedForms
 from fmtprop.system import collector
 
 if TYPE_CHECKING:
@@ -239,7 +240,9 @@ def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModul
     return TrainingModule(model, example_inputs, options, compile_graph)
 
 
-def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> CompiledModel:
+def compile_graph(
+    graph: Graph, options: Options, *, owned: bool = False, shared: SharedForms | None = None
+) -> CompiledModel:
     """Plan an imported graph: :func:`compile` without the import.
 
     Parameters
@@ -250,6 +253,8 @@ def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> Com
         How.
     owned : bool
         Whether nothing else uses the graph's constants: then the compilation drops them as it packs them.
+    shared : SharedForms, optional
+        Packed forms of the model's tensors that plans for other shapes have.
 
     Returns
     -------
@@ -264,16 +269,16 @@ def compile_graph(graph: Graph, options: Options, *, owned: bool = False) -> Com
     # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode
     with torch.autocast("cpu", enabled=False), torch.inference_mode(mode=False), collector.paused():
         if dnnl.fork_guard():
-            net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned))
+            net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned, shared))
         else:
-            net = _compile_graph(graph, options, owned)
+            net = _compile_graph(graph, options, owned, shared)
     dnnl.trim_heap()  # the originals of packed weights
     return net
 
 
-def _compile_graph(graph: Graph, options: Options, owned: bool) -> CompiledModel:
+def _compile_graph(graph: Graph, options: Options, owned: bool, shared: SharedForms | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
-    compilation = Compilation(graph, options, owned=owned and options.verify != "full")
+    compilation = Compilation(graph, options, owned=owned and options.verify != "full", shared=shared)
     compilation.run()
     net = CompiledModel(compilation)
     if options.verify == "full":

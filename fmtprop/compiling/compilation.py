@@ -34,7 +34,7 @@ from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.runtime.threads import on_cpu, running_with
-from fmtprop.runtime.weights import PackedForms
+from fmtprop.runtime.weights import PackedForms, SharedForms
 from fmtprop.store import Store, key_of
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.executable import Provider, Targets, implementation
@@ -99,6 +99,8 @@ class Compilation:
     owned : bool
         Whether nobody else has the graph's constants: then they go one by one as they are packed, so that memory never
         holds all weights twice.
+    shared : SharedForms, optional
+        What plans for other shapes have of the model's tensors.
 
     Attributes
     ----------
@@ -128,7 +130,9 @@ class Compilation:
     formatted: Graph
     plan: Plan
 
-    def __init__(self, imported: Graph, options: Options, *, owned: bool = False) -> None:
+    def __init__(
+        self, imported: Graph, options: Options, *, owned: bool = False, shared: SharedForms | None = None
+    ) -> None:
         self.imported, self.options, self.owned = imported, options, owned
         self.precision = options.dtype
         self.certificate: Certificate | None = None
@@ -138,7 +142,7 @@ class Compilation:
         self.dropped: Mapping[str, str] = {}
         self.seconds: dict[str, float] = {}
         #: the constants of all plans for the formatted graph
-        self.weights = PackedForms()
+        self.weights = PackedForms(shared)
         self._last = perf_counter()
         self._target, self._fallback = provider(options.target)(), ReferenceTarget()
         self._store = Store()

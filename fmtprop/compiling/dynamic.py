@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +10,11 @@ import torch
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
+from fmtprop.compiling.plans import Plans
 from fmtprop.errors import InputError, UnsupportedOpError
 from fmtprop.frontends.torch_export import Exported
-from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import flatten_arguments, restructure
-from fmtprop.system.locks import ProcessLock
+from fmtprop.runtime.weights import SharedForms
 
 __all__ = ["DynamicModel"]
 
@@ -29,7 +27,7 @@ class DynamicModel:
     exported : Exported
         The model, exported once.
     make : callable
-        Compiles an imported graph.
+        Compiles an imported graph, as :func:`fmtprop.api.compile_graph` does.
     options : Options
         How to compile. Plans are run against each other for the first shape alone: for all others the cheapest by
         cost is taken, so that a new shape does not take long.
@@ -40,7 +38,7 @@ class DynamicModel:
     def __init__(
         self,
         exported: Exported,
-        make: Callable[[Graph, Options], CompiledModel],
+        make: Callable[..., CompiledModel],
         options: Options,
         max_shapes: int,
     ) -> None:
@@ -49,8 +47,10 @@ class DynamicModel:
         self.name = exported.name
         self.max_shapes = max_shapes
         self._exported, self._make, self._options = exported, make, options
-        self._plans: OrderedDict[tuple[Any, ...], CompiledModel] = OrderedDict()
-        self._making = ProcessLock()
+        program = exported.program
+        tensors = (*program.state_dict.values(), *program.constants.values())
+        self._shared = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        self._plans: Plans[tuple[Any, ...], CompiledModel] = Plans(max_shapes)
         self._structure = self._plan_for(exported.examples).graph.structure
         self._options = replace(options, confirm=False)
 
@@ -104,21 +104,15 @@ class DynamicModel:
 
     def close(self) -> None:
         """Release the native objects of idle contexts; the model can still be run."""
-        for net in list(self._plans.values()):
+        for net in self._plans.values():
             net.close()
 
     def _plan_for(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
         key = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in inputs)
-        net = self._plans.get(key)
-        if net is None:
-            with self._making.current:
-                net = self._plans.get(key) or self._make(self._exported.graph(inputs), self._options)
-                self._plans[key] = net
-                if len(self._plans) > self.max_shapes:
-                    self._plans.popitem(last=False)
-        with suppress(KeyError):  # another thread's new shape has just taken its place
-            self._plans.move_to_end(key)
-        return net
+        return self._plans.get(key, lambda: self._made(inputs))
+
+    def _made(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
+        return self._make(self._exported.graph(inputs), self._options, shared=self._shared)
 
     def __repr__(self) -> str:
         return f"<DynamicModel {self.name}: {len(self._plans)} of at most {self.max_shapes} shapes planned>"

@@ -9,7 +9,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,11 +20,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
+from fmtprop.compiling.plans import Plans
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
-from fmtprop.system.locks import ProcessLock
 
 __all__ = ["InPyTorch", "Outcome", "Region", "compare"]
 
@@ -104,11 +103,10 @@ class Region:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in placeholders)
-        self._plans: dict[object, _Plan] = {}
+        self._plans: Plans[object, _Plan] = Plans(_MOST_PLANS)
         #: calls with shapes that have no plan
         self._unplanned: Counter[object] = Counter()
         self._changes = 0
-        self._making = ProcessLock()
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -121,12 +119,11 @@ class Region:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph."""
         key = self._key(args)
-        plan = self._plans.get(key)
+        plan = self._plans.known(key)
         if plan is None and self._is_rare(key):
             return self._run_eager(args)
         if plan is None or plan.is_stale([args[i] for i in self._constants]):
-            plan = self._plan(args)
-        plan.used = next(_TICKS)
+            plan = self._plan(key, args)
         return plan.run(args)
 
     def _is_rare(self, key: object) -> bool:
@@ -148,18 +145,16 @@ class Region:
         varying = (args[i] for i in self._varying)
         return tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in varying)
 
-    def _plan(self, args: Sequence[Any]) -> _Plan:
-        with self._making.current:
-            key, weights = self._key(args), [args[i] for i in self._constants]
-            plan = self._plans.get(key)
-            if plan is not None and not plan.is_stale(weights):
-                return plan  # another thread has made it
-            self._changes += plan is not None
-            made = self._plans[key] = self._made(args, weights)
+    def _plan(self, key: object, args: Sequence[Any]) -> _Plan:
+        weights = [args[i] for i in self._constants]
+
+        def make() -> _Plan:
+            self._changes += self._plans.known(key) is not None
+            made = self._made(args, weights)
             _LOG.info("a graph runs %s: %s", "as a plan" if made.outcome.net else "in PyTorch", made.outcome.reason)
-            if len(self._plans) > _MOST_PLANS:
-                del self._plans[min((k for k in self._plans if k != key), key=lambda k: self._plans[k].used)]
             return made
+
+        return self._plans.get(key, make, lambda plan: not plan.is_stale(weights))
 
     def _made(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> _Plan:
         if self._changes > _MOST_CHANGES:
@@ -196,10 +191,6 @@ class Region:
         return results
 
 
-#: counts the calls of all regions: who was used last
-_TICKS = count()
-
-
 @dataclass
 class _Plan:
     """How a graph is run; by PyTorch, whatever the weights are, where none are packed."""
@@ -207,7 +198,6 @@ class _Plan:
     weights: Weights | None
     run: Callable[[list[Any]], Sequence[Any]]
     outcome: Outcome
-    used: int = 0
 
     def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
         """Say whether what is packed is not what these tensors hold now."""

@@ -5,8 +5,6 @@ A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must no
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +14,7 @@ import torch
 
 from fmtprop.api import compile as compile_model
 from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.plans import Plans
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.onnx import open_program
 
@@ -86,8 +85,7 @@ class InferenceSession:
             raise ImportModelError(f"providers are {list(providers)}; fmtprop runs on the CPU: CPUExecutionProvider")
         self._program = open_program(model)
         self._options = options
-        self._lock = threading.Lock()
-        self._plans: OrderedDict[_Shapes, CompiledModel] = OrderedDict()
+        self._plans: Plans[_Shapes, CompiledModel] = Plans(MAX_SHAPES)
         #: why the model runs node by node, or None where it is planned
         self.reason: str | None = None
         self._inputs = [_node_arg(info) for info in self._program.inputs]
@@ -113,7 +111,7 @@ class InferenceSession:
     @property
     def plans(self) -> dict[_Shapes, CompiledModel]:
         """The plans that are kept, by the shapes of all inputs."""
-        return dict(self._plans)
+        return dict(zip(self._plans, self._plans.values(), strict=True))
 
     @property
     def reference_nodes(self) -> list[str]:
@@ -200,20 +198,16 @@ class InferenceSession:
     def _plan(self, shapes: _Shapes) -> CompiledModel | None:
         from fmtprop.frontends.onnx.graph import graph_of
 
-        with self._lock:
-            if shapes in self._plans:
-                self._plans.move_to_end(shapes)
-                return self._plans[shapes]
-            try:
-                graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
-            except ImportModelError as error:
-                self.reason = str(error)
-                return None
+        def make() -> CompiledModel:
+            graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
             plan: CompiledModel = compile_model(graph, **self._options)
-            self._plans[shapes] = plan
-            if len(self._plans) > MAX_SHAPES:
-                self._plans.popitem(last=False)
             return plan
+
+        try:
+            return self._plans.get(shapes, make)
+        except ImportModelError as error:
+            self.reason = str(error)
+            return None
 
     # ------------------------------------------------------------------ names and arrays
 

@@ -20,6 +20,7 @@ from fmtprop.runtime.arena import Lifetime, peak_nbytes, plan_arena
 from fmtprop.runtime.constants import ConstantStore
 from fmtprop.runtime.placement import place_parts, sum_operand
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
+from fmtprop.runtime.weights import Numbers
 from fmtprop.targets.executable import Executable, implementation, threads_here
 from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
@@ -79,6 +80,8 @@ class _Builder:
         self.roots: list[_Root] = []
         self.places: dict[Value, Access] = {}
         self.constants = constants
+        #: by constant
+        self.numbers: dict[str, Numbers | None] = {}
         self.steps: list[Step] = []
         #: computed constant nodes, by name
         self.packed: dict[str, Node] = {}
@@ -162,7 +165,10 @@ class _Builder:
             self._view(node)
             return
         values = [Value(node.name, index) for index in range(len(node.results))]
-        known = [self.constants.forms.find(self._origin(value), self.graph.desc_of(value)) for value in values]
+        known = [
+            self.constants.forms.find(self._origin(value), self.graph.desc_of(value), self._numbers(value))
+            for value in values
+        ]
         flats = [flat for flat in known if flat is not None]
         if len(flats) == len(values):
             for index, flat in enumerate(flats):
@@ -183,6 +189,17 @@ class _Builder:
                 break
             value, node = source, self.graph.node(source.node)
         return value
+
+    def _numbers(self, value: Value) -> Numbers | None:
+        """Return what tells the numbers of a constant value from all others, in any format and data type."""
+        node = self.graph.node(value.node)
+        while node.op == "reorder" and node.name not in self.computed:
+            node = self.graph.node(self.graph.inputs(node.name)["src"].node)
+        if node.op != "constant":
+            return None
+        if node.name not in self.numbers:
+            self.numbers[node.name] = self.constants.forms.numbers(self.graph.constants[node.name])
+        return self.numbers[node.name]
 
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
@@ -408,7 +425,8 @@ class _Builder:
         for value, access in self.places.items():
             root = self.roots[access.buffer]
             if root.home is Home.CONSTANT and root.index in renumbered and not is_view(self.graph, value.node):
-                self.constants.forms.note(self._origin(value), self.graph.desc_of(value), self.constants[root.index])
+                flat, desc = self.constants[root.index], self.graph.desc_of(value)
+                self.constants.forms.note(self._origin(value), desc, flat, self._numbers(value))
         return tuple(buffers), layout.nbytes, peak_nbytes(list(lifetimes.values())), constants
 
 

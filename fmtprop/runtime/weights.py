@@ -5,14 +5,16 @@ Owns these two tables. Neither keeps anything alive.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from fmtprop.errors import PlanError
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.node import Value
-from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.tensors import Constant, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.system.locks import ProcessLock
 from fmtprop.targets.memory import ALIGNMENT
@@ -59,22 +61,82 @@ class WeightStore:
 WEIGHTS = WeightStore()
 
 
+#: what tells the numbers of a model's tensor, or of a part of it, from all others: position, version, dimensions,
+#: strides and data type
+Numbers = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class SharedForms:
+    """The formats in which plans for several shapes have a model's tensors: flat bytes, by the tensor and the format.
+
+    So a plan for another shape neither packs weights again nor compares bytes. Bytes go with the last plan that has
+    them.
+
+    Parameters
+    ----------
+    tensors : iterable of torch.Tensor
+        Parameters and buffers of the model; they are kept alive, so that no other numbers get their place in memory.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._owners: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.layout is torch.strided and not tensor.is_inference():  # such a tensor does not count its changes
+                self._owners.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        self._known: WeakValueDictionary[tuple[Numbers, MemoryDesc], torch.Tensor] = WeakValueDictionary()
+
+    def numbers(self, data: Constant) -> Numbers | None:
+        """Return the key of a graph's constant, None where its numbers are not in one of the model's tensors."""
+        if isinstance(data, Deferred) and not data.fresh:
+            data = data.make()
+        if not isinstance(data, torch.Tensor) or data.layout is not torch.strided or data.is_neg() or data.is_conj():
+            return None
+        owners = self._owners.get(data.untyped_storage().data_ptr())
+        if owners is None:
+            return None
+        version = sum(owner._version for owner in owners)
+        return data.data_ptr(), version, tuple(data.shape), data.stride(), data.dtype
+
+    def find(self, numbers: Numbers, desc: MemoryDesc) -> torch.Tensor | None:
+        """Return numbers in a format, None where no plan has them so."""
+        return self._known.get((numbers, desc))
+
+    def note(self, numbers: Numbers, desc: MemoryDesc, flat: torch.Tensor) -> None:
+        """Take note of numbers in a format."""
+        self._known[numbers, desc] = flat
+
+
 class PackedForms:
     """The formats in which plans of one formatted graph have its constants: flat bytes, by origin and format.
 
     The origin of what a reorder made of constants is the reorder's source. Bytes go with the last plan that has them.
+
+    Parameters
+    ----------
+    shared : SharedForms, optional
+        What plans of other graphs have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedForms | None = None) -> None:
         self._known: WeakValueDictionary[tuple[Value, MemoryDesc], torch.Tensor] = WeakValueDictionary()
+        self._shared = shared
 
-    def find(self, origin: Value, desc: MemoryDesc) -> torch.Tensor | None:
+    def numbers(self, data: Constant) -> Numbers | None:
+        """Return the key under which plans of other graphs know a constant, None where they do not."""
+        return self._shared.numbers(data) if self._shared is not None else None
+
+    def find(self, origin: Value, desc: MemoryDesc, numbers: Numbers | None = None) -> torch.Tensor | None:
         """Return a constant in a format, None where no plan has it so."""
-        return self._known.get((origin, desc))
+        found = self._known.get((origin, desc))
+        if found is None and self._shared is not None and numbers is not None:
+            return self._shared.find(numbers, desc)
+        return found
 
-    def note(self, origin: Value, desc: MemoryDesc, flat: torch.Tensor) -> None:
+    def note(self, origin: Value, desc: MemoryDesc, flat: torch.Tensor, numbers: Numbers | None = None) -> None:
         """Take note of a constant in a format."""
         self._known[origin, desc] = flat
+        if self._shared is not None and numbers is not None:
+            self._shared.note(numbers, desc, flat)
 
     def read(self, origin: Value) -> torch.Tensor:
         """Return a constant, dense and row-major, from any of its formats.

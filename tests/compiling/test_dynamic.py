@@ -12,6 +12,7 @@ from torch.export import Dim
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+from fmtprop.runtime.constants import ConstantStore
 
 
 class Net(nn.Module):
@@ -74,6 +75,48 @@ def test_shapes_share_packed_weights() -> None:
     plans = [net.plan_for(torch.empty(n, 512)).plan for n in (16, 17)]
     weights = [{packed.data_ptr() for packed in plan.constants if packed.nbytes > 2**18} for plan in plans]
     assert weights[0] == weights[1] != set()
+
+
+def _packed(monkeypatch) -> list[str]:
+    """Return a list that gets the name of each constant node that runs: what packs weights."""
+    names: list[str] = []
+    plain = ConstantStore.compute
+    monkeypatch.setattr(
+        ConstantStore, "compute", lambda self, node, *a: names.append(node.name) or plain(self, node, *a)
+    )
+    return names
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(96, 160), nn.Linear(160, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+
+def test_weights_are_packed_once_for_all_shapes(monkeypatch) -> None:
+    names = _packed(monkeypatch)
+    model, rows = Rows().eval(), Dim("rows", min=2, max=64)
+    net = fp.compile(model, torch.randn(32, 96), tune="model", dynamic_shapes=({0: rows},))
+    kept = {id(constant) for constant in net.plan_for(torch.empty(32, 96)).plan.constants}
+    assert names
+    names.clear()
+    for count in (31, 33):
+        plan = net.plan_for(torch.empty(count, 96)).plan
+        assert {id(constant) for constant in plan.constants} <= kept
+    assert names == []
+
+
+def test_weights_that_changed_are_packed_again(monkeypatch) -> None:
+    model, rows = Rows().eval(), Dim("rows", min=2, max=64)
+    net = fp.compile(model, torch.randn(32, 96), tune="model", dynamic_shapes=({0: rows},))
+    with torch.no_grad():
+        model.a.weight.mul_(2)
+    x = torch.randn(31, 96)
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

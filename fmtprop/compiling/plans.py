@@ -1,0 +1,80 @@
+"""Plans by key: each is made at its first use, and the one that was used longest ago goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from fmtprop.system.locks import ProcessLock
+
+__all__ = ["Plans"]
+
+Key = TypeVar("Key", bound=Hashable)
+Plan = TypeVar("Plan")
+
+
+class Plans(Generic[Key, Plan]):
+    """The plans of a model for several shapes; any number of threads may ask for one.
+
+    Parameters
+    ----------
+    most : int
+        Plans that are kept.
+
+    Examples
+    --------
+    >>> plans = Plans(most=2)
+    >>> [plans.get(key, lambda key=key: key * 10) for key in (1, 2, 1, 3)]
+    [10, 20, 10, 30]
+    >>> list(plans)
+    [1, 3]
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._known: OrderedDict[Key, Plan] = OrderedDict()
+        self._making = ProcessLock()
+
+    def __iter__(self) -> Iterator[Key]:
+        """Yield the keys, the one that was used last at the end."""
+        return iter(list(self._known))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def values(self) -> list[Plan]:
+        """Return the plans, the one that was used last at the end."""
+        return list(self._known.values())
+
+    def known(self, key: Key) -> Plan | None:
+        """Return the plan of a key, if there is one; it counts as used."""
+        plan = self._known.get(key)
+        if plan is not None:
+            with suppress(KeyError):  # another thread's new plan has just taken its place
+                self._known.move_to_end(key)
+        return plan
+
+    def get(self, key: Key, make: Callable[[], Plan], is_valid: Callable[[Plan], bool] = lambda plan: True) -> Plan:
+        """Return the plan of a key; it is made if there is none, or none that is valid.
+
+        Parameters
+        ----------
+        key : hashable
+        make : callable
+            Makes the plan. It runs in one thread at a time; the others wait for it.
+        is_valid : callable
+            Says whether a plan may still be used.
+        """
+        plan = self.known(key)
+        if plan is not None and is_valid(plan):
+            return plan
+        with self._making.current:
+            plan = self.known(key)
+            if plan is None or not is_valid(plan):  # else another thread has made it
+                plan = self._known[key] = make()
+                self._known.move_to_end(key)
+                while len(self._known) > self.most:
+                    self._known.popitem(last=False)
+        return plan
