@@ -2,7 +2,7 @@
 
 This module owns the walk over the fx graph. It normalises each call by its schema and passes it to the importer that
 an op declares for the overload; without an importer, the call becomes an ``aten`` node. :mod:`fmtprop.ops` owns the
-meaning of overloads, :mod:`fmtprop.frontends.torch_export` the export of programs.
+meaning of overloads, :mod:`fmtprop.frontends.exporting` the export of programs.
 """
 
 from __future__ import annotations

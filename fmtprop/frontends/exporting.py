@@ -1,0 +1,201 @@
+"""Export of a PyTorch module to a functional ``ExportedProgram``, with errors that say what to change in the module.
+
+Must not know graphs.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.source_text import check_keywords, check_parameter
+from fmtprop.frontends.torch_log import held_back
+from fmtprop.ir.structure import describe
+from fmtprop.system.locks import ProcessLock
+
+__all__ = ["check_tensors", "export", "exporting", "functionalised"]
+
+_EXPORTING = ProcessLock()
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Let one thread export: two exporters at once would break each other and all later ones, as they patch torch."""
+    with _EXPORTING.current, held_back():
+        yield
+
+
+def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """Return the exported program of a module.
+
+    Raises
+    ------
+    ImportModelError
+        The module cannot be exported, or an example or parameter is no plain CPU tensor.
+    """
+    args = _positional(module, example_inputs, kwargs)
+    check_tensors(dict([*module.named_parameters(), *module.named_buffers()]))
+    check_tensors(_named_leaves(args, kwargs))
+    check_keywords(kwargs)
+    # torch's error about a key that a graph cannot hold is not helpful
+    describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
+    args, kwargs = _separated(args), _separated(kwargs)
+    with _eval_mode(module), torch.no_grad(), held_back():
+        try:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        except Exception as first:  # the exporter runs the user's code: it raises anything
+            try:
+                # bytecode analysis can sometimes export a model that tracing by execution cannot
+                return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+            except Exception:  # likewise
+                raise ImportModelError(_export_failure(module, first)) from first
+
+
+def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    if example_inputs is None:
+        args: tuple[Any, ...] = ()
+    elif isinstance(example_inputs, tuple | list):
+        args = tuple(example_inputs)
+    else:
+        args = (example_inputs,)
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ImportModelError(
+            f"{type(module).__name__}.forward{signature} cannot be called with the example inputs: {error}. "
+            "example_inputs is a tensor or a tuple of the positional arguments, kwargs the keyword arguments"
+        ) from error
+    return args
+
+
+def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        leaves = pytree.tree_leaves_with_path((tuple(args), dict(kwargs)))
+    except ValueError as error:  # a class that is registered without names of its members
+        raise ImportModelError(f"example inputs: {error} Or use a tuple, a list, a dict or a dataclass") from error
+    return {f"example input {pytree.keystr(path[1:])}": leaf for path, leaf in leaves}
+
+
+def _separated(tree: Any) -> Any:
+    # The exporter makes one input of two arguments that are the same tensor object, and so would the graph.
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    # Not module.eval(): some models do more in it (such as fusing branches), others refuse it.
+    modes = [(child, child.training) for child in module.modules()]
+    for child, _ in modes:
+        child.training = False
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def _export_failure(module: nn.Module, error: Exception) -> str:
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            f"torch.export cannot export {type(module).__name__}: {_running(module, error)} takes a branch or a size "
+            "from a tensor's values, and a graph runs every op once: compute both sides and choose with torch.where "
+            "(torch.export.draft_export lists every obstacle)"
+        )
+    failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n"
+    if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
+        return (
+            f"{failure}Take and return tensors, numbers, tuples, lists and dicts (a model of transformers: "
+            "kwargs={'use_cache': False}), or register the class with torch.export.register_dataclass"
+        )
+    return (
+        f"{failure}"
+        "Check that module(*example_inputs, **kwargs) runs and that no branch depends on tensor values "
+        "(torch.export.draft_export lists every obstacle)"
+    )
+
+
+def _running(module: nn.Module, error: Exception) -> str:
+    """Return the path of the module that raised an error, with its line of source."""
+    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
+    found = type(module).__name__
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        child = frame.f_locals.get((*frame.f_code.co_varnames, "self")[0])
+        if isinstance(child, nn.Module) and id(child) in names and not frame.f_globals["__name__"].startswith("torch."):
+            found = f"{names[id(child)]} ({frame.f_code.co_filename}:{line})"
+    return found
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()][:6]
+    return "\n  ".join([type(error).__name__, *lines])
+
+
+def functionalised(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without in-place ops.
+
+    Raises
+    ------
+    ImportModelError
+        It cannot be made functional, or has a name that torch cannot write.
+    """
+    _check_names(program)
+    # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
+    program = copy.copy(program)
+    program.example_inputs = None
+    # An empty table decomposes only ops that alias or mutate: in-place ops become functional, dropout in eval mode
+    # becomes a copy; linear, convolution, normalizations and attention stay whole.
+    with warnings.catch_warnings():
+        # torch copying its own classes: nothing that a user could change
+        warnings.filterwarnings("ignore", r".*treespec, LeafSpec.*", FutureWarning)
+        try:
+            functional: ExportedProgram = program.run_decompositions({})
+        except Exception as error:  # torch traces the program again, and may raise anything
+            raise ImportModelError(
+                "run_decompositions cannot make the exported program functional: "
+                f"{_first_lines(error)}\nMake new tensors instead of changing views in place, and use a program that "
+                "still has its weights"
+            ) from error
+        return functional
+
+
+def check_tensors(tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not dense CPU tensors.
+
+    Raises
+    ------
+    ImportModelError
+        A tensor has another device or layout.
+    """
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.device.type != "cpu":
+            raise ImportModelError(f"{name} is on device {tensor.device}; fmtprop runs on the CPU: use .to('cpu')")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise ImportModelError(
+                f"{name} is a {tensor.layout} tensor{' (quantized)' if tensor.is_quantized else ''}; "
+                "only dense, unquantized tensors can be imported: use .to_dense() or .dequantize()"
+            )
+
+
+def _check_names(program: ExportedProgram) -> None:
+    """Refuse names that torch cannot write when it makes the program functional."""
+    for spec in program.graph_signature.input_specs:
+        check_parameter(spec.target or "")
+    in_spec = program.call_spec.in_spec
+    if in_spec is not None and in_spec.type is tuple and in_spec.num_children == 2:
+        check_keywords(in_spec.children()[1].context or ())
