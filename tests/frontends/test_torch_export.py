@@ -81,6 +81,7 @@ NATIVE = {
     "mean": (Call(lambda x: x.mean((2, 3))), IMAGE),
     "in-place": (Call(lambda x: (x * 1).add_(2).relu_()), IMAGE),
     "block": (Block(), IMAGE),
+    "roll": (Call(lambda x: torch.roll(x, (1, 2), (2, 3))), IMAGE),
 }
 
 
@@ -95,7 +96,6 @@ FALLBACK = {
     "sort": (Call(lambda x: torch.sort(x, dim=1)), TOKENS),
     "topk": (Call(lambda x: torch.topk(x, 3)[1]), TOKENS),
     "complex product": (Call(lambda x: torch.einsum("bij,bkj->bik", x, x).tril()), TOKENS),
-    "roll": (Call(lambda x: torch.roll(x, (1, 2), (2, 3))), IMAGE),
     "embedding": (nn.Embedding(10, 4), torch.tensor([[1, 2], [3, 9]])),
     "one result of two": (Call(lambda x: torch.max(x, 1).indices), TOKENS),
     "list of tensors": (Call(lambda x: torch.stack([x, x.cumsum(0)])), TOKENS),
