@@ -31,11 +31,15 @@ _CHILD = f"""
 import json, sys
 from fmtprop.api import Options, compile_graph
 from fmtprop.frontends import load
+from fmtprop.passes.change_batch import ChangeBatch
 from fmtprop.runtime.process import use_threads
 case = json.loads(sys.argv[1])
 use_threads(case["threads"])
 options = Options(policy=case["policy"], dtype=case["dtype"], tune=case["tune"], pin=case["pin"])
-report = compile_graph(load(case["model"]), options).report(repeats=case["repeats"])
+graph = load(case["model"])
+if case["batch"]:
+    graph = ChangeBatch(case["batch"]).run(graph)
+report = compile_graph(graph, options).report(repeats=case["repeats"])
 print({_MARK!r} + json.dumps(report.to_dict()), flush=True)
 """
 
@@ -46,13 +50,16 @@ class Case:
 
     policy: str = "optimal"
     dtype: str = "f32"
+    batch: int | None = None
     threads: int | None = None
     isa: str = ""
     library: str = ""
     pin: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        words = [self.policy, self.dtype, f"{self.threads} threads" if self.threads else "", self.isa, self.library]
+        batch = f"batch {self.batch}" if self.batch else ""
+        threads = f"{self.threads} threads" if self.threads else ""
+        words = [self.policy, self.dtype, batch, threads, self.isa, self.library]
         return ", ".join(filter(None, [*words, *(f"{name}={tag}" for name, tag in self.pin.items())]))
 
 
@@ -70,8 +77,8 @@ class Outcome:
 
 
 def cases(
-    *, policies: Sequence[str], dtypes: Sequence[str], threads: Sequence[str], isas: Sequence[str],
-    libraries: Sequence[str], pins: Sequence[str],
+    *, policies: Sequence[str], dtypes: Sequence[str], batches: Sequence[str], threads: Sequence[str],
+    isas: Sequence[str], libraries: Sequence[str], pins: Sequence[str],
 ) -> list[Case]:  # fmt: skip
     """Return all combinations, each without pins and with each of them.
 
@@ -82,8 +89,8 @@ def cases(
 
     Examples
     --------
-    >>> [str(case) for case in cases(policies=["optimal"], dtypes=["f32"], threads=["1", "2"], isas=["AVX2"],
-    ...                              libraries=[""], pins=[])]
+    >>> [str(case) for case in cases(policies=["optimal"], dtypes=["f32"], batches=[""], threads=["1", "2"],
+    ...                              isas=["AVX2"], libraries=[""], pins=[])]
     ['optimal, f32, 1 threads, AVX2', 'optimal, f32, 2 threads, AVX2']
     """
     pinned: list[dict[str, str]] = [{}]
@@ -92,15 +99,18 @@ def cases(
         if not name or not tag:
             raise FmtpropError(f"a pin is NODE.OPERAND=TAG, such as conv_1.dst=nChw16c; got {pin!r}")
         pinned.append({name: tag})
-    numbers = []
-    for text in threads:
-        if text and not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
-            raise FmtpropError(f"threads are whole numbers from 1, got {text!r}")
-        numbers.append(int(text) if text else None)
-    found = [Case(*values) for values in product(policies, dtypes, numbers, isas, libraries, pinned)]
+    images, numbers = _numbers("batches", batches), _numbers("threads", threads)
+    found = [Case(*values) for values in product(policies, dtypes, images, numbers, isas, libraries, pinned)]
     if len(found) > _MOST:
         raise FmtpropError(f"these are {len(found)} combinations, more than {_MOST}: leave some out")
     return found
+
+
+def _numbers(name: str, words: Sequence[str]) -> list[int | None]:
+    for text in words:
+        if text and not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
+            raise FmtpropError(f"{name} are whole numbers from 1, got {text!r}")
+    return [int(text) if text else None for text in words]
 
 
 def side_by_side(

@@ -161,6 +161,10 @@ def whatif(
         list[str] | None,
         typer.Option("--dtype", "-d", metavar="NAME[,NAME...]", help="Data types.", show_default="f32"),
     ] = None,
+    batch: Annotated[
+        list[str] | None,
+        typer.Option("--batch", metavar="N[,N...]", help="Sizes of the batch.", show_default="the model's own"),
+    ] = None,
     threads: Annotated[
         list[str] | None,
         typer.Option("--threads", "-t", metavar="N[,N...]", help="Threads.", show_default="as PyTorch chooses"),
@@ -196,8 +200,8 @@ def whatif(
         with failing(USAGE):
             found = cases(
                 policies=words(policy or ["optimal"]), dtypes=words(dtype or ["f32"]),
-                threads=words(threads) if threads else [""], isas=words(isa) if isa else [""],
-                libraries=library or [""], pins=pin or [],
+                batches=words(batch) if batch else [""], threads=words(threads) if threads else [""],
+                isas=words(isa) if isa else [""], libraries=library or [""], pins=pin or [],
             )  # fmt: skip
         outcomes = side_by_side(model, found, tune=tune, repeats=repeats, progress=say)
     emit(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1) if as_json else table(outcomes))

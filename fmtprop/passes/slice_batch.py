@@ -20,7 +20,7 @@ from fmtprop.ops.view_attrs import Slice
 from fmtprop.passes.editing import unused_name
 from fmtprop.system.machine import last_level_cache_nbytes
 
-__all__ = ["SliceBatch"]
+__all__ = ["SliceBatch", "batch_of"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SliceBatch:
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the same object if there is nothing to slice."""
-        batch = _batch_of(graph)
+        batch = batch_of(graph)
         if batch is None or batch <= self.images or batch % self.images:
             return graph
         stretch = self._stretch(graph, batch)
@@ -169,7 +169,7 @@ class _Rewrite:
 # ---------------------------------------------------------------- what can be cut
 
 
-def _batch_of(graph: Graph) -> int | None:
+def batch_of(graph: Graph) -> int | None:
     """Return the size of axis 0 that all inputs share, or None."""
     sizes = {node.results[0].dims[0] if node.results[0].ndim else 0 for node in graph.input_nodes}
     return sizes.pop() if len(sizes) == 1 else None

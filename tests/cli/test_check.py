@@ -72,18 +72,22 @@ def test_diff(capsys, tmp_path, baseline):
 
 
 def test_whatif(capsys):
-    code, out, err = fmtprop(capsys, "whatif", "concat", "-p", "plain,naive", "-n", 1, "--isa", "SSE41", "--json")
+    code, out, err = fmtprop(
+        capsys, "whatif", "concat", "-p", "plain,naive", "-n", 1, "--isa", "SSE41", "--batch", 2, "--json"
+    )
     assert (code, err) == (0, "")
     plain, naive = json.loads(out)
     assert plain["case"] == {
         "policy": "plain",
         "dtype": "f32",
+        "batch": 2,
         "threads": None,
         "isa": "SSE41",
         "library": "",
         "pin": {},
     }
     assert plain["report"]["machine"]["isa"] == naive["report"]["machine"]["isa"] == "sse41"
+    assert {row["dims"][0] for row in naive["report"]["reorders"]} == {2}
     assert len(naive["report"]["reorders"]) > len(plain["report"]["reorders"]) == 0
 
 
@@ -96,11 +100,20 @@ def test_what_fails_is_told_beside_the_rest():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"threads": ["0"]}, "threads are whole numbers"), ({"pins": ["conv_1"]}, "a pin is NODE.OPERAND=TAG"),
+        ({"threads": ["0"]}, "threads are whole numbers"), ({"batches": ["x"]}, "batches are whole numbers"),
+        ({"pins": ["conv_1"]}, "a pin is NODE.OPERAND=TAG"),
         ({"isas": list("abcdefgh"), "dtypes": ["f32"] * 9}, "these are 72 combinations, more than 64"),
     ],
 )  # fmt: skip
 def test_cases_refuse(given, message):
-    usual = {"policies": ["plain"], "dtypes": ["f32"], "threads": [""], "isas": [""], "libraries": [""], "pins": []}
+    usual = {
+        "policies": ["plain"],
+        "dtypes": ["f32"],
+        "batches": [""],
+        "threads": [""],
+        "isas": [""],
+        "libraries": [""],
+        "pins": [],
+    }
     with pytest.raises(FmtpropError, match=message):
         cases(**(usual | given))
