@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError
@@ -214,3 +215,29 @@ def test_a_missing_package_is_one_error_that_says_how_to_get_it(door, tmp_path):
         "fmtprop.errors.ImportModelError: ONNX models are read and written with"
     )
     assert "pip install 'fmtprop[onnx]'" in done.stderr
+
+
+@pytest.mark.parametrize("node", [
+    'Resize<mode="nearest", coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=3.0>(x, r, , s)',
+    'Resize<mode = "nearest", nearest_mode = "ceil", coordinate_transformation_mode = "asymmetric">(x, , , s)',
+])  # fmt: skip
+def test_positions_that_are_known_are_constants_of_a_plan(node):
+    text = (
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[1, 2, 4, 5] x) => (float[1, 2, 7, 6] y) '
+        "<int64[4] s = {1, 2, 7, 6}, float[8] r = {0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.5, 1.2}> { y = " + node + " }"
+    )
+    model = onnx.parser.parse_model(text)
+    x = torch.rand(1, 2, 4, 5)
+    (want,) = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+    torch.testing.assert_close(fp.compile(model, policy="plain")(x), torch.from_numpy(want))
+
+
+def test_a_view_of_a_view_of_weights_is_a_constant():
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 64] x) => (float[2, 64] y) '
+        "{ a = Transpose<perm = [1, 0]>(w) b = Transpose<perm = [1, 0]>(a) y = MatMul(x, b) }"
+    )
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    x = torch.rand(2, 64)
+    y = fp.compile(with_weights(text, w=weights), policy="plain")(x)
+    torch.testing.assert_close(y, x @ torch.from_numpy(weights), rtol=1e-5, atol=1e-4)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fmtprop.frontends.onnx.operators import (
+    classical,
     control_flow,
     convolution,
     elementwise,
@@ -59,6 +60,7 @@ def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
 
 _TABLES: Final[dict[str, _Versions]] = {
     "": _by_version([family.OPERATORS for family in _FAMILIES]),
+    "ai.onnx.ml": _by_version([classical.OPERATORS]),
     "com.microsoft": _by_version([microsoft.OPERATORS, microsoft_quantised.OPERATORS]),
 }
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.values import axes_of, floats, ints
+from fmtprop.frontends.onnx.operators.values import axes_of, floats, ints, known
 
 _Array = npt.NDArray[np.float64]
 
@@ -117,7 +117,7 @@ def _resized(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor:
             shaped = beyond.reshape([-1] + [1] * (x.ndim - number - 1))
             outside = shaped if outside is None else outside | shaped
         if manner.mode == "nearest":
-            x = x.index_select(number, torch.tensor(_nearest(at, manner.nearest, axis.size)))
+            x = x.index_select(number, known(_nearest(at, manner.nearest, axis.size)))
             continue
         matrix = torch.from_numpy(_weights(at, axis, manner))
         wide = x.to(torch.float64) if not x.is_floating_point() else x
@@ -126,7 +126,7 @@ def _resized(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor:
         x = x.round().to(dtype)
     if outside is None:
         return x
-    return torch.where(outside, torch.tensor(manner.extrapolation, dtype=dtype), x)
+    return torch.where(outside, known(manner.extrapolation).to(dtype), x)
 
 
 def _by_pytorch(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
-from fmtprop.frontends.onnx.operators.values import NotInTorchError, axes_of, axis_of, data, ints, number
+from fmtprop.frontends.onnx.operators.values import NotInTorchError, axes_of, axis_of, data, ints, known, number
 
 
 def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
@@ -193,7 +193,7 @@ def _padded(x: Tensor, amounts: Sequence[int], axes: Sequence[int], mode: str, v
         raise ValueError(f"mode {mode!r} is none of constant, edge, reflect and wrap")
     for axis in axes:
         if begins[axis] or ends[axis]:
-            x = x.index_select(axis, torch.tensor(_source_places(x.shape[axis], begins[axis], ends[axis], mode)))
+            x = x.index_select(axis, known(_source_places(x.shape[axis], begins[axis], ends[axis], mode)))
     return x
 
 
