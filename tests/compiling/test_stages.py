@@ -9,7 +9,7 @@ from fmtprop import dnnl
 from fmtprop.compiling.snapshots import snapshots
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import FmtpropError, UnsupportedOpError
-from fmtprop.frontends import load
+from fmtprop.frontends import from_torch, load
 from fmtprop.ir.footprint import activations_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType
@@ -65,15 +65,19 @@ def test_titles():
         ("residual", "naive", "onednn"),
         ("residual", "optimal", "onednn"),
         ("residual", "optimal", "mkldnn"),
-        ("unet", "optimal", "onednn"),  # which runs convolutions as several nodes
+        ("several", "optimal", "onednn"),
     ],
 )
 def test_what_is_shown_is_what_is_compiled(model, policy, target):
     from fmtprop.api import Options, compile_graph
 
+    # a convolution that runs as several nodes, and the built-in graphs
+    wide = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU()).eval()
+    graph = from_torch(wide, torch.zeros(1, 64, 56, 56)) if model == "several" else load(model)
     options = Options(policy=policy, target=target, tune="model", confirm=False)
-    net = compile_graph(load(model), options)
-    (shown,) = snapshots(load(model), policy=policy, target=target)
+    net = compile_graph(graph, options)
+    assert (net.graph.count("convolution") > 1) or model != "several"
+    (shown,) = snapshots(graph, policy=policy, target=target)
     assert [(n.name, n.op, n.descs) for n in shown.graph] == [(n.name, n.op, n.descs) for n in net.graph]
 
 
