@@ -60,6 +60,7 @@ _POINTWISE = 0.2
 #: part of their op's pace that single implementations reach
 _SLOW = {
     "nspc_bnorm:any": 0.03,
+    "ncsp_bnorm:any": 0.03,
     "bnorm_tbb_jit:avx2": 0.2,
     "bnorm_tbb_jit:sse41": 0.1,
     "simple_nhwc:any": 0.3,

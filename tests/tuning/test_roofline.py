@@ -13,6 +13,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.reference import ReferenceImplementation
@@ -121,6 +122,20 @@ def test_a_costly_function_costs_more_than_a_cheap_one() -> None:
     type_ = TensorType(desc.dims, DataType.F32)
     relu, gelu = (Node("act", "eltwise", Eltwise(alg), (type_,)) for alg in ("relu", "gelu_erf"))
     assert COSTS.node(relu, candidate) < COSTS.node(gelu, candidate)
+
+
+@pytest.mark.parametrize(("loop", "tag"), [("ncsp_bnorm:any", "abcd"), ("nspc_bnorm:any", "acdb")])
+def test_normalizations_without_generated_code_are_slower_than_a_change_of_format(loop: str, tag: str) -> None:
+    dims, vector = (1, 288, 28, 28), MemoryDesc((288,))
+    node = Node("bn", "batch_normalization", BatchNorm(1e-5), (TensorType(dims),))
+
+    def seconds(impl: str, tag: str) -> float:
+        src = MemoryDesc(dims, tag=tag)
+        operands = {"src": src, **dict.fromkeys(("mean", "variance", "scale", "shift"), vector)}
+        return COSTS.node(node, Candidate("onednn", impl, operands, (src,)))
+
+    change = COSTS.reorder(MemoryDesc(dims, tag=tag), MemoryDesc(dims, tag="aBcd8b")) or 0.0
+    assert seconds(loop, tag) > 2 * change + seconds("bnorm_jit:avx2", "aBcd8b")
 
 
 def test_reorders() -> None:
