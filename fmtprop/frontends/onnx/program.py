@@ -156,6 +156,11 @@ def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
     if twin is not None:
         domain, version = "", twin
         node = _with_domain(node, domain)
+    for proto in node.attribute:
+        if proto.ref_attr_name:
+            raise ImportModelError(
+                f"{label}: attribute {proto.name!r} refers to an attribute of a function, but no function is around it"
+            )
     attributes = {proto.name: _attribute(proto, opsets) for proto in node.attribute}
     function = operators.find(domain, node.op_type, version)
     if function is None and not defs.has(node.op_type, domain):
@@ -273,6 +278,12 @@ class Program:
         return _Run(self, around).body(self.body, dict(inputs), {})
 
 
+#: what functions of PyTorch and of numpy raise about their operands
+_FAILURES: Final = (
+    RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError,
+)  # fmt: skip
+
+
 class _Run:
     """One run, with what it has done so far."""
 
@@ -319,8 +330,7 @@ class _Run:
             raise ImportModelError(f"{step.label}: {_first_line(error)}") from error
         except NotImplementedError as error:
             raise ImportModelError(f"{step.label}: {_first_line(error)} is not supported") from error
-        # whatever a function of PyTorch's or numpy's may raise about its operands
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
+        except _FAILURES as error:
             given = ", ".join(map(_described, arguments))
             raise ImportModelError(f"{step.label} cannot run on {given or 'nothing'}: {_first_line(error)}") from error
 

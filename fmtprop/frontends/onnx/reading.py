@@ -155,7 +155,8 @@ def _name_domains(model: onnx.ModelProto) -> None:
     """Give operators of ONNX Runtime their domain: its optimiser writes some without."""
     found = False
     for node in model.graph.node:
-        if node.domain == "" and not onnx.defs.has(node.op_type) and operators.find(_MICROSOFT, node.op_type, 1):
+        # a name of bytes that are no text is in no table, and ONNX's own would not take it
+        if node.domain == "" and operators.find(_MICROSOFT, node.op_type, 1) and not onnx.defs.has(node.op_type):
             node.domain, found = _MICROSOFT, True
     if found and all(opset.domain != _MICROSOFT for opset in model.opset_import):
         model.opset_import.add(domain=_MICROSOFT, version=1)
