@@ -1,0 +1,79 @@
+"""A counterfactual is true: the plan without the reorder is made, costs what was predicted, and runs so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop.compiling.race import race
+from fmtprop.ir import Graph
+from fmtprop.passes.assign import AssignFormats
+from fmtprop.passes.optimal import price
+from fmtprop.passes.optimal.problem import keeping
+from fmtprop.passes.optimal.realise import realise
+from fmtprop.passes.optimal.solve import solve
+from fmtprop.report.counterfactual import FORCED, Rivals, is_format_change
+from fmtprop.runtime import build_plan
+from fmtprop.targets.registry import provider, setting_for
+
+SECONDS = 30.0
+
+
+@dataclass
+class Without:
+    """A plan without a reorder: what was predicted of it, and its formatted graph."""
+
+    extra_seconds: float
+    graph: Graph
+
+
+def rivals_of(net):
+    """Return a model's rivals with its weights, its present plan, and the plans without its three slowest reorders."""
+    now = net.compilation.with_constants()
+    rivals = Rivals(net)
+    rivals.normal.constants.update(now.constants)
+    target = provider(net.options.target)()
+    spec = AssignFormats("propagate", setting_for(target, net.options.boundary))
+    baseline = spec.run(rivals.normal)
+    found = {}
+    for row in sorted(net.report(repeats=1).reorders, key=lambda row: -row.seconds)[:3]:
+        if row.counterfactual.verdict == FORCED:
+            continue
+        tensor = net.graph.inputs(row.name)["src"]
+        while tensor.node not in rivals.normal:
+            tensor = net.graph.inputs(tensor.node)["src"]
+        same = rivals._same(tensor)
+        problem = keeping(rivals._problem, same)
+        graph = realise(rivals.normal, problem, solve(problem, SECONDS), spec, baseline)
+        assert not any(is_format_change(node) and graph.inputs(node.name)["src"] in same for node in graph.nodes())
+        found[row.name] = Without(row.counterfactual.extra_seconds, graph)
+    return rivals, {"now": build_plan(now, target)}, found, target
+
+
+def test_the_plan_without_a_reorder_costs_what_was_predicted():
+    rivals, _, found, _ = rivals_of(fp.compile("residual", policy="naive", tune="model"))
+    assert found
+    for without in found.values():
+        cost = price(without.graph, rivals._costs)
+        assert cost - rivals.plan_seconds == pytest.approx(without.extra_seconds, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [("residual", "naive"), ("shufflenet_v2", "naive"), ("efficientnet_b0", "naive"), ("mobilenet_v2", "propagate")],
+)
+def test_running_both_plans_agrees_in_sign(model, policy):
+    net = fp.compile(model, policy=policy)
+    rivals, plans, found, target = rivals_of(net)
+    plans |= {name: build_plan(without.graph, target) for name, without in found.items()}
+    inputs = [torch.randn(node.results[0].dims) for node in net.graph.input_nodes]
+    result = race(plans, inputs, SECONDS)
+    seconds = dict(zip(result.names, result.seconds, strict=True))
+    for name, without in found.items():
+        if abs(without.extra_seconds) < 0.05 * rivals.plan_seconds:
+            continue  # the machine's own noise
+        assert (seconds[name] - seconds["now"]) * without.extra_seconds > 0, (name, without.extra_seconds, seconds)
