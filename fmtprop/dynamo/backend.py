@@ -91,11 +91,13 @@ def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
 
 def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Return a backend with these options; an observer is told of its regions."""
+    made: list[Region | InPyTorch] = []  # PyTorch captures one graph at a time
 
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         functional = in_place(functional)
         pieces = parted(functional, _constant_inputs())
         runs = [run_of(piece) for piece in pieces]
+        made.extend(runs)
         for run in runs:
             observe(run)
         return runs[0] if len(runs) == 1 else Pieces(functional, list(zip(runs, pieces, strict=True)))
@@ -113,7 +115,33 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
         observe(step)
         return step
 
-    return training_backend(make_step, compile_inference, options.memory, writes=True)
+    functionalised = training_backend(make_step, compile_inference, options.memory, writes=True)
+
+    def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        made.clear()
+        run = functionalised(module, example_inputs)
+        only = made[0] if len(made) == 1 else None
+        return _settling(run, module.forward, only) if isinstance(only, Region) else run
+
+    return compile_captured
+
+
+def _settling(run: Callable[..., Any], captured: Callable[..., Any], region: Region) -> Callable[..., Any]:
+    """Return a function that calls the captured graph itself once its functional form is left to PyTorch for good.
+
+    The functional form has about twice as many calls: each linear layer is a transposition and a product there.
+    """
+    settled = False
+
+    def call(*args: Any) -> Any:
+        nonlocal settled
+        if settled:
+            return captured(*args)
+        results = run(*args)
+        settled = region.is_left_to_pytorch
+        return results
+
+    return call
 
 
 def _constant_inputs() -> frozenset[int]:

@@ -116,6 +116,11 @@ class Region:
         reason = f"{rare} shapes were met less than {_CALLS_FOR_PLAN} times after the first {_FIRST_SHAPES} shapes"
         return [*outcomes, Outcome(None, reason)] if rare else outcomes
 
+    @property
+    def is_left_to_pytorch(self) -> bool:
+        """Whether PyTorch runs all calls from now on: there is one shape, and its plan is not the faster."""
+        return not self._symbolic and bool(self._plans) and all(plan.weights is None for plan in self._plans.values())
+
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph."""
         key = self._key(args)
