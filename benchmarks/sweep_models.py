@@ -297,7 +297,9 @@ def _pytorchcv(name: str, **arguments: Any) -> nn.Module:
 
 def _zoo(name: str, size: tuple[int, int]) -> Network:
     sized = any(word in name for word in _SIZED) and not any(word in name for word in _NOT_SIZED) and size != (224, 224)
-    return _pytorchcv(name, **({"in_size": size} if sized else {})), (_numbers(1, 3, *size),), {}
+    module = _pytorchcv(name, **({"in_size": size} if sized else {}))
+    first = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
+    return module, (_numbers(1, min(first.in_channels, 3), *size),), {}
 
 
 def _transformer(name: str) -> Network:

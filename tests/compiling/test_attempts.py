@@ -186,3 +186,31 @@ def test_a_entrant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(compilation, "_FAR", 1.0)
     net = fp.compile(model(), X, tune="model")
     assert net.race is None
+
+
+class Residual(nn.Module):
+    """The second convolution adds to the first one's source: both can be filtered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + x)
+
+
+def test_nothing_is_dropped_where_the_costs_of_residual_sums_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = []
+    usual = assign.realise
+
+    def noted(graph: Graph, problem, *rest) -> Graph:
+        composed.append(any(map(assign._is_composed, problem.alternatives)))
+        return usual(graph, problem, *rest)
+
+    monkeypatch.setattr(assign, "realise", noted)
+    torch.manual_seed(0)
+    module, x = Residual().eval(), torch.randn(1, 32, 14, 14)
+    net = fp.compile(module, x, tune="measure", tune_budget=2)
+    assert net.dropped == {}
+    assert any(composed), "nodes run as several were among the alternatives"
+    torch.testing.assert_close(net(x), module(x), rtol=1e-3, atol=1e-3)
