@@ -94,7 +94,7 @@ def check(seed: int) -> None:
             continue
         error, usual = (float((tensor.double() - best).abs().max()) for tensor in (one, other))
         # gradients that cancel out, as of what a normalization behind takes away, are noise on either side
-        assert error <= max(1e-4 * float(best.abs().max()), 10 * usual, 2e-6 * largest), (name, error, usual)
+        assert error <= max(1e-4 * float(best.abs().max()), 10 * usual, 5e-6 * largest), (name, error, usual)
 
 
 def step(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
