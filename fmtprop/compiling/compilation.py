@@ -1,4 +1,4 @@
-"""A compilation: from an imported graph to the plan that is kept, with what each stage made of it.
+"""A compilation: from an imported graph to the plan that is kept, with the result of each stage.
 
 Owns the order of the stages, the loop around primitives that fail their check, and the last word between the `optimal`
 plans and the greedy ones. Decides no format itself.
@@ -44,7 +44,7 @@ from fmtprop.tuning.peaks import improve
 
 __all__ = ["Compilation"]
 
-#: how often a plan whose own check failed is planned again around the failure
+#: how often a model is planned again after a failed check of its plan
 _ATTEMPTS = 5
 
 #: seconds for running plans against each other, where compiling is to be quick and where the plan is to be good
@@ -76,19 +76,19 @@ _NEXT = {
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The plan that is kept, how good the choice by cost is, and what running it against others showed."""
+    """The plan that is kept, the certificate of the choice by cost, and the result of the race."""
 
     kept: Entrant
     certificate: Certificate | None = None
     race: Race | None = None
-    #: what is remembered of the race
+    #: records of the race for the store
     verdict: Mapping[str, str] = field(default_factory=dict)
-    #: what ran there, but for its weights
+    #: the plan of the race, without its weights
     unpacked: Plan | None = None
 
 
 class Compilation:
-    """A model on its way to a plan. What a stage makes is here once it has ended; graphs keep no constants at the end.
+    """A model on its way to a plan, with the results of the stages so far; at the end, its graphs have no constants.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Compilation:
         self._target, self._fallback = provider(options.target)(), ReferenceTarget()
         self._store = Store()
         self._checked = options.verify != "off"
-        #: asked by `optimal`, at each attempt: they know then what was measured, and what is left of the time for it
+        #: asked by `optimal`, at each attempt: they know the measured figures, and the rest of the time for measuring
         self._costs: TunedCosts | None = None
         #: whether a run was so fast that the machine's peaks were measured again
         self._recalibrated = False
@@ -187,7 +187,7 @@ class Compilation:
         self.normal, self.precision = normalise(
             defer(self.imported), options.dtype, observer, target=self._target, special_values=options.special_values
         )
-        if self.owned:  # of weights that were folded, only what became of them is left
+        if self.owned:  # of folded weights, only the results are kept
             self.imported.constants.clear()
             make_room(self.normal)
         self._lap("normalise")
@@ -294,7 +294,7 @@ class Compilation:
             self._begin(stage)
 
     def _mismatches(self, chosen: _Chosen) -> list[Mismatch]:
-        """Return what gives a wrong answer, while memory does not hold packed weights yet: a check takes its own."""
+        """Return the primitives with a wrong result. A check needs memory, so it comes before weights are packed."""
         kept = chosen.kept
         if not self._checked:
             return []
@@ -387,7 +387,7 @@ class Compilation:
         return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
 
     def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
-        """Return the fastest, how long each took, and what ran; None where the numbers at hand suit none of them.
+        """Return the fastest, the times of all, and its plan; None if none can run on the inputs at hand.
 
         All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
         """
@@ -421,10 +421,10 @@ class Compilation:
         name = result.names[result.winner]
         return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
 
-    # ------------------------------------------------------------------ what is remembered
+    # ------------------------------------------------------------------ records of earlier races
 
     def _winner(self, rivals: Entrants) -> Entrant | None:
-        """Return who won when the plans were last run, None where that is not known: what ran longer comes first."""
+        """Return the winner of the last race; None if it is unknown. A longer race comes first."""
         if self.options.tuning.costs == "remeasure":
             return None
         for patient in (True,) if self._patient else (True, False):
@@ -437,7 +437,7 @@ class Compilation:
 
 
 def _is_kept(promise: Certificate | None, result: Race) -> bool:
-    """Say whether the choice by cost, which is the first, saved what costs promised beside `propagate`."""
+    """Return whether the choice by cost, the first plan, saved as much time over `propagate` as its costs promised."""
     if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
         return True
     return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)

@@ -1,4 +1,4 @@
-"""A compiled model: run it, measure it, ask what happened. Plans nothing itself."""
+"""A compiled model: run it, measure it, report on it. Plans nothing itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CompiledModel:
     Attributes
     ----------
     compilation : Compilation
-        What each stage made.
+        The results of all stages.
     graph : Graph
         The formatted graph.
     plan : Plan
@@ -276,7 +276,7 @@ class CompiledModel:
         return random_inputs(self.graph, seed)
 
     def report(self, repeats: int = 10) -> Report:
-        """Measure the plan and return what each reorder costs and why it is there.
+        """Measure the plan and return the cost and the reason of each reorder.
 
         Parameters
         ----------

@@ -30,7 +30,7 @@ _SOURCES = ("auto", "model", "measure", "remeasure")
 
 _EFFORTS = ("quick", "patient")
 
-#: fields of other types: what they must be
+#: fields of other types
 _BOOLEANS, _MAPPINGS = ("confirm", "winograd"), ("boundary", "pin")
 
 

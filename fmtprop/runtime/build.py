@@ -181,7 +181,7 @@ class _Builder:
             self._run_once(node, {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()})
 
     def _origin(self, value: Value) -> Value:
-        """Return what a constant value is in another format."""
+        """Return the constant of which a value is another format."""
         node = self.graph.node(value.node)
         while node.op == "reorder" and node.name not in self.computed:
             source = self.graph.inputs(node.name)["src"]
@@ -191,7 +191,7 @@ class _Builder:
         return value
 
     def _numbers(self, value: Value) -> Numbers | None:
-        """Return what tells the numbers of a constant value from all others, in any format and data type."""
+        """Return an identity of a constant value's numbers, in any format and data type."""
         node = self.graph.node(value.node)
         while node.op == "reorder" and node.name not in self.computed:
             node = self.graph.node(self.graph.inputs(node.name)["src"].node)

@@ -89,7 +89,7 @@ class Halves:
         Parameters
         ----------
         ticket : torch.Tensor
-            What the forward run gave.
+            Results of the forward run.
         tangents : sequence of torch.Tensor
             One for each input of this half.
         again : bool
@@ -116,7 +116,7 @@ class Halves:
         return self._guarded(lambda: self._in_threads(context, partial(context.backward, tensors, again=again)))
 
     def close(self) -> None:
-        """Release what no forward run holds."""
+        """Release memory that no forward run holds."""
         self._executor.close()
 
     def _run_forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -109,12 +109,12 @@ class SharedForms:
 class PackedForms:
     """The formats in which plans of one formatted graph have its constants: flat bytes, by origin and format.
 
-    The origin of what a reorder made of constants is the reorder's source. Bytes go with the last plan that has them.
+    The origin of a reordered constant is the reorder's source. Bytes go with the last plan that has them.
 
     Parameters
     ----------
     shared : SharedForms, optional
-        What plans of other graphs have.
+        Packed forms of plans of other graphs.
     """
 
     def __init__(self, shared: SharedForms | None = None) -> None:

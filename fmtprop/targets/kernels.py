@@ -185,12 +185,12 @@ def _candidate(kernel: StandaloneKernel, operands: Request, dst: MemoryDesc) -> 
 
 @dataclass(frozen=True, eq=False)
 class KernelImplementation(Implementation):
-    """What a kernel computes.
+    """A kernel of the project as the implementation of a node.
 
     Parameters
     ----------
     kernel : StandaloneKernel
-        What to run.
+        The kernel.
     """
 
     kernel: StandaloneKernel
@@ -206,7 +206,7 @@ class KernelImplementation(Implementation):
 
     @property
     def repro(self) -> str:
-        """What it is called."""
+        """Name and constants of the kernel."""
         return self.kernel.repro
 
     def target(self) -> Provider:

@@ -24,7 +24,7 @@ from fmtprop.targets.kernels import JIT, kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.primitive import PrimitiveImplementation
 
-#: what oneDNN computes in; everything else runs on the reference target
+#: data types in which oneDNN computes; nodes of other types run on the reference target
 _FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
@@ -47,7 +47,7 @@ class OneDnnTarget(Provider):
 
     def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}
-        #: by what a node computes, the candidates so far: different requests are answered by the same ones
+        #: candidates so far by op, attributes and post-ops: different requests share them
         self._found: dict[object, dict[object, Candidate]] = {}
         self._rejected: set[object] = set()
         #: attributes without operands, which many nodes share
@@ -142,7 +142,7 @@ class OneDnnTarget(Provider):
                     yield candidate
 
     def _lower(self, node: Node, request: Request, primitive: Primitive) -> Lowering | None:
-        """Return what the primitive makes of a request, None where it or oneDNN declines."""
+        """Return the primitive's descriptors for a request; None if it or oneDNN declines."""
         try:
             # a slice is told by its pointer: some implementations ignore offset0, others refuse or are slow with it
             natives = {name: dnnl.NativeDesc.from_desc(desc.at_start()) for name, desc in request.items()}
@@ -255,7 +255,7 @@ def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.Prim
 
 
 def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, asked: MemoryDesc) -> MemoryDesc:
-    """Return the format of a post-op's operand: as asked, or what oneDNN made of `any`."""
+    """Return the format of a post-op's operand: as requested, or oneDNN's choice for `any`."""
     depthwise = argument & dnnl.Arg.ATTR_POST_OP_DW
     if asked.kind != "any" and not depthwise:
         return asked
@@ -280,7 +280,7 @@ def _tail(node: Node) -> object:
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:
-    """Return what equals among equal primitives: wherever their tensors begin."""
+    """Return an identity that equal primitives share, whatever the offsets of their tensors."""
     read = tuple((name, operands[name].at_start()) for name in sorted(operands))
     return (node.op, node.attrs, _tail(node), impl, read, tuple(desc.at_start() for desc in results))
 

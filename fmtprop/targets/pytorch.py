@@ -71,7 +71,7 @@ def _operators(
 ) -> list[Callable[[], object]]:
     """Return the calls of PyTorch's operators that compute a node, written to its place; none if one is missing."""
     if node.post_ops and places[0].dtype is not torch.float32:
-        return []  # what is narrow is rounded once, behind the last post-op
+        return []  # narrow types are rounded once, after the last post-op
     tails = {name for post_op in node.post_ops for name in post_op.operands}
     calls = [_operator(node.op, node.attrs, {n: t for n, t in tensors.items() if n not in tails}, places)]
     for post_op in node.post_ops:
@@ -108,7 +108,7 @@ def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Seq
     Parameters
     ----------
     node : Node
-        What gave them.
+        The node of the results.
     places : sequence of torch.Tensor or None
         None for a result that nobody reads: such need not be what the exporter says (``aten._embedding_bag``).
     values : sequence of torch.Tensor

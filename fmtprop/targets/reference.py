@@ -1,7 +1,7 @@
 """The reference target: any op, by PyTorch's own operator or its plain PyTorch meaning, on strided formats.
 
-It is what the others are checked against, where an op runs that oneDNN does not have, and a way to run all others: what
-oneDNN only has loops for (`ref`) is never faster.
+All other targets are checked against it. It runs the ops that oneDNN lacks, and is an alternative for all others:
+oneDNN's reference loops (`ref`) are never faster.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ReferenceTarget(Provider):
     name = REFERENCE
 
     def __init__(self) -> None:
-        #: what gave a wrong answer with other strides than row-major ones
+        #: nodes with a wrong result on strides that are not row-major
         self._rejected: set[object] = set()
-        #: what gave one on row-major operands, which is its operator's fault
+        #: nodes with a wrong result on row-major operands: their operator is wrong
         self._without_operator: set[object] = set()
 
     def reject(self, node: Node) -> None:
@@ -52,7 +52,7 @@ class ReferenceTarget(Provider):
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield the one way: operands as asked where they are strided and the op is right with that, else row-major.
 
-        What is `any` lies as the first operand does where the op is right with that.
+        For `any`, the order of axes is the first operand's if the op is right on it.
         """
         free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
         names = result_names(node)
@@ -110,7 +110,7 @@ class ReferenceImplementation(Implementation):
         return ReferenceTarget()
 
     def build(self, threads: int) -> Executable:
-        """Return what runs it: operators ask for the number of threads themselves."""
+        """Return the executable; operators find the number of threads themselves."""
         return _Executable(by_operator=self.impl != MEANING)
 
     def needs_check(self, node: Node) -> bool:
@@ -178,7 +178,7 @@ def _strided(desc: MemoryDesc) -> MemoryDesc:
 
 
 def _following(request: Request, results: Sequence[str]) -> dict[str, MemoryDesc]:
-    """Return formats for what is `any`, results and operands of their size: the axes in the first operand's order."""
+    """Return formats for each `any` of a result, or of an operand of its size: axes in the first operand's order."""
     lead = next((desc for name, desc in request.items() if desc.is_plain and name not in results), None)
     if lead is None or not lead.is_dense:
         return {}

@@ -1,6 +1,6 @@
 """Costs by a model: the time for arithmetic or for moving bytes, whichever is longer, plus a call.
 
-Nothing is measured here; what the machine can do comes from :mod:`fmtprop.tuning.peaks`. Must not know a library.
+Nothing is measured here: :mod:`fmtprop.tuning.peaks` has the machine's rates. Must not know a library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EFFICIENCY = (
 )
 _OTHER = (0.5, 0.5, 0.2)
 
-#: what precedes the name of an implementation that does another primitive's work; a gemm has nothing to gather then
+#: prefixes of an implementation of another primitive; its gemm gathers nothing
 _WRAPPERS = ("inner_product:", "matmul:", "reorder:")
 _GEMM = 0.78
 
@@ -70,7 +70,7 @@ _SLOW = {
 #: elements of f32 in a vector of AVX2
 _AVX2_LANES = 8
 
-#: what a sum of products and a reorder take to get going, in calls that have nothing to do
+#: time of a sum of products and of a reorder without work, in empty calls
 _PRODUCT_CALL, _REORDER_CALL = 3.0, 2.0
 
 #: share of the copying bandwidth that a reorder reaches: a copy (of another type, or between strides), into or out of
@@ -104,7 +104,7 @@ class ModelCosts:
     Parameters
     ----------
     peaks : Peaks
-        What the machine can do.
+        Rates of the machine.
     weights_nbytes : int
         Bytes of all weights of the network: they come from as far as so many bytes reach.
     lanes : int
@@ -192,7 +192,7 @@ class ModelCosts:
         return (calls + len(node.post_ops)) * _PYTORCH_CALL + seconds
 
     def _kernel(self, dst: MemoryDesc, peak: float) -> float:
-        """Return the seconds that a kernel takes behind a primitive: it reads and writes what is still in a cache."""
+        """Return the seconds of a kernel after a primitive: its data are still in a cache."""
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         return self.peaks.call + max(_KERNEL_OPERATIONS * prod(dst.dims) / (peak * _POINTWISE), 2 * dst.nbytes * pace)
 
@@ -227,9 +227,9 @@ class ModelCosts:
         return parameters * self._streaming + activations * pace / share
 
 
-def _says(candidate: Candidate, what: str) -> bool:
+def _says(candidate: Candidate, name: str) -> bool:
     """Return an attribute of a candidate's implementation; a bare candidate has none."""
-    return bool(getattr(candidate.handle, what, False))
+    return bool(getattr(candidate.handle, name, False))
 
 
 @lru_cache(maxsize=512)
@@ -253,7 +253,9 @@ def efficiency(impl: str, shape: int = 0) -> float:
     True
     """
     # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name
-    impl = impl.removeprefix("ref_fused_convolution:any:").partition("+")[0]  # what a kernel does behind it is no share
+    impl = impl.removeprefix("ref_fused_convolution:any:").partition("+")[
+        0
+    ]  # a kernel after it does not change the share
     name = impl
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
@@ -264,7 +266,7 @@ def efficiency(impl: str, shape: int = 0) -> float:
 
 
 def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc) -> list[MemoryDesc]:
-    """Return what each post-op works on, and dst behind them: less than before a depthwise convolution with strides."""
+    """Return the tensor that each post-op changes, then dst: a depthwise convolution with strides makes it smaller."""
     if all(post_op.op != "convolution" for post_op in node.post_ops):
         return [dst] * (len(node.post_ops) + 1)
     before, _ = types_along(node, {name: TensorType(desc.dims, desc.dtype) for name, desc in operands.items()})
@@ -274,7 +276,7 @@ def _sizes_along(node: Node, operands: Mapping[str, MemoryDesc], dst: MemoryDesc
 def _roles(
     linear: Linear, operands: Mapping[str, MemoryDesc], result: MemoryDesc
 ) -> tuple[MemoryDesc, MemoryDesc, MemoryDesc]:
-    """Return what has the dims of src, of weights and of dst; one of the three is the result."""
+    """Return the tensors in the roles of src, weights and dst; one of the three is the result."""
     src, weights, dst = (operands.get(name, result) for name in linear.roles)
     return src, weights, dst
 
@@ -307,13 +309,13 @@ def _padded(desc: MemoryDesc) -> tuple[int, ...]:
 
 
 def _products(linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> float:
-    """Return the operations of all products, on what blocks are padded to."""
+    """Return the operations of all products, those on padding of blocks included."""
     return 2.0 * linear.products(_padded(src), weights.dims, _padded(dst))
 
 
 @lru_cache(maxsize=4096)
 def _kind(src: MemoryDesc, dst: MemoryDesc) -> str:
-    """Return what a reorder does to memory."""
+    """Return the kind of a reorder, see `reorder_kind`."""
     if src.kind != "blocked" or dst.kind != "blocked":
         return "block"
     if _order(src) == _order(dst):
