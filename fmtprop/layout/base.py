@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from enum import Enum
+from html import escape
 from math import prod
 from typing import Any, NoReturn, TypeVar
 
@@ -330,6 +331,16 @@ class DescBase:
         """Return the short form ``f32[2,17,5,7]:aBcd16b``."""
         dims = ",".join(map(str, self.dims))
         return f"{self.dtype}[{dims}]:{self._layout_text()}"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook; :func:`fmtprop.pictures.draw_svg` draws a small one."""
+        facts = {"tensor": str(self), "bytes": f"{self.nbytes:,}"}
+        if (g := self._geometry) is not None:
+            facts["strides"] = " x ".join(map(str, g.strides))
+            facts["blocks"] = " ".join(f"{block.size} of axis {block.axis}" for block in g.inner_blocks) or "none"
+            facts["padded to"] = " x ".join(map(str, g.padded_dims))
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in facts.items())
+        return f"<table>{''.join(rows)}</table>"
 
     def _layout_text(self) -> str:
         if self._geometry is None:

@@ -35,7 +35,19 @@ _HATCH = (
 )
 
 
-def draw_svg(md: MemoryDesc, *, labels: Sequence[str] | None = None, title: str | None = None, axes: str = "") -> str:
+class Drawing(str):
+    """The text of an SVG document, which a notebook shows as the picture."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """Return the document."""
+        return str(self)
+
+
+def draw_svg(
+    md: MemoryDesc, *, labels: Sequence[str] | None = None, title: str | None = None, axes: str = ""
+) -> Drawing:
     """Draw a descriptor as the logical grid and the line of memory.
 
     Both are coloured by memory order, from dark blue to yellow; padding is hatched, a gap between strides is dashed,
@@ -54,8 +66,8 @@ def draw_svg(md: MemoryDesc, *, labels: Sequence[str] | None = None, title: str 
 
     Returns
     -------
-    str
-        A complete SVG document.
+    Drawing
+        A complete SVG document: a text, which a notebook shows as the picture.
 
     Raises
     ------
@@ -75,7 +87,7 @@ def draw_svg(md: MemoryDesc, *, labels: Sequence[str] | None = None, title: str 
     y = _draw_grid(canvas, picture, y + 12)
     y = _draw_memory(canvas, picture, y + 26)
     _legend(canvas, picture, y + 16)
-    return canvas.document()
+    return Drawing(canvas.document())
 
 
 class _Canvas:

@@ -141,3 +141,13 @@ def test_the_docs_show_what_is_drawn_today() -> None:
     for name, svg in drawn.items():
         assert (DOCS / "pictures" / name).read_text() == svg, f"run python {script.relative_to(DOCS.parent)}"
         assert f"pictures/{name}" in page, f"docs/layout.md does not show {name}"
+
+
+def test_a_notebook_shows_layouts():
+    desc = MemoryDesc((1, 17, 3, 3), "bf16", tag="aBcd16b")
+    assert draw_svg(desc)._repr_html_() == draw_svg(desc) and draw_svg(desc).startswith("<svg")
+    table = desc._repr_html_()
+    assert "<td>bf16[1,17,3,3]:aBcd16b</td>" in table and "<td>576</td>" in table
+    assert "<td>16 of axis 1</td>" in table and "<td>1 x 32 x 3 x 3</td>" in table
+    assert "<td>f32[2]:any</td>" in MemoryDesc.any((2,), "f32")._repr_html_()
+    assert "strides" not in MemoryDesc.any((2,), "f32")._repr_html_()
