@@ -21,7 +21,8 @@ from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_known
-from fmtprop.frontends.onnx.program import Program, Step
+from fmtprop.frontends.onnx.program import Program
+from fmtprop.frontends.onnx.steps import Step
 from fmtprop.frontends.torch_call import parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.graph import Graph

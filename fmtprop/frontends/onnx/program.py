@@ -7,25 +7,20 @@ is computed on the way, whoever watches. This module must not know about files o
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
 
-import onnx
 import torch
-from onnx import AttributeProto, defs, helper
 
 from fmtprop.errors import FmtpropError, ImportModelError
 from fmtprop.frontends.onnx import limits, operators
-from fmtprop.frontends.onnx.elements import element_type, from_proto
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known
 from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.reference import run_node
+from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 
-__all__ = ["Body", "Program", "Step"]
+__all__ = ["Program"]
 
 #: nodes of branches and loops, unrolled, that an imported model may have
 MOST_UNROLLED_STEPS: Final = 1_000
@@ -35,174 +30,6 @@ _SMALL_NBYTES: Final = 4096
 _FEW_ELEMENTS: Final = 64
 #: bytes that nodes may make of constants, besides eight times those of the weights
 MOST_FOLDED_NBYTES: Final = 1 << 29
-
-
-@dataclass
-class Body:
-    """A graph or a function as steps.
-
-    Parameters
-    ----------
-    name : str
-        Of the graph.
-    inputs, outputs : list of str
-        Names of values; an input of a function that is left out is absent.
-    constants : mapping of str to object
-        Initialisers.
-    steps : list of Step
-        In an order in which they can run.
-    """
-
-    name: str
-    inputs: list[str]
-    outputs: list[str]
-    constants: dict[str, Any] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-
-
-@dataclass
-class Step:
-    """One node.
-
-    Parameters
-    ----------
-    node : onnx.NodeProto
-        As in the file.
-    version : int
-        The opset version of its domain.
-    function : callable or None
-        What it computes; None for an operator that only ONNX's reference has.
-    attributes : mapping of str to object
-        Decoded; a subgraph is a :class:`Body`.
-    last : list of str
-        Values that nobody reads after it.
-    """
-
-    node: onnx.NodeProto
-    version: int
-    function: Callable[..., Any] | None
-    attributes: dict[str, Any]
-    label: str
-    last: list[str] = field(default_factory=list)
-
-    @property
-    def runs_subgraphs(self) -> bool:
-        """Whether it has branches or a loop's body."""
-        return any(isinstance(value, Body) for value in self.attributes.values())
-
-
-# ---------------------------------------------------------------- from protobuf to steps
-
-
-def label_of(node: onnx.NodeProto, index: int) -> str:
-    """Return how messages name a node."""
-    name = node.name or (node.output[0] if node.output else "") or f"number {index}"
-    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
-    return f"node {name} ({domain}{node.op_type})"
-
-
-@lru_cache(maxsize=1024)
-def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-
-
-def _attribute(proto: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
-    if proto.type == AttributeProto.GRAPH:
-        return body_of(proto.g, opsets)
-    if proto.type == AttributeProto.TENSOR:
-        return from_proto(proto.t)
-    if proto.type == AttributeProto.STRING:
-        return proto.s.decode("utf-8", errors="replace")
-    if proto.type == AttributeProto.STRINGS:
-        return [item.decode("utf-8", errors="replace") for item in proto.strings]
-    return helper.get_attribute_value(proto)
-
-
-def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
-    """Return a graph as steps.
-
-    Parameters
-    ----------
-    graph : onnx.GraphProto
-        Checked before.
-    opsets : mapping of str to int
-        Domain to version.
-
-    Raises
-    ------
-    ImportModelError
-        An operator has no meaning here; the message names the node.
-    """
-    constants = {proto.name: from_proto(proto) for proto in graph.initializer}
-    body = Body(graph.name, [v.name for v in graph.input if v.name not in constants], [v.name for v in graph.output])
-    body.constants = constants
-    body.steps = [_step(node, index, opsets) for index, node in enumerate(graph.node)]
-    _mark_last(body)
-    return body
-
-
-def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
-    label = label_of(node, index)
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if domain not in opsets:
-        raise ImportModelError(f"{label}: the model imports no opset of the domain {node.domain!r}")
-    if node.op_type in operators.RANDOM and not domain:
-        raise ImportModelError(
-            f"{label} draws random numbers; a model is a function of its inputs: make the numbers an input"
-        )
-    version = opsets[domain]
-    twin = operators.TWINS.get((domain, node.op_type))
-    if twin is not None:
-        domain, version = "", twin
-        node = _with_domain(node, domain)
-    for proto in node.attribute:
-        if proto.ref_attr_name:
-            raise ImportModelError(
-                f"{label}: attribute {proto.name!r} refers to an attribute of a function, but no function is around it"
-            )
-    attributes = {proto.name: _attribute(proto, opsets) for proto in node.attribute}
-    function = operators.find(domain, node.op_type, version)
-    if function is None and not defs.has(node.op_type, domain):
-        raise ImportModelError(f"{label}: no such operator is known in the domain {domain or 'ai.onnx'!r}")
-    if function is not None:
-        _check_attributes(label, function, attributes)
-    return Step(node, version, function, attributes, label)
-
-
-def _with_domain(node: onnx.NodeProto, domain: str) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.domain = domain
-    return copy
-
-
-def _check_attributes(label: str, function: Callable[..., Any], attributes: Mapping[str, Any]) -> None:
-    known = _keywords(function)
-    unknown = sorted(set(attributes) - known)
-    if unknown:
-        raise ImportModelError(f"{label} has the attribute {unknown[0]!r}, which is not supported")
-
-
-def _mark_last(body: Body) -> None:
-    """Note after which step each value is read no more: subgraphs read those of the graphs around them."""
-    seen = set(body.outputs)
-    for step in reversed(body.steps):
-        read = {name for name in _reads(step) if name}
-        step.last = sorted((read | set(step.node.output)) - seen - {""})
-        seen |= read
-
-
-def _reads(step: Step) -> Iterable[str]:
-    yield from step.node.input
-    for value in step.attributes.values():
-        if isinstance(value, Body):
-            for inner in value.steps:
-                yield from _reads(inner)
-            yield from value.outputs
-
-
-# ---------------------------------------------------------------- running
 
 
 class Program:
@@ -364,7 +191,7 @@ class _Run:
         if function is None or not (carried or all(map(_in_torch, arguments))):
             return self._otherwise(step, arguments)
         extra: dict[str, Any] = {}
-        known = _keywords(function)
+        known = keywords(function)
         if "wanted" in known:
             extra["wanted"] = len(step.node.output)
         if "run" in known:
@@ -387,9 +214,9 @@ class _Run:
 
     def _otherwise(self, step: Step, arguments: list[Any]) -> Any:
         """Run a node as the function that ONNX gives for it, else on ONNX's reference."""
-        expanded = _expanded(step, arguments)
-        if expanded is not None:
-            return tuple(self.body(expanded, dict(zip(expanded.inputs, arguments, strict=False)), {}))
+        body = expanded(step, arguments)
+        if body is not None:
+            return tuple(self.body(body, dict(zip(body.inputs, arguments, strict=False)), {}))
         if self.around is not None and not is_known(arguments):
             raise DataDependentError(f"{step.label}: PyTorch has no such operator, and what ONNX's reference makes")
         self.program.reference_nodes.append(step.label)
@@ -465,67 +292,3 @@ def _described(value: Any) -> str:
     if value is None:
         return "nothing"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
-# ---------------------------------------------------------------- functions that ONNX gives
-
-
-def _expanded(step: Step, arguments: Sequence[Any]) -> Body | None:
-    """Return the function body that ONNX gives for an operator, for these operands; None where it gives none."""
-    domain = "" if step.node.domain == "ai.onnx" else step.node.domain
-    if not defs.has(step.node.op_type, domain):
-        return None
-    schema = defs.get_schema(step.node.op_type, step.version, domain)
-    if schema.has_context_dependent_function:
-        types = [_type_of(value).SerializeToString() for value in arguments]
-        text = schema.get_context_dependent_function(step.node.SerializeToString(), types)
-    elif schema.has_function:
-        text = schema.get_function_with_opset_version(step.version) if _has_version(schema, step.version) else b""
-        text = text or schema.function_body.SerializeToString()
-    else:
-        return None
-    function = onnx.FunctionProto.FromString(text)
-    opsets = {"": defs.onnx_opset_version(), domain: step.version}
-    opsets |= {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
-    given = {proto.name: proto for proto in step.node.attribute}
-    given |= {proto.name: proto for proto in function.attribute_proto if proto.name not in given}
-    for name, attribute in schema.attributes.items():
-        if name not in given and attribute.default_value.name:
-            given[name] = attribute.default_value
-    nodes = [_with_attributes(node, given) for node in function.node]
-    wanted = [name if given else "" for name, given in zip(function.output, step.node.output, strict=False)]
-    body = Body(step.node.op_type, list(function.input), wanted)
-    body.steps = [_step(node, index, opsets) for index, node in enumerate(nodes)]
-    for inner in body.steps:
-        inner.label = f"{step.label}, within it {inner.label}"
-    _mark_last(body)
-    return body
-
-
-def _has_version(schema: Any, version: int) -> bool:
-    return version in schema.function_opset_versions
-
-
-def _with_attributes(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """Return a node of a function with the caller's attributes in the place of references to them."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    del copy.attribute[:]
-    for proto in node.attribute:
-        if not proto.ref_attr_name:
-            copy.attribute.append(proto)
-        elif proto.ref_attr_name in given:
-            bound = onnx.AttributeProto()
-            bound.CopyFrom(given[proto.ref_attr_name])
-            bound.name = proto.name
-            copy.attribute.append(bound)
-    return copy
-
-
-def _type_of(value: Any) -> onnx.TypeProto:
-    if value is None:
-        return onnx.TypeProto()
-    if isinstance(value, list):
-        inner = _type_of(value[0]) if value else helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
-        return helper.make_sequence_type_proto(inner)
-    return helper.make_tensor_type_proto(element_type(value), list(value.shape))
