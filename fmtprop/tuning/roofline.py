@@ -189,7 +189,8 @@ class ModelCosts:
             share = _PYTORCH_COSTLY if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL
             seconds += 2 * dst.nbytes * pace / share
         calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
-        return (calls + len(node.post_ops)) * _PYTORCH_CALL + seconds
+        # it wakes its threads as any call does, and is called from Python beside
+        return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL + seconds
 
     def _kernel(self, dst: MemoryDesc, peak: float) -> float:
         """Return the seconds of a kernel after a primitive: its data are still in a cache."""
