@@ -111,7 +111,8 @@ def _counted() -> tuple[int, int]:
 
 
 def _exported(module: nn.Module, kwargs: Mapping[str, Any], calls: Mapping[int, Mapping[str, Any]]) -> float | str:
-    """Compile once with a dynamic number of tokens; longest calls first, since export may fix a size of 1."""
+    """Compile once with a dynamic number of tokens, from 2 on: a size of 1 is always fixed by torch.export."""
+    calls = {length: call for length, call in calls.items() if length > 1}
     shapes = {name: {1: torch.export.Dim.AUTO} for name in kwargs}
     try:
         net = fp.compile(module, (), kwargs=kwargs, dynamic_shapes=shapes, max_shapes=len(calls) + 1, **OPTIONS)
