@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -59,6 +59,14 @@ def test_the_plan_without_a_reorder_costs_what_was_predicted():
     for without in found.values():
         cost = price(without.graph, rivals._costs)
         assert cost - rivals.plan_seconds == pytest.approx(without.extra_seconds, rel=1e-6, abs=1e-12)
+
+
+def test_a_plan_that_only_runs_decided_for_is_not_called_the_cheapest():
+    naive = fp.compile("residual", policy="naive", tune="model").report(repeats=1)
+    optimal = fp.compile("residual", tune="model").report(repeats=1)
+    assert "proved" in optimal.verdict[-1]
+    told = replace(naive, certificate=optimal.certificate).verdict[-1]
+    assert "another plan takes" in told and "not chosen by costs alone" in told and "proved" not in told
 
 
 @pytest.mark.slow
