@@ -27,9 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, lens, doctor):
-    app.command()(command)
-app.command(cls=LogCommand)(verbose)
+for command in (run, report, diff, check, whatif, show, models, tune, bench, layout, verbose, lens, doctor):
+    app.command(cls=LogCommand if command is verbose else None)(command)
 
 
 def _version(wanted: bool) -> None:
