@@ -79,6 +79,9 @@ def read_model(source: object) -> Source:
         model = _parsed(_contents(file), name)
     check_structure(model, name)
     weights = _take_weights(model, folder, name)
+    whole, model = model, onnx.ModelProto()
+    model.CopyFrom(whole)
+    del whole  # protobuf frees what was deleted from a message with the message alone: the weights' bytes
     _check(model, name)
     model = _newer(model, weights, name)
     if model.functions:
