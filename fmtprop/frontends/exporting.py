@@ -1,4 +1,4 @@
-"""Export of a PyTorch module to a functional ``ExportedProgram``, with errors that say what to change in the module.
+"""Export of a PyTorch module to a functional ``ExportedProgram``, with errors that name a change of the module.
 
 Must not know graphs.
 """
@@ -31,7 +31,7 @@ _EXPORTING = ProcessLock()
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Let one thread export: two exporters at once would break each other and all later ones, as they patch torch."""
+    """Let one thread export at a time. The exporter patches torch, so two at once would break all later exports."""
     with _EXPORTING.current, held_back():
         yield
 

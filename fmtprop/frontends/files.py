@@ -110,7 +110,7 @@ def save(graph: Graph, path: str | Path) -> None:
     if not isinstance(graph, Graph):
         raise ImportModelError(
             f"only a Graph can be saved, got {type(graph).__name__}; import the model with "
-            "fmtprop.from_torch(module, example_inputs) and save what it returns"
+            "fmtprop.from_torch(module, example_inputs) and save the graph"
         )
     file = _path(path)
     kind = file.suffix.lower()
@@ -125,9 +125,9 @@ def save(graph: Graph, path: str | Path) -> None:
         raise ImportModelError(f"{file} cannot be written: {reason}; save it to another place") from error
 
 
-def _refuse_shapes(shapes: object, what: str) -> None:
+def _refuse_shapes(shapes: object, name: str) -> None:
     if shapes:
-        raise ImportModelError(f"shapes are for ONNX models with dynamic axes; {what} has its own: leave them out")
+        raise ImportModelError(f"shapes are for ONNX models with dynamic axes; {name} has its own: leave them out")
 
 
 def _path(path: object) -> Path:

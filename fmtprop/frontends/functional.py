@@ -43,7 +43,7 @@ class Functional:
     def results(self, outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
         """Return the program's results from the graph's outputs; some results are inputs or fixed numbers."""
         sources = {"output": outputs, "input": given}
-        return [sources[kind][what] if kind in sources else what for kind, what in self._results]
+        return [sources[kind][item] if kind in sources else item for kind, item in self._results]
 
 
 def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Tensor], name: str) -> Functional:
@@ -109,7 +109,7 @@ def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tens
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill a range of memory without sharing a position."""
+    """Return whether a tensor's elements fill a range of memory without sharing a position."""
     next_stride = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != next_stride:

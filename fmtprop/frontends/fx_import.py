@@ -121,7 +121,7 @@ class _Walk:
         self.values: dict[str, Any] = dict(values)
 
     def attribute(self, node: fx.Node, module: fx.GraphModule) -> None:
-        """Add a tensor that the program itself has; another attribute is a branch, which is refused at its use."""
+        """Add a tensor attribute of the program. Other attributes are branches, which are refused at their use."""
         value = operator.attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
             check_real(value, f"tensor {node.target}")
@@ -193,9 +193,9 @@ class _Walk:
         return found if several else found[0]
 
     def _as_stored(self, node: fx.Node, target: OpOverload, args: dict[str, Any]) -> dict[str, Any]:
-        """Give a call that reads a tensor's storage the tensor in storage order: axes in the order of memory.
+        """Return the arguments of a call that reads its tensor's storage, with the tensor's axes in storage order.
 
-        A graph's tensors are row-major and begin at the start of their storage, whatever their strides in PyTorch.
+        A graph's tensors are row-major and begin at the start of their storage; PyTorch's can have other strides.
         """
         name = target._schema.arguments[0].name
         source = _by_schema(node, target)[name]
@@ -342,7 +342,7 @@ def _spelled(value: Any) -> Any:
 
 
 def _is_complex(node: fx.Node) -> bool:
-    """Whether a call reads or returns a complex tensor."""
+    """Return whether a call reads or returns a complex tensor."""
     recorded = [at.meta.get("val") for at in (node, *node.all_input_nodes)]
     flat = [item for value in recorded for item in (value if isinstance(value, list | tuple) else [value])]
     return any(isinstance(item, torch.Tensor) and item.is_complex() for item in flat)
@@ -360,7 +360,7 @@ def _values_in(argument: Any) -> Iterator[Value]:
 
 
 def _is_wider(made: TensorType, recorded: TensorType) -> bool:
-    """Whether a result is f32 where bf16 is recorded: statistics under autocast are f32, whatever the record says."""
+    """Return whether a result is f32 and recorded as bf16: under autocast, the record of statistics is wrong."""
     return made.dims == recorded.dims and made.dtype is DataType.F32 and recorded.dtype in NATIVE_FLOATS
 
 

@@ -75,7 +75,7 @@ class GraphModule(nn.Module):
 
 
 def as_module(graph: Graph) -> GraphModule:
-    """Return a PyTorch module that computes what a graph computes.
+    """Return a graph as a PyTorch module with the same results.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""From the two halves of a training step, as AOTAutograd parts them, to one graph with two entry points.
+"""Import of a training step: AOTAutograd's forward and backward programs become one graph with two entry points.
 
-Owns how inputs, results and saved tensors of the two programs relate to the graph. Where the programs come from, and
-who keeps what between them, is not known here.
+Owns the relation of the programs' inputs, results and saved tensors to the graph. Must not know the origin of the
+programs, nor the owner of tensors that are saved between them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from fmtprop.layout import MemoryDesc
 
 __all__ = ["BACKWARD", "Half", "Joint", "import_joint"]
 
-#: the phase of what belongs to the second entry point
+#: the phase of inputs and outputs of the second entry point
 BACKWARD = "backward"
 
-#: what stands in a result's place: an output of the graph, an argument of the call, or the thing itself
+#: the source of a result: an output of the graph, an argument of the call, or a fixed object
 Source = tuple[str, Any]
 
 
 @dataclass(frozen=True)
 class Half:
-    """How one entry point of the graph relates to its program.
+    """The relation of one entry point of the graph to its program.
 
     Parameters
     ----------
     inputs : sequence of (int or callable)
-        For each input of the graph, which argument of the program it is, or what draws it at every call.
+        For each input of the graph: the position of the program's argument, or a function that draws it at every call.
     results : sequence of (str, object)
-        For each result of the program: ``("output", which)`` of the graph's, ``("input", which)`` of the program's
-        arguments, or ``("fixed", it)``.
+        For each result of the program: ``("output", position)`` among the graph's outputs, ``("input", position)``
+        among the program's arguments, or ``("fixed", object)``.
     """
 
     inputs: Sequence[int | Draw]
@@ -56,7 +56,7 @@ class Half:
     def found(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """Return the program's results."""
         sources = {"output": outputs, "input": args}
-        return [sources[kind][what] if kind in sources else what for kind, what in self.results]
+        return [sources[kind][item] if kind in sources else item for kind, item in self.results]
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Joint:
     boundary : mapping of str to MemoryDesc
         The formats of inputs and outputs in the programs, by their names in the graph.
     forward, backward : Half
-        The entry points. What is saved between them are the last results of the forward program; where such a result is
-        ``("fixed", None)``, only the graph knows it.
+        The entry points. The last results of the forward program are the saved tensors; a saved tensor that is
+        ``("fixed", None)`` exists only in the graph.
     """
 
     graph: Graph
@@ -86,12 +86,12 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     Parameters
     ----------
     forward, backward : torch.fx.GraphModule
-        Functional programs of ATen calls for fixed sizes. The forward's results behind the first ones are the first
+        Functional programs of ATen calls for fixed sizes. The forward's results after the caller's are the first
         arguments of the backward.
     outputs : int
-        How many results of the forward are its caller's.
+        Number of the forward's results for its caller.
     name : str
-        Of the graph.
+        Name of the graph.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class _Importer:
         self.count = outputs
         self.graph = Graph(name)
         self.boundary: dict[str, MemoryDesc] = {}
-        #: input of the graph -> which argument of the forward, or of the backward, it is, or what draws it
+        #: input of the graph -> position of the program's argument, or a function that draws it
         self.places: dict[Value, int | Draw] = {}
         self.tangents: dict[Value, int] = {}
         #: forward outputs of the graph
@@ -119,7 +119,7 @@ class _Importer:
         results = self._import_forward()
         own, saved = results[: self.count], results[self.count :]
         sources = [self._output(result, origin) for result, origin in zip(own, recorded, strict=False)]
-        # what backward reads of a graph that is still whole: views of an argument are that argument
+        # the graph still has all nodes here, so a saved view of an argument is found to be that argument
         sources += [self._saved(value) for value in saved]
         gradients = self._import_backward(saved)
         made: dict[Value, int] = {}
@@ -160,7 +160,7 @@ class _Importer:
             if "mkldnn_rnn" in str(node.target):
                 raise ImportModelError(
                     f"{node.name}: {node.target} reads a workspace that PyTorch does not describe: no graph can "
-                    "hold it; train this recurrent layer outside of what is compiled"
+                    "hold it; train this recurrent layer outside of the compiled model"
                 )
         values: dict[str, Any] = {}
         for position, node in enumerate(_placeholders(program)):
@@ -190,7 +190,7 @@ class _Importer:
         return self._add_output(result, origin, self.made, "")
 
     def _saved(self, value: Any) -> Source:
-        """Return what autograd can keep of a saved tensor, to see if it is changed: the caller's tensors."""
+        """Return the source of a saved tensor: autograd can detect changes of the caller's tensors only."""
         if not isinstance(value, Value):
             return "fixed", None
         place = self.places.get(storage(self.graph, value))

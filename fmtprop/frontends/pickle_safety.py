@@ -8,7 +8,7 @@ It must not know about archives of models; :mod:`fmtprop.frontends.pt2_safety` d
 
 References
 ----------
-Python library reference, "pickletools"; ``torch/_weights_only_unpickler.py``, whose list is longer.
+Python library reference, "pickletools"; ``torch/_weights_only_unpickler.py``, which has a longer list.
 """
 
 from __future__ import annotations

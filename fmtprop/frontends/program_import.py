@@ -36,7 +36,7 @@ def import_program(program: ExportedProgram, name: str, signature: inspect.Signa
     name : str
         Name of the graph.
     signature : inspect.Signature, optional
-        Of the module's ``forward``, if there is a module.
+        Signature of the module's ``forward``, if there is a module.
 
     Raises
     ------
@@ -170,24 +170,24 @@ def _bytes_reached(tensor: torch.Tensor) -> int:
     return int(last + 1) * tensor.element_size()
 
 
-def _nested(slots: Sequence[Any], spec: Any, what: str) -> Any:
-    _check_containers(slots, spec, what)
+def _nested(slots: Sequence[Any], spec: Any, role: str) -> Any:
+    _check_containers(slots, spec, role)
     return pytree.tree_unflatten(list(slots), spec)
 
 
-def _check_containers(slots: Sequence[Any], spec: Any, what: str) -> None:
+def _check_containers(slots: Sequence[Any], spec: Any, role: str) -> None:
     """Refuse tensors in objects that a graph's structure would treat as fixed values."""
     if spec.is_leaf():
         return
     kind = spec.context if spec.type is namedtuple else spec.type  # torch treats all named tuples as one kind
     if not is_container(kind) and any(isinstance(slot, Slot) for slot in slots):
         raise ImportModelError(
-            f"a tensor of the model's {what}s is in a {kind.__module__}.{kind.__qualname__}, which a graph "
+            f"a tensor of the model's {role}s is in a {kind.__module__}.{kind.__qualname__}, which a graph "
             "cannot describe; use a tuple, a list, a dict or a dataclass"
         )
     start = 0
     for child in spec.children():
-        _check_containers(slots[start : start + child.num_leaves], child, what)
+        _check_containers(slots[start : start + child.num_leaves], child, role)
         start += child.num_leaves
 
 

@@ -10,7 +10,7 @@ Must not know about zip files or pickles.
 
 References
 ----------
-``torch/_export/serde/schema.py``, for the fields; ``serialize.py`` beside it: ``_dict_to_dataclass``,
+``torch/_export/serde/schema.py``, for the fields; ``torch/_export/serde/serialize.py``: ``_dict_to_dataclass``,
 ``_parse_sym_expr``, ``deserialize_operator``, ``deserialize_metadata``; ``torch/utils/_pytree.py``:
 ``enum_object_hook``, ``_defaultdict_deserialize``. For names in source: :mod:`fmtprop.frontends.source_text`.
 """
@@ -139,10 +139,10 @@ def check_program(data: bytes, where: str) -> None:
             raise _refusal(where, "string", value, f"the exporter writes none in {field or 'this place'!r}")
 
 
-def _refusal(where: str, what: str, text: Any, why: str) -> ImportModelError:
+def _refusal(where: str, kind: str, text: Any, why: str) -> ImportModelError:
     shown = repr(text)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    return ImportModelError(f"{where} has the {what} {shown}: {why}; {_TRUST}")
+    return ImportModelError(f"{where} has the {kind} {shown}: {why}; {_TRUST}")
 
 
 # ---------------------------------------------------------------- operators
@@ -171,12 +171,12 @@ def _check_operator(target: Any, where: str) -> None:
 # ---------------------------------------------------------------- names
 
 
-def _checked(what: str, fits: Callable[[str], bool], rule: str) -> Callable[[Any, str], None]:
+def _checked(kind: str, fits: Callable[[str], bool], rule: str) -> Callable[[Any, str], None]:
     def check(text: Any, where: str) -> None:
         if not isinstance(text, str):
-            raise _refusal(where, what, text, "it is not a string")
+            raise _refusal(where, kind, text, "it is not a string")
         if not fits(text):
-            raise _refusal(where, what, text, rule)
+            raise _refusal(where, kind, text, rule)
 
     return check
 
@@ -198,15 +198,15 @@ def _check_note(text: Any, where: str) -> None:
 # ---------------------------------------------------------------- sizes and guards
 
 
-def _parse(text: Any, what: str, where: str) -> ast.expr:
+def _parse(text: Any, kind: str, where: str) -> ast.expr:
     if not isinstance(text, str):
-        raise _refusal(where, what, text, "it is not a string")
+        raise _refusal(where, kind, text, "it is not a string")
     if len(text) > LONGEST_EXPRESSION_CHARACTERS:
-        raise _refusal(where, what, text, f"it has {len(text)} characters, more than {LONGEST_EXPRESSION_CHARACTERS}")
+        raise _refusal(where, kind, text, f"it has {len(text)} characters, more than {LONGEST_EXPRESSION_CHARACTERS}")
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _refusal(where, what, text, f"it is not an expression ({error})") from error
+        raise _refusal(where, kind, text, f"it is not an expression ({error})") from error
 
 
 def _check_size(text: Any, where: str) -> None:

@@ -1,6 +1,6 @@
-"""Random numbers of a training step: drawn before the graph runs, which is a function of its inputs.
+"""Random numbers of a training step: they are drawn before the graph runs, and the graph has an input for each call.
 
-Owns which calls can be drawn so, and how; a graph has an input for each of them.
+Owns the list of calls that can be drawn in this way.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fmtprop.ops.host_call import draws_random_numbers
 
 __all__ = ["Draw", "drawer", "drawn_first"]
 
-#: draws the numbers of one call
+#: a function that draws the numbers of one call
 Draw = Callable[[], torch.Tensor]
 
 _aten = torch.ops.aten
 
-#: calls that draw numbers and read nothing of a tensor but its shape
+#: calls that draw numbers and read only the shape of a tensor
 _DRAWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -33,19 +33,19 @@ _DRAWS = frozenset(
 
 
 def _noise(src: torch.Tensor, p: float) -> torch.Tensor:
-    """Return what dropout multiplies by: 0 with probability p, else what keeps the mean."""
+    """Return dropout's factors: 0 with probability p, else 1 / (1 - p), which keeps the mean."""
     kept = torch.empty(src.shape, dtype=torch.bool, device="cpu").bernoulli_(1 - p)
     return kept.to(src.dtype).mul_(0.0 if p == 1 else 1 / (1 - p))
 
 
 def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
-    """Return the program with dropouts as products with numbers that a call of its own draws.
+    """Return the program with each dropout as a product with random numbers, which a separate call draws.
 
     Parameters
     ----------
     program : torch.fx.GraphModule
-        The forward or the backward half of a step; it is not changed. What the forward saves of a dropout is the
-        numbers then.
+        The forward or the backward half of a step; it is not changed. The forward then saves the numbers of a
+        dropout instead of its mask.
     """
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     parts: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
@@ -73,12 +73,12 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) ->
 
 
 def drawer(node: fx.Node) -> Draw | None:
-    """Return what draws the numbers of a call; None where it draws none.
+    """Return a function that draws the numbers of a call; None if the call draws none.
 
     Raises
     ------
     ImportModelError
-        It draws numbers for which other values have to be known.
+        The numbers depend on values of the model.
     """
     if node.target is not _noise:
         if not isinstance(node.target, torch._ops.OpOverload) or not draws_random_numbers(node.target, node.kwargs):
@@ -94,7 +94,7 @@ def drawer(node: fx.Node) -> Draw | None:
 
 
 def _stand_in(argument: Any) -> Any:
-    """Return a tensor of the shape of an argument that is one; it takes no memory."""
+    """Return an argument; a tensor is replaced by one of its shape that takes no memory."""
     if not isinstance(argument, fx.Node):
         return argument
     like = argument.meta["val"]

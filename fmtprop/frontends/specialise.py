@@ -1,4 +1,4 @@
-"""From an exported program with symbolic sizes to the same program for sizes that are numbers."""
+"""Specialisation of an exported program with symbolic sizes: the same program for sizes that are numbers."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Sizes:
 
     @property
     def are_fixed(self) -> bool:
-        """Whether there is no symbol among them."""
+        """Whether no size is symbolic."""
         return all(isinstance(size, int) for _, value in self._inputs for size in value.shape)
 
     @property
     def hints(self) -> list[torch.Tensor]:
-        """Tensors without data, of the sizes that the program was exported with."""
+        """Tensors without data, of the sizes of the export's examples."""
         # int() of a symbol would fix it
         sizes = [[s if isinstance(s, int) else s.node.hint for s in value.shape] for _, value in self._inputs]
         types = [value.dtype for _, value in self._inputs]
         return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
 
     def check(self, given: Sequence[torch.Tensor]) -> None:
-        """Refuse tensors of sizes that the program was not exported for.
+        """Refuse tensors with sizes that the program was not exported for.
 
         Parameters
         ----------
@@ -61,8 +61,8 @@ class Sizes:
         Raises
         ------
         InputError
-            Their number or the number of axes is another, a fixed size differs, a size is out of its range, or sizes
-            that must be equal, or related, are not.
+            The number of tensors or of axes is another, a fixed size differs, a size is out of its range, or sizes
+            contradict a relation that the export found.
         """
         if len(given) != len(self._inputs):
             raise InputError(f"the model takes {len(self._inputs)} tensors, got {len(given)}")
@@ -119,7 +119,7 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
     Returns
     -------
     torch.export.ExportedProgram
-        Of the same calls and weights. All sizes are numbers, and the calls that computed sizes are gone.
+        The program with the same calls and weights. All sizes are numbers; calls that only compute sizes are gone.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
 
 
 class _Specialiser:
-    """One walk over a program: each node is copied with numbers for symbols, or is a number itself."""
+    """One walk over a program. A node is copied with numbers in place of symbols, or becomes a number."""
 
     def __init__(self, program: ExportedProgram, given: dict[str, torch.Tensor]) -> None:
         self.graph = fx.Graph()
@@ -157,7 +157,7 @@ class _Specialiser:
         if node.op == "call_function" and not isinstance(node.target, HigherOrderOperator):
             return self._call(node)
         made = self.graph.node_copy(node, self._made.__getitem__) if node.op != "output" else self._output(node)
-        made.name = node.name  # a new graph has names of its own for what is called as a builtin is
+        made.name = node.name  # a new graph renames nodes with the name of a builtin
         if node.name in self._given:
             tensor = self._given[node.name]
             made.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -175,7 +175,7 @@ class _Specialiser:
         except Exception as error:  # a size that depends on data, or that the model's own checks refuse
             raise ImportModelError(f"{node.name}: {node.target} fails for these sizes: {error}") from error
         if value is None or isinstance(value, int | float):
-            return value  # of sizes alone, or a check of them that holds
+            return value  # a size, or a check of sizes that holds
         made = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
         made.meta = {**node.meta, "val": value}
         return made

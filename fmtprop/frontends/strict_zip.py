@@ -138,7 +138,7 @@ def _check_name(raw: bytes, where: str) -> str:
         raise ImportModelError(f"{where} has a member with an unprintable name {raw!r}")
     name = raw.decode("ascii")
     if any(part in ("", ".", "..") for part in name.split("/")):
-        raise ImportModelError(f"{where} has member {name!r}, whose name would lead out of the archive")
+        raise ImportModelError(f"{where} has member {name!r}; this name would lead out of the archive")
     return name
 
 

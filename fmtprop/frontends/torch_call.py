@@ -1,4 +1,4 @@
-"""An ATen program as importers see it: one normalised call, and the types of its tensors.
+"""ATen calls for importers: one normalised call, and the types of its tensors.
 
 This module owns the torch side of :class:`fmtprop.ir.importing.Call`. It must not know fx or how calls are found.
 """
@@ -26,40 +26,40 @@ __all__ = ["TorchCall", "add_constant", "check_real", "parts_of", "tensor_type"]
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
 
 
-def tensor_type(value: Any, what: str) -> TensorType:
+def tensor_type(value: Any, label: str) -> TensorType:
     """Return the logical type of a torch tensor, real or fake.
 
     Parameters
     ----------
     value : object
         Value recorded by the exporter.
-    what : str
+    label : str
         Description in messages: ``"input x"``.
 
     Raises
     ------
     ImportModelError
-        Not a tensor, a dynamic dimension, or a data type that graphs do not have.
+        It is no tensor, or has a dynamic dimension or a data type that graphs do not have.
 
     Notes
     -----
     A complex tensor has the type of its parts.
     """
     if not isinstance(value, torch.Tensor):
-        raise ImportModelError(f"{what}: its value is a {type(value).__name__}, only tensors can be in a graph")
+        raise ImportModelError(f"{label}: its value is a {type(value).__name__}, only tensors can be in a graph")
     for axis, size in enumerate(value.shape):
         if not isinstance(size, int):
             raise ImportModelError(
-                f"{what}: the size of axis {axis} is not a number ({size}); shapes must be static: export without "
+                f"{label}: the size of axis {axis} is not a number ({size}); shapes must be static: export without "
                 "dynamic_shapes, and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
             )
     try:
         return tensors.tensor_type(parts_of(value))
     except GraphError as error:
-        raise ImportModelError(f"{what}: {error}") from error
+        raise ImportModelError(f"{label}: {error}") from error
 
 
-def check_real(value: Any, what: str) -> None:
+def check_real(value: Any, label: str) -> None:
     """Refuse a complex tensor as an input or output of the model.
 
     Raises
@@ -69,7 +69,7 @@ def check_real(value: Any, what: str) -> None:
     """
     if isinstance(value, torch.Tensor) and value.is_complex():
         raise ImportModelError(
-            f"{what} is {value.dtype}; inputs and outputs are real: pass torch.view_as_real of it, and call "
+            f"{label} is {value.dtype}; inputs and outputs are real: pass torch.view_as_real of it, and call "
             "torch.view_as_complex on the other side"
         )
 

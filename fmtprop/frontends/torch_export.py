@@ -98,7 +98,7 @@ def from_torch_symbolic(
     Returns
     -------
     Exported
-        Gives the graph for each set of sizes.
+        It makes the graph for each set of sizes.
 
     Raises
     ------
@@ -111,18 +111,18 @@ def from_torch_symbolic(
 
 @dataclass(frozen=True)
 class Exported:
-    """A functional exported program, and the way from it to graphs.
+    """A functional exported program, and its import as graphs.
 
     Parameters
     ----------
     program : torch.export.ExportedProgram
         Functional.
     name : str
-        Of the graphs.
+        Name of the graphs.
     signature : inspect.Signature, optional
-        Of the module's ``forward``, where there is a module.
+        Signature of the module's ``forward``, if there is a module.
     examples : sequence of torch.Tensor
-        The tensors that it was exported with, without data.
+        The example tensors of the export, without data.
     """
 
     program: ExportedProgram
@@ -141,7 +141,7 @@ class Exported:
         Returns
         -------
         Graph
-            Constants share memory with the program's, so with those of other sizes.
+            Its constants share memory with the program, so graphs of all sizes share them.
 
         Raises
         ------
@@ -154,12 +154,12 @@ class Exported:
             return self.imported(specialised(self.program, given))
 
     def imported(self, program: ExportedProgram) -> Graph:
-        """Import the program, or what was made of it."""
+        """Import this program, or its specialised form."""
         graph = import_program(program, self.name, self.signature)
         if not graph.output_nodes:
             raise ImportModelError(
                 f"{graph.name} returns no tensor (but None, a number or nothing), so there is nothing to compile; "
-                "return what it computes"
+                "return its results"
             )
         verify(graph, Stage.IMPORTED)
         return graph

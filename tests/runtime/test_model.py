@@ -286,7 +286,7 @@ class Returns(nn.Module):
 
 @pytest.mark.parametrize("result", [lambda x: None, lambda x: (), lambda x: x.shape[0]], ids=["none", "empty", "size"])
 def test_a_module_that_returns_no_tensor(result):
-    with pytest.raises(fp.ImportModelError, match=r"Returns returns no tensor .*; return what it computes"):
+    with pytest.raises(fp.ImportModelError, match=r"Returns returns no tensor .*; return its results"):
         fp.compile(Returns(result), torch.ones(2, 3))
 
 

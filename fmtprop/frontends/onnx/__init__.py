@@ -20,7 +20,7 @@ __all__ = ["from_onnx", "is_onnx", "open_program", "save_onnx"]
 
 
 def is_onnx(model: object) -> bool:
-    """Tell whether a caller's model is ONNX: bytes, a ``ModelProto``, or a path that ends so.
+    """Return whether a caller's model is ONNX: bytes, a ``ModelProto``, or a path with the suffix ``.onnx``.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
     ImportModelError
         The package ``onnx`` is missing, the model is invalid, or it cannot be a graph; the message names the node.
     """
-    program = open_program(source)  # says first how to get the package, which all other modules of this room import
+    program = open_program(source)  # first: its error says how to get the package, which all other modules here need
     from fmtprop.frontends.onnx.graph import graph_of
 
     return graph_of(program, shapes)
@@ -93,7 +93,7 @@ def save_onnx(graph: Graph, path: Path) -> None:
 
 
 def _check_package() -> None:
-    """Refuse to go on without the package that all modules of this room import."""
+    """Check that the package ``onnx`` is installed, which all modules of this room import."""
     try:
         import onnx  # noqa: F401 (asked for here, so that one message says how to get it)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Tensors of ONNX and of PyTorch: element types of both, and data carried from one to the other.
+"""Conversion between tensors of ONNX and of PyTorch: element types and data.
 
-Values are torch tensors wherever PyTorch has the element type, else numpy arrays (strings, 4-bit and 8-bit floats, …),
-lists (sequences) or None (absent optionals). This module must not know about nodes.
+A value is a torch tensor if PyTorch has the element type, else a numpy array (strings, 4-bit and 8-bit floats, …), a
+list (a sequence) or None (an absent optional). This module must not know about nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmtprop.errors import ImportModelError
 
 __all__ = ["TORCH_DTYPES", "array_of", "element_type", "from_array", "number_of", "type_name"]
 
-#: ONNX's element types that PyTorch computes with
+#: ONNX's element types in which PyTorch computes
 TORCH_DTYPES: Final[dict[int, torch.dtype]] = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.UINT8: torch.uint8,
@@ -70,7 +70,7 @@ def number_of(dtype: torch.dtype) -> int:
 
 
 def from_array(array: Any) -> Any:
-    """Return a numpy array as a torch tensor of the same memory; itself where PyTorch lacks its type.
+    """Return a numpy array as a torch tensor of the same memory, or unchanged if PyTorch lacks its type.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def from_array(array: Any) -> Any:
 
 
 def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    if not array.flags.writeable:  # of a file's bytes: nobody writes to constants, but torch warns
+    if not array.flags.writeable:  # the bytes of a file; torch warns, though nobody writes to constants
         array = array.view()
         try:
             array.flags.writeable = True
@@ -98,7 +98,7 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def array_of(value: Any) -> Any:
-    """Return a value as numpy arrays: the way back of :func:`from_array`; of a sequence, a list of them."""
+    """Return a value as a numpy array, a sequence as a list of them: the inverse of :func:`from_array`."""
     if isinstance(value, list):
         return [array_of(item) for item in value]
     if not isinstance(value, torch.Tensor):
@@ -107,19 +107,19 @@ def array_of(value: Any) -> Any:
     return tensor.view(torch.int16).numpy().view(_BFLOAT16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
-def torch_dtype(number: int, what: str) -> torch.dtype:
+def torch_dtype(number: int, label: str) -> torch.dtype:
     """Return PyTorch's data type for an element type.
 
     Raises
     ------
     ImportModelError
-        PyTorch has none.
+        PyTorch lacks it.
     """
     if number not in TORCH_DTYPES:
-        raise ImportModelError(f"{what} has element type {type_name(number)}, which PyTorch does not compute with")
+        raise ImportModelError(f"{label} has element type {type_name(number)}, which PyTorch does not compute with")
     return TORCH_DTYPES[number]
 
 
 def from_proto(proto: onnx.TensorProto) -> Any:
-    """Return what a tensor in a file holds, checked before by :mod:`fmtprop.frontends.onnx.structure_check`."""
+    """Return the data of a tensor in a file, which :mod:`fmtprop.frontends.onnx.structure_check` has checked."""
     return from_array(onnx.numpy_helper.to_array(proto))

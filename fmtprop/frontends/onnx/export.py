@@ -1,6 +1,6 @@
-"""Graphs as ONNX models, at any stage: a plan's formats, implementations and reorders are metadata that viewers show.
+"""Export of graphs at any stage as ONNX models: a plan's formats, implementations and reorders are their metadata.
 
-Owns names, types and metadata of the model; which nodes an op becomes is in its declaration, or found by
+Owns names, types and metadata of the model. The nodes of an op come from its declaration, or from
 :mod:`fmtprop.frontends.onnx.traced`.
 """
 
@@ -32,14 +32,14 @@ from fmtprop.system.files import check_replaceable, replacing
 
 __all__ = ["OURS", "model_of", "save"]
 
-#: the first version of the format in which nodes and values have metadata
+#: the first version of ONNX's file format with metadata of nodes and values
 _IR_VERSION: Final = 10
 _PRODUCER: Final = "fmtprop"
-#: the beginning of a file that was written here: IR version and producer
+#: the beginning of a file that this module wrote: IR version and producer
 OURS: Final = re.compile(rb"\x08.\x12\x07" + _PRODUCER.encode(), re.DOTALL)
-#: weights of more bytes are in a file of their own: protobuf's limit is 2 GiB
+#: larger weights are in a separate file: protobuf's limit is 2 GiB
 _MOST_INLINE_NBYTES: Final = 1 << 30
-#: the beginning of no file
+#: a pattern that matches no file
 _NOTHING: Final = re.compile(rb"(?!)")
 _NARROW: Final = frozenset({DataType.BF16, DataType.F16})
 
@@ -50,9 +50,9 @@ def save(graph: Graph, path: Path) -> None:
     Parameters
     ----------
     graph : Graph
-        At any stage.
+        A graph at any stage.
     path : Path
-        The file; another program's file of that name is not replaced.
+        The file. It replaces only a file that fmtprop wrote.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def save(graph: Graph, path: Path) -> None:
             temporary.write_bytes(model.SerializeToString())
         return
     data = path.with_name(f"{path.name}.data")
-    # what lies beside a file of ours is ours
+    # the data file of a model that this module wrote may be replaced too
     with replacing(path, OURS) as temporary, replacing(data, None if path.exists() else _NOTHING) as weights:
         onnx.external_data_helper.convert_model_to_external_data(model, location=weights.name, size_threshold=1024)
         onnx.external_data_helper.write_external_data_tensors(model, str(path.parent))
@@ -88,8 +88,8 @@ def model_of(graph: Graph) -> onnx.ModelProto:
     Parameters
     ----------
     graph : Graph
-        At any stage. Inputs and outputs keep their names, types and order; 16-bit floats are computed in f32, and
-        rounded where the graph rounds.
+        A graph at any stage. Inputs and outputs keep their names, types and order; 16-bit floats are computed in f32,
+        and rounded at the same places as in the graph.
 
     Returns
     -------
@@ -206,7 +206,7 @@ class _Export:
         return onnx_.write(attrs, self.writer, operands)
 
     def _post_op(self, dst: str, type_: TensorType, post_op: PostOp, operands: Mapping[str, str]) -> str:
-        """Write what a post-op makes of the result before it, as :func:`fmtprop.ops.evaluate.apply_post_op` does."""
+        """Write a post-op on the result before it, with the meaning of :func:`fmtprop.ops.evaluate.apply_post_op`."""
         declaration = opdef(post_op.op)
         if declaration.onnx is None:
             raise UnsupportedOpError(f"a post-op {post_op.op} has no ONNX nodes; save the graph as .json")
@@ -214,14 +214,14 @@ class _Export:
         added = [self._wide(operands[name]) for name in post_op.operands]
         attrs = post_op.attrs
         names = [operand.name for operand in declaration.operands]
-        if isinstance(attrs, Sum):  # as a post-op, it has the other source's factor alone
+        if isinstance(attrs, Sum):  # a post-op has only the factor of the other source
             names, attrs = ["src_0", "src_1"], Sum((1.0, *attrs.scales))
         return self._written(declaration.onnx, attrs, dict(zip(names, [dst, *added], strict=False)))
 
     # ------------------------------------------------------------------ names
 
     def _name(self, result: str, value: Value, type_: TensorType, first: int) -> None:
-        """Give a result the name of its value, where it was made just now."""
+        """Record the name of a result; a result of the newest nodes gets the name of its value."""
         made = {name for node in self.writer.nodes[first:] for name in node.output}
         if result not in made or result in self.names.values():
             self.names[value] = result
@@ -267,7 +267,7 @@ def _format(desc: MemoryDesc) -> str:
 
 
 def _facts(node: Node) -> dict[str, str]:
-    """Return what a viewer shows of a node."""
+    """Return a node's metadata for viewers."""
     facts = {"node": node.name, "op": node.op, "origin": node.origin}
     facts["post_ops"] = ", ".join(post_op.op for post_op in node.post_ops)
     if node.choice is not None:

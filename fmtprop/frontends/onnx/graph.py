@@ -1,7 +1,8 @@
-"""From an ONNX program to a graph: traced once on fake tensors, then imported call by call like any PyTorch program.
+"""Import of an ONNX program as a graph: it is traced once on fake tensors, then imported like any PyTorch program.
 
-This module owns the shapes of inputs, and the names of inputs, weights and outputs; what nodes mean is in
-:mod:`fmtprop.frontends.onnx.operators`, how PyTorch's calls become our ops in :mod:`fmtprop.frontends.fx_import`.
+This module owns the shapes of inputs, and the names of inputs, weights and outputs.
+:mod:`fmtprop.frontends.onnx.operators` owns the meaning of nodes, :mod:`fmtprop.frontends.fx_import` the import of
+PyTorch's calls.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def dims_of(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
     Returns
     -------
     tuple or None
-        None where the rank is unknown too.
+        None if the rank is unknown too.
 
     Raises
     ------
@@ -65,12 +66,12 @@ def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -
     info : onnx.ValueInfoProto
         As the model declares it.
     shapes : mapping of str to sequence of int
-        What the caller wants, by input.
+        The caller's dimensions, by input.
 
     Raises
     ------
     ImportModelError
-        An axis is dynamic and not given, or what is given contradicts the model.
+        An axis is dynamic and not given, or given dimensions contradict the model.
     """
     declared = dims_of(info)
     given = shapes.get(info.name)
@@ -95,7 +96,7 @@ def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -
 
 
 def _declared(name: str, dims: tuple[int | str | None, ...] | None) -> tuple[int, ...]:
-    """Return dimensions that must all be numbers."""
+    """Return the dimensions if all are numbers; else refuse them."""
     if dims is not None and all(isinstance(dim, int) for dim in dims):
         return tuple(dim for dim in dims if isinstance(dim, int))
     words = ", ".join(str(dim or "?") for dim in dims or ())
@@ -119,7 +120,7 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
     Returns
     -------
     Graph
-        Inputs and outputs have the model's names, nodes the name of the ONNX node that they come from as ``origin``.
+        Inputs and outputs have the model's names; a node's ``origin`` is the name of its ONNX node.
 
     Raises
     ------
@@ -158,12 +159,12 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
 
 
 class _Tracing:
-    """The function that is traced: from the inputs to those outputs that depend on them."""
+    """The traced function: it takes the inputs and returns the outputs that depend on them."""
 
     def __init__(self, program: Program, inputs: Sequence[str]) -> None:
         self.program = program
         self.inputs = inputs
-        #: outputs in order: data where it is known, else None
+        #: outputs in order: a constant's data, or None for a computed output
         self.known: list[torch.Tensor | None] = []
 
     def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -182,7 +183,7 @@ class _Tracing:
 
 
 def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
-    """Refuse a result of another element type than the model declares."""
+    """Refuse a result if its element type is not the declared one."""
     declared = next((info.type for info in program.outputs if info.name == name), onnx.TypeProto())
     number = declared.tensor_type.elem_type if declared.WhichOneof("value") == "tensor_type" else 0
     if number and number != element_type(result):
@@ -192,7 +193,7 @@ def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
 
 @contextmanager
 def _noted(step: Step) -> Iterator[None]:
-    """Let the tracer note the node that calls come from."""
+    """Make the tracer record this node as the origin of its calls."""
     before = fx_traceback.current_meta.get("nn_module_stack")
     fx_traceback.current_meta["nn_module_stack"] = {"onnx": (step.node.name or step.node.output[0], step.node.op_type)}
     try:
@@ -223,7 +224,7 @@ def _imported(program: Program, module: fx.GraphModule, tracing: _Tracing) -> Gr
 
 
 class _Constants:
-    """The graph's weights: each tensor once, under the name that it has in the model."""
+    """The graph's weights: each tensor once, under its name in the model."""
 
     def __init__(self, graph: Graph, names: Mapping[int, str], taken: set[str]) -> None:
         self.graph = graph

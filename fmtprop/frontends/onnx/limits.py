@@ -1,21 +1,21 @@
-"""How large a model from anywhere may be, in all the ways in which a small file can ask for much.
+"""Limits on models from unknown sources, as a small file can ask for much time or memory.
 
-The limits are far above what exporters write. Whoever has a model beyond one can cut it, or import it from PyTorch.
+The limits are far above the models of exporters. A larger model can be cut in parts, or imported from PyTorch.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: bytes of a file without its external data: protobuf itself reads no more
+#: bytes of a file without its external data, protobuf's own limit
 FILE_NBYTES: Final = (1 << 31) - 1
 #: fields of all messages in a file
 FIELDS: Final = 1_000_000
-#: bytes of a file whose fields need not be counted: it has too few of them
+#: bytes of a small file: its fields need not be counted, as it has too few
 SMALL_NBYTES: Final = 1 << 21
 #: messages within messages: graphs in attributes of nodes take four levels each
 MESSAGE_DEPTH: Final = 80
-#: nodes of all graphs, with functions written out
+#: nodes of all graphs, after functions are inlined
 NODES: Final = 200_000
 #: graphs within graphs
 GRAPH_DEPTH: Final = 16
@@ -29,12 +29,12 @@ NAME_CHARACTERS: Final = 4096
 OPERANDS: Final = 10_000
 #: axes of a tensor
 AXES: Final = 64
-#: elements along one axis, and of an input, as far as they are declared
+#: declared elements along one axis, and of an input
 AXIS_ELEMENTS: Final = 1 << 40
-#: nodes that loops may run in one run of a model, node by node: half a minute of small ones
+#: nodes that loops may run in one run of a model: half a minute of small nodes
 LOOP_STEPS: Final = 1_000_000
-#: bytes that the state and the rows of a loop may have
+#: bytes of the state and the rows of a loop
 LOOP_NBYTES: Final = 1 << 30
-#: opset versions of ONNX's own domain that are understood; older models are converted by onnx.version_converter
+#: oldest opset version of ONNX's own domain that is read directly; onnx.version_converter converts older models
 OLDEST_OPSET: Final = 7
 NEWEST_OPSET: Final = 28

@@ -1,8 +1,8 @@
 """An ONNX model as a program of PyTorch functions, run node by node.
 
-The same walk serves two ends: on data it is how a model runs that no plan can hold (shapes that depend on data,
-sequences, strings); on fake tensors, under a tracer, it is how a model becomes a graph. What depends on constants alone
-is computed on the way, whoever watches. This module must not know about files or graphs.
+The same walk serves two purposes. On data, it runs models that a plan cannot express (shapes that depend on data,
+sequences, strings). On fake tensors under a tracer, it makes a graph; nodes that depend only on constants are computed
+outside of the tracer. This module must not know about files or graphs.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 
 __all__ = ["Program"]
 
-#: nodes of branches and loops, unrolled, that an imported model may have
+#: nodes of branches and loops that an imported model may have, after loops are unrolled
 MOST_UNROLLED_STEPS: Final = 1_000
-#: bytes up to which operands are small: whatever a node makes of them is too
+#: bytes of small operands: the results of most nodes on them are small too
 _SMALL_NBYTES: Final = 4096
-#: elements that a shape may have
+#: most elements of a tensor that may be a shape
 _FEW_ELEMENTS: Final = 64
-#: bytes that nodes may make of constants, besides eight times those of the weights
+#: bytes that nodes may make of constants, plus eight times the bytes of the weights
 MOST_FOLDED_NBYTES: Final = 1 << 29
 
 
 class Program:
-    """A model that can be run, on data or on fake tensors.
+    """A runnable model, on data or on fake tensors.
 
     Parameters
     ----------
     source : Source
-        A model that was read and checked.
+        A model after reading and checks.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class Program:
         self.inputs = [info for info in model.graph.input if info.name not in source.weights]
         self.outputs = list(model.graph.output)
         self.weights_nbytes = sum(value.nbytes for value in source.weights.values())
-        #: nodes that ran on ONNX's reference
+        #: labels of the nodes that ran on ONNX's reference
         self.reference_nodes: list[str] = []
 
     def run(self, inputs: Mapping[str, Any]) -> list[Any]:
@@ -65,17 +65,17 @@ class Program:
         Parameters
         ----------
         inputs : mapping of str to object
-            All inputs by name; one that has an initialiser may be among them.
+            All inputs by name; inputs with an initialiser are optional.
 
         Returns
         -------
         list
-            What the graph's outputs are.
+            The graph's outputs.
 
         Raises
         ------
         ImportModelError
-            A node cannot run on what it got; the message names it.
+            A node cannot run on its operands; the message names it.
         """
         with torch.no_grad():
             return _Run(self).body(self.body, dict(inputs), {})
@@ -88,12 +88,12 @@ class Program:
         inputs : mapping of str to object
             Fake tensors by name.
         around : callable
-            Gives what is entered around each step that is traced.
+            Returns the context in which a step is traced.
 
         Returns
         -------
         list
-            As of :meth:`run`; what depends on constants alone has its data.
+            As :meth:`run`; outputs that depend only on constants have data.
 
         Raises
         ------
@@ -105,14 +105,14 @@ class Program:
         return _Run(self, around).body(self.body, dict(inputs), {})
 
 
-#: what functions of PyTorch and of numpy raise about their operands
+#: errors that functions of PyTorch and of numpy raise about their operands
 _FAILURES: Final = (
     RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError,
 )  # fmt: skip
 
 
 class _Run:
-    """One run, with what it has done so far."""
+    """One run, and its counts so far."""
 
     def __init__(self, program: Program, around: Callable[[Step], AbstractContextManager[Any]] | None = None) -> None:
         self.program = program
@@ -137,7 +137,7 @@ class _Run:
     def step(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         self.steps += self.depth > 0
         if self.around is not None and self.steps > MOST_UNROLLED_STEPS:
-            raise DataDependentError(f"{step.label}: a loop of more than {MOST_UNROLLED_STEPS} nodes, whose number")
+            raise DataDependentError(f"{step.label}: a loop runs more than {MOST_UNROLLED_STEPS} nodes, the number")
         if self.steps > limits.LOOP_STEPS:
             raise ImportModelError(
                 f"{step.label}: loops have run {limits.LOOP_STEPS} nodes in this run, and may run no more"
@@ -149,7 +149,7 @@ class _Run:
             raise (
                 error
                 if text.startswith("node ")
-                else DataDependentError(f"{step.label}: {text.partition(' depends on what')[0]}")
+                else DataDependentError(f"{step.label}: {text.partition(' depends on the values')[0]}")
             ) from None
         except FmtpropError:
             raise
@@ -178,7 +178,7 @@ class _Run:
         if shape_only or is_known(arguments):
             from torch.utils._python_dispatch import _disable_current_modes
 
-            # also of calls that are no operators: PyTorch sets the mode of gradients where it looks at views
+            # torch functions too: PyTorch sets the mode of gradients when it looks at views
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self._check_size(step, arguments, scope)
                 return self._make(step, arguments, scope)
@@ -213,17 +213,17 @@ class _Run:
             self.depth -= 1
 
     def _otherwise(self, step: Step, arguments: list[Any]) -> Any:
-        """Run a node as the function that ONNX gives for it, else on ONNX's reference."""
+        """Run a node as ONNX's function body for it, or on ONNX's reference if there is none."""
         body = expanded(step, arguments)
         if body is not None:
             return tuple(self.body(body, dict(zip(body.inputs, arguments, strict=False)), {}))
         if self.around is not None and not is_known(arguments):
-            raise DataDependentError(f"{step.label}: PyTorch has no such operator, and what ONNX's reference makes")
+            raise DataDependentError(f"{step.label}: PyTorch has no such operator, and the result of ONNX's reference")
         self.program.reference_nodes.append(step.label)
         return run_node(step.node, step.version, arguments)
 
     def _check_size(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> None:
-        """Find out how large a result will be where that can be large, before it is made."""
+        """Refuse a result that would be too large before it is computed."""
         nbytes = sum(value.nbytes for value in arguments if isinstance(value, torch.Tensor))
         growing = step.node.op_type in operators.GROWING
         if not growing and nbytes <= _SMALL_NBYTES:
@@ -236,7 +236,7 @@ class _Run:
         try:
             with mode:
                 made = self._make(step, [_without_data(value, mode) for value in arguments], scope)
-        except DataDependentError:  # a function that looks at all numbers: its result is no larger
+        except DataDependentError:  # a function that reads all numbers: its result is no larger than they are
             return
         results = made if isinstance(made, tuple | list) else (made,)
         size = sum(value.numel() * value.dtype.itemsize for value in results if isinstance(value, torch.Tensor))
@@ -250,7 +250,7 @@ class _Run:
 
 
 class _Scope(dict[str, Any]):
-    """Values by name, with those of the graphs around."""
+    """Values by name, with those of the enclosing graphs."""
 
     def __init__(self, outer: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
         super().__init__(outer)
@@ -268,7 +268,7 @@ class _Scope(dict[str, Any]):
 
 
 def _without_data(value: Any, mode: Any) -> Any:
-    """Return a tensor's fake, but for a few numbers, which may be a shape."""
+    """Return a large tensor as a fake one; a few numbers may be a shape and stay."""
     if isinstance(value, list):
         return [_without_data(item, mode) for item in value]
     large = isinstance(value, torch.Tensor) and value.numel() > _FEW_ELEMENTS

@@ -1,7 +1,7 @@
-"""ONNX models from a path, from bytes or from a ``ModelProto``, checked before anything is planned.
+"""Reader of ONNX models from a path, from bytes or from a ``ModelProto``, with all checks before planning.
 
-The steps: count what the file asks for, parse it, check its structure, take the weights out, check the rest with
-``onnx.checker``, and write its functions out. This module owns that order, and external data.
+The steps: count the file's messages, parse it, check its structure, take the weights out, check the rest with
+``onnx.checker``, and inline its functions. This module owns this order, and external data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Source", "read_model"]
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was read.
+    """A model after reading.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Source:
     weights : mapping of str to object
         The graph's initialisers.
     name : str
-        How messages name it.
+        Name in messages.
     """
 
     model: onnx.ModelProto
@@ -54,7 +54,7 @@ def read_model(source: object) -> Source:
     Parameters
     ----------
     source : str, path, bytes or onnx.ModelProto
-        A file, what is in one, or a model in memory, which is left as it is.
+        A file, its content, or a model in memory, which does not change.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def read_model(source: object) -> Source:
     weights = _take_weights(model, folder, name)
     whole, model = model, onnx.ModelProto()
     model.CopyFrom(whole)
-    del whole  # protobuf frees what was deleted from a message with the message alone: the weights' bytes
+    del whole  # protobuf frees deleted fields, here the weights' bytes, only with their message
     _check(model, name)
     model = _newer(model, weights, name)
     if model.functions:
@@ -121,7 +121,7 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
 
 _MICROSOFT = "com.microsoft"
 
-#: what ONNX's checker, its shape inference and its converter raise
+#: errors of ONNX's checker, its shape inference and its converter
 _INVALID = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
@@ -133,11 +133,11 @@ _INVALID = (
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
-    """Check a model by ONNX's rules, but for two in which ONNX Runtime and the writers of models are looser."""
+    """Check a model by ONNX's rules, except two that ONNX Runtime and exporters do not follow."""
     _name_domains(model)
     outputs = list(model.graph.output)
     del model.graph.output[:]
-    # an output of unknown rank: what its node makes is checked all the same
+    # an output may have unknown rank; the result of its node is checked all the same
     model.graph.output.extend(info for info in outputs if not _is_of_unknown_rank(info))
     try:
         onnx.checker.check_model(model)
@@ -155,10 +155,10 @@ def _is_of_unknown_rank(info: onnx.ValueInfoProto) -> bool:
 
 
 def _name_domains(model: onnx.ModelProto) -> None:
-    """Give operators of ONNX Runtime their domain: its optimiser writes some without."""
+    """Set the domain of ONNX Runtime's operators, since its optimiser writes some without."""
     found = False
     for node in model.graph.node:
-        # a name of bytes that are no text is in no table, and ONNX's own would not take it
+        # look in our table first: ONNX's look-up fails on bytes that are no text
         if node.domain == "" and operators.find(_MICROSOFT, node.op_type, 1) and not onnx.defs.has(node.op_type):
             node.domain, found = _MICROSOFT, True
     if found and all(opset.domain != _MICROSOFT for opset in model.opset_import):
@@ -166,15 +166,15 @@ def _name_domains(model: onnx.ModelProto) -> None:
 
 
 def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onnx.ModelProto:
-    """Return a model of an older opset than is understood as one of the oldest that is."""
+    """Return a model of an older opset converted to the oldest one that is supported."""
     version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
     if version is None or version >= limits.OLDEST_OPSET:
         return model
     slopes = [weights.get(node.input[1]) for node in model.graph.node if node.op_type == "PRelu"]
     if any(slope is None or len(slope.reshape(-1)) > 1 for slope in slopes):
         raise ImportModelError(
-            f"{name} is of opset {version} and has PRelu, whose slope was for channels then, which the converter does "
-            "not say: export it again"
+            f"{name} is of opset {version} and has PRelu, with a slope per channel, which the converter does not "
+            "express: export it again"
         )
     try:
         return onnx.version_converter.convert_version(model, limits.OLDEST_OPSET)
@@ -189,7 +189,7 @@ def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onn
 
 
 def _take_weights(model: onnx.ModelProto, folder: Path | None, name: str) -> dict[str, Any]:
-    """Return the graph's initialisers, and leave inputs of their types in the model."""
+    """Return the graph's initialisers, and replace them by inputs of their types in the model."""
     files = _External(folder, name)
     weights = {}
     inputs = {info.name for info in model.graph.input}
@@ -207,7 +207,7 @@ def _take_weights(model: onnx.ModelProto, folder: Path | None, name: str) -> dic
 
 
 def _refuse_external(graph: onnx.GraphProto, name: str) -> None:
-    """Refuse external data of all but the graph's own initialisers, which is where exporters put it."""
+    """Refuse external data, except in the graph's own initialisers, where exporters use it."""
     graphs = [graph]
     while graphs:
         current = graphs.pop()
@@ -225,7 +225,7 @@ def _refuse_external(graph: onnx.GraphProto, name: str) -> None:
 
 
 class _External:
-    """The files beside a model that hold its weights; each range is read once."""
+    """The files of a model's external data; each range is read once."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self.folder = folder
@@ -249,7 +249,7 @@ class _External:
         del inside.external_data[:]
         inside.ClearField("data_location")
         if helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * int(np.prod(tensor.dims)) != nbytes:
-            inside.raw_data = self.ranges[key]  # several numbers in a byte
+            inside.raw_data = self.ranges[key]  # several numbers share a byte
             return from_proto(inside)
         kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return from_array(np.frombuffer(bytearray(self.ranges[key]), dtype=kind).reshape(tuple(tensor.dims)))
@@ -279,7 +279,7 @@ class _External:
 
     def _file(self, location: str, where: str) -> Path:
         if self.folder is None:
-            raise ImportModelError(f"{where} lies in the file {location!r} beside the model; give the model's path")
+            raise ImportModelError(f"{where} is in the file {location!r} in the model's folder; give the model's path")
         path = PurePosixPath(location)
         plain = location and "\0" not in location and "\\" not in location and not path.is_absolute()
         if not plain or ".." in path.parts or len(location) > limits.NAME_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Nodes that PyTorch has no function for, run on ONNX's own reference in numpy: strings, 4-bit types, images, trees."""
+"""ONNX's own reference in numpy, for nodes without a function in PyTorch: strings, 4-bit types, images, trees."""
 
 from __future__ import annotations
 

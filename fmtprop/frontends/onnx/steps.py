@@ -1,6 +1,6 @@
-"""From protobuf to steps: the nodes of a graph, of a subgraph, and of the function that ONNX gives for an operator.
+"""From protobuf to steps: the nodes of a graph, of a subgraph, and of ONNX's function body for an operator.
 
-This module knows names and attributes; what happens to values is in :mod:`fmtprop.frontends.onnx.program`.
+This module knows names and attributes; :mod:`fmtprop.frontends.onnx.program` computes values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Body:
     Parameters
     ----------
     name : str
-        Of the graph.
+        Name of the graph.
     inputs, outputs : list of str
-        Names of values; an input of a function that is left out is absent.
+        Names of values; omitted inputs of a function are absent.
     constants : mapping of str to object
         Initialisers.
     steps : list of Step
-        In an order in which they can run.
+        The nodes, in an order in which they can run.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Step:
     Parameters
     ----------
     node : onnx.NodeProto
-        As in the file.
+        The node of the file.
     version : int
         The opset version of its domain.
     function : callable or None
-        What it computes; None for an operator that only ONNX's reference has.
+        The operator's function; None for an operator that only ONNX's reference has.
     attributes : mapping of str to object
         Decoded; a subgraph is a :class:`Body`.
     last : list of str
-        Values that nobody reads after it.
+        Values that no later step reads.
     """
 
     node: onnx.NodeProto
@@ -76,7 +76,7 @@ class Step:
 
 
 def label_of(node: onnx.NodeProto, index: int) -> str:
-    """Return how messages name a node."""
+    """Return the name of a node in messages."""
     name = node.name or (node.output[0] if node.output else "") or f"number {index}"
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     return f"node {name} ({domain}{node.op_type})"
@@ -107,14 +107,14 @@ def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     Parameters
     ----------
     graph : onnx.GraphProto
-        Checked before.
+        A checked graph.
     opsets : mapping of str to int
         Domain to version.
 
     Raises
     ------
     ImportModelError
-        An operator has no meaning here; the message names the node.
+        An operator is not supported; the message names the node.
     """
     constants = {proto.name: from_proto(proto) for proto in graph.initializer}
     body = Body(graph.name, [v.name for v in graph.input if v.name not in constants], [v.name for v in graph.output])
@@ -134,9 +134,9 @@ def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
             f"{label} draws random numbers; a model is a function of its inputs: make the numbers an input"
         )
     version = opsets[domain]
-    twin = operators.TWINS.get((domain, node.op_type))
-    if twin is not None:
-        domain, version = "", twin
+    same = operators.SAME_AS_OPSET.get((domain, node.op_type))
+    if same is not None:
+        domain, version = "", same
         node = _with_domain(node, domain)
     for proto in node.attribute:
         if proto.ref_attr_name:
@@ -167,7 +167,7 @@ def _check_attributes(label: str, function: Callable[..., Any], attributes: Mapp
 
 
 def _mark_last(body: Body) -> None:
-    """Note after which step each value is read no more: subgraphs read those of the graphs around them."""
+    """Record the last step that reads each value; subgraphs also read values of their enclosing graphs."""
     seen = set(body.outputs)
     for step in reversed(body.steps):
         read = {name for name in _reads(step) if name}
@@ -188,7 +188,7 @@ def _reads(step: Step) -> Iterable[str]:
 
 
 def expanded(step: Step, arguments: Sequence[Any]) -> Body | None:
-    """Return the function body that ONNX gives for an operator, for these operands; None where it gives none."""
+    """Return ONNX's function body of an operator for these operands; None if it has none."""
     domain = "" if step.node.domain == "ai.onnx" else step.node.domain
     if not defs.has(step.node.op_type, domain):
         return None
@@ -224,7 +224,7 @@ def _has_version(schema: Any, version: int) -> bool:
 
 
 def _with_attributes(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """Return a node of a function with the caller's attributes in the place of references to them."""
+    """Return a node of a function with the caller's attributes in place of references to them."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     del copy.attribute[:]

@@ -1,7 +1,7 @@
-"""Check an ONNX model's structure before anything else looks at it: sizes, names, nesting, recursion, contradictions.
+"""Check of an ONNX model's structure, before all other checks: sizes, names, nesting, recursion, contradictions.
 
-What the file declares is compared with what it has, and everything that grows while it is read is bounded. ONNX's own
-checker, which knows the operators' signatures, runs after this and can rely on it.
+The file's declarations are compared with its data, and everything that grows during reading is bounded. ONNX's own
+checker, which knows the operators' signatures, runs afterwards and can rely on this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_structure", "nbytes_of"]
 #: bits of types that share bytes
 _PACKED = {2: {"INT2", "UINT2"}, 4: {"INT4", "UINT4", "FLOAT4E2M1"}}
 
-#: where a tensor's numbers lie when they are not raw, with how many fields make an element
+#: the field with a tensor's numbers if they are not raw, and the number of its entries per element
 _TYPED = {
     "float_data": {TensorProto.FLOAT: 1, TensorProto.COMPLEX64: 2},
     "double_data": {TensorProto.DOUBLE: 1, TensorProto.COMPLEX128: 2},
@@ -38,14 +38,14 @@ def check_structure(model: onnx.ModelProto, where: str) -> None:
     Parameters
     ----------
     model : onnx.ModelProto
-        As parsed.
+        The parsed model.
     where : str
-        How messages name it.
+        Name of the model in messages.
 
     Raises
     ------
     ImportModelError
-        It breaks a rule; the message names the place.
+        The model breaks a rule; the message names the place.
     """
     if not model.HasField("graph"):
         raise ImportModelError(f"{where} has no graph; it is no ONNX model, or was not written to the end")
@@ -114,7 +114,7 @@ def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int)
 
 
 def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[int, list[Any]]:
-    """Check nodes and their subgraphs; return how many there are, and which functions they call."""
+    """Check nodes and their subgraphs; return their number, and the functions that they call."""
     if len(nodes) > limits.NODES:
         raise ImportModelError(f"{where} has {len(nodes)} nodes; {limits.NODES} are allowed")
     count, calls = len(nodes), []
@@ -157,7 +157,7 @@ def _parts(attribute: onnx.AttributeProto, label: str) -> Iterator[Any]:
 
 
 def _check_calls(bodies: dict[Any, tuple[int, list[Any]]], where: str) -> None:
-    """Refuse functions that call themselves, and those that call each other so often that writing them out explodes."""
+    """Refuse recursive functions, and functions with so many calls that inlining them explodes."""
     sizes: dict[Any, int] = {}
     open_calls: list[tuple[Any, bool]] = [(None, False)]
     path: list[Any] = []
@@ -202,7 +202,7 @@ def _check_type(type_: onnx.TypeProto, where: str, depth: int) -> None:
 
 
 def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
-    """Return the bytes that a tensor's dimensions and element type ask for.
+    """Return the bytes of a tensor with its dimensions and element type.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
-    """Compare what a tensor declares with what it has.
+    """Compare a tensor's declaration with its data.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""ONNX nodes of ops that declare none: PyTorch's exporter writes their meaning in plain PyTorch.
+"""ONNX nodes of ops that declare none: PyTorch's exporter writes their references.
 
 Owns the use of ``torch.onnx``, which needs the package ``onnxscript``. All ops are exported as one program, since each
 export takes half a second.
@@ -27,7 +27,7 @@ __all__ = ["Traced"]
 
 @dataclass(frozen=True)
 class _Problem:
-    """An op on operands of these types."""
+    """An op with the types of its operands."""
 
     node: Node
     types: Mapping[str, TensorType]
@@ -38,12 +38,12 @@ class _Problem:
     def run(self, tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         named = dict(zip(self.types, tensors, strict=True))
         results = opdef(self.node.op).reference(self.node.attrs, named)
-        # a result that is an operand, or shares its memory, has no node of its own
+        # copies: the exporter would make no node for a result that shares memory with an operand
         return tuple(result.clone() for result in results)
 
 
 class _Program(torch.nn.Module):
-    """All problems side by side."""
+    """All problems as one program."""
 
     def __init__(self, problems: list[_Problem]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Program(torch.nn.Module):
 
 
 class Traced:
-    """The nodes of some ops, to be copied into a graph where they are needed.
+    """The nodes of some ops, for copies into a graph.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Traced:
     Raises
     ------
     UnsupportedOpError
-        ``onnxscript`` is missing, or PyTorch's exporter has nothing for an op; the message names the node.
+        ``onnxscript`` is missing, or PyTorch's exporter cannot write an op; the message names the node.
     """
 
     def __init__(self, steps: Iterable[tuple[Node, Mapping[str, TensorType]]]) -> None:
@@ -82,7 +82,7 @@ class Traced:
         try:
             return _export(self._problems)
         except _FAILURES as error:
-            for problem in self._problems if len(self._problems) > 1 else ():  # which one was it?
+            for problem in self._problems if len(self._problems) > 1 else ():  # find the one that failed
                 try:
                     _export([problem])
                 except _FAILURES as its_own:
@@ -97,7 +97,7 @@ class Traced:
         writer : Writer
             The graph.
         node : Node
-            One of the nodes that were given.
+            One of the given nodes.
         operands : mapping of str to str
             Names of its operands.
 
@@ -141,17 +141,17 @@ class Traced:
         return names[name]
 
 
-#: what the exporter may raise of an operator that it cannot write
+#: errors of the exporter about an operator that it cannot write
 _FAILURES = (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError)
 
 
 def _refusal(node: Node, error: BaseException) -> UnsupportedOpError:
-    what = getattr(node.attrs, "target", node.op)
+    name = getattr(node.attrs, "target", node.op)
     while error.__cause__ is not None:  # the exporter wraps its reason in advice
         error = error.__cause__
     lines = str(error).strip().splitlines()
     return UnsupportedOpError(
-        f"{node.label}: PyTorch's exporter cannot write {what} as ONNX operators"
+        f"{node.label}: PyTorch's exporter cannot write {name} as ONNX operators"
         f"{': ' + lines[0].rstrip('.') if lines else ''}; save the graph as .json"
     )
 
@@ -178,7 +178,7 @@ def _export(problems: list[_Problem]) -> onnx.ModelProto:
         ) from error
     examples = tuple(tensor for problem in problems for tensor in problem.examples())
     with held_back() as log, warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of the exporter's own making
+        warnings.simplefilter("ignore")  # the exporter's own warnings
         exported = torch.export.export(_Program(problems), examples, strict=False)
         program = torch.onnx.export(
             exported,
@@ -190,6 +190,6 @@ def _export(problems: list[_Problem]) -> onnx.ModelProto:
                 _result(place, index) for place, p in enumerate(problems) for index in range(len(p.node.results))
             ],
         )
-        log.clear()  # it speaks of operators of other packages
+        log.clear()  # messages about operators of other packages
     model: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # with dynamo, there is one
     return model

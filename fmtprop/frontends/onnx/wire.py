@@ -1,8 +1,8 @@
-"""How many messages a protobuf file has, and how deep they lie, before anybody makes them.
+"""Number and depth of the messages in a protobuf file, counted before it is parsed.
 
-Two bytes of a file can stand for a message of a hundred bytes in memory, so a file is counted before protobuf's own
-parser reads it. Which fields are messages is asked from the descriptors that come with ``onnx``; no field is
-interpreted. A file that is cut off, or no protobuf at all, is left to the parser, whose error says so.
+Two bytes of a file can become a message of a hundred bytes in memory, so the count comes before protobuf's own parser.
+The descriptors of ``onnx`` tell which fields are messages; no field is interpreted. The parser reports a file that is
+cut off or no protobuf.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_counts(data: bytes, where: str) -> None:
     data : bytes
         The file.
     where : str
-        How messages name it.
+        Name of the file in messages.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def check_counts(data: bytes, where: str) -> None:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number of each field of a message, with the range of its bytes, which is empty where it is a number."""
+    """Yield the number of each field of a message, and the range of its bytes, which is empty for a number."""
     while at < end:
         key = data[at]
         at += 1

@@ -1,7 +1,6 @@
-"""An ONNX graph while it is written: nodes, constants, names and types of values.
+"""An ONNX graph under construction: nodes, constants, names and types of values.
 
-Owns the form of what is written; which nodes an op becomes is in the op's declaration
-(:class:`fmtprop.ir.exporting.Onnx`).
+Owns the form of the written graph. The nodes of an op come from its declaration (:class:`fmtprop.ir.exporting.Onnx`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fmtprop.layout import DataType
 
 __all__ = ["OPSET", "Writer"]
 
-#: of the written nodes: the first one in which the operators that declarations name take all floats
+#: opset of the written nodes: the first in which the operators of all declarations take all floats
 OPSET: Final = 22
 
 
@@ -33,12 +32,12 @@ class Writer:
         self._types: dict[str, TensorType] = {}
         self._taken: set[str] = set()
         self._numbers: dict[tuple[Any, ...], str] = {}
-        #: the source of each value that is another one with other dimensions
+        #: source of each value that is a reshape
         self._reshaped: dict[str, str] = {}
-        #: of each value with its axes in another order: the value that it was made of, and the order
+        #: source and order of axes of each value that is a transposition
         self._transposed: dict[str, tuple[str, Sequence[int]]] = {}
         self._casts: dict[tuple[str, DataType], str] = {}
-        #: the node that is written: its name, and the data type in which it is computed
+        #: name and data type of the node that is being written
         self.stem = ""
         self.dtype = DataType.F32
 
@@ -52,7 +51,7 @@ class Writer:
         return name
 
     def declare(self, value: str, type_: TensorType) -> None:
-        """Note the type of a value."""
+        """Record the type of a value."""
         self._taken.add(value)
         self._types[value] = type_
 
@@ -67,7 +66,7 @@ class Writer:
         return result
 
     def append(self, node: onnx.NodeProto) -> None:
-        """Add a node as it is."""
+        """Add a finished node."""
         self.nodes.append(node)
 
     def type(self, value: str) -> TensorType:
@@ -75,7 +74,7 @@ class Writer:
         return self._types[value]
 
     def constant(self, numbers: Any, dtype: str | None = None) -> str:
-        """Add a constant of a number or nested lists, or return the equal one that is there."""
+        """Return a constant of a number or nested lists; equal constants are added once."""
         wanted = self.dtype if dtype is None else DataType.from_any(dtype)
         key = (wanted, repr(numbers))
         if key not in self._numbers:
@@ -85,7 +84,7 @@ class Writer:
         return self._numbers[key]
 
     def weights(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a constant under a name that is its own."""
+        """Add a constant under its own name."""
         proto = numpy_helper.from_array(array_of(tensor.contiguous()), name)
         self.constants[name] = proto
         self.declare(name, tensor_type(tensor))
@@ -100,7 +99,7 @@ class Writer:
         return result
 
     def transposed(self, value: str, order: Sequence[int]) -> str:
-        """Return the value with its axes in another order; the value that it was made of, if that has this order."""
+        """Return the value with its axes in another order; its source if that has this order."""
         source, before = self._transposed.get(value, (value, range(len(order))))
         whole = tuple(before[axis] for axis in order)
         if whole == tuple(range(len(order))):

@@ -1,9 +1,9 @@
-"""What each ONNX operator computes, as one small PyTorch function for each meaning that it has had.
+"""The meaning of each ONNX operator, as one small PyTorch function for each of its definitions.
 
 A function takes the operator's inputs in order and its attributes by name; ``wanted`` is the number of outputs that a
-node names, ``run`` runs a subgraph. The name in a table is the operator's, with the first opset version for which the
-function is right where there was another one before (``"Softmax-13"``). The calls that a function makes go through the
-importers of :mod:`fmtprop.ops`: there is one set of rules for how a model becomes our ops.
+node names, ``run`` runs a subgraph. A table has the function under the operator's name; a later definition is under
+the name with the first opset version of the definition (``"Softmax-13"``). The importers of :mod:`fmtprop.ops` import
+the calls of a function, as those of any PyTorch program.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fmtprop.frontends.onnx.operators import (
 from fmtprop.frontends.onnx.operators.sequence import CARRYING
 from fmtprop.frontends.onnx.operators.shape import GROWING, SHAPE_ONLY
 
-__all__ = ["CARRYING", "GROWING", "RANDOM", "SHAPE_ONLY", "TWINS", "find", "table"]
+__all__ = ["CARRYING", "GROWING", "RANDOM", "SAME_AS_OPSET", "SHAPE_ONLY", "find", "table"]
 
-#: they draw numbers: a graph is a function of its inputs
+#: operators that draw random numbers, which a graph cannot have: it is a function of its inputs
 RANDOM: Final = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
@@ -43,8 +43,8 @@ _FAMILIES: Final = (
     resampling, sequence, shape,
 )  # fmt: skip
 
-#: operators of ONNX Runtime that are ONNX's of a later version, which some models may not import: to that version
-TWINS: Final = {("com.microsoft", "QuantizeLinear"): 21, ("com.microsoft", "DequantizeLinear"): 21}
+#: operators of ONNX Runtime that equal ONNX's of this later opset version, which a model need not import
+SAME_AS_OPSET: Final = {("com.microsoft", "QuantizeLinear"): 21, ("com.microsoft", "DequantizeLinear"): 21}
 
 _Versions = dict[str, list[tuple[int, Callable[..., Any]]]]
 
@@ -66,14 +66,14 @@ _TABLES: Final[dict[str, _Versions]] = {
 
 
 def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
-    """Return the function of an operator, or None where there is none.
+    """Return the function of an operator, or None if there is none.
 
     Parameters
     ----------
     domain : str
         Empty for ONNX's own operators.
     name : str
-        Of the operator.
+        Name of the operator.
     version : int
         The opset version that the model imports for the domain.
 
@@ -90,7 +90,7 @@ def find(domain: str, name: str, version: int) -> Callable[..., Any] | None:
 
 
 def table() -> dict[tuple[str, str], list[int]]:
-    """Return the first opset versions of all meanings by domain and operator."""
+    """Return the first opset versions of all definitions by domain and operator."""
     return {
         (domain, name): sorted(since for since, _ in versions)
         for domain, names in _TABLES.items()

@@ -22,7 +22,7 @@ def _scaler(x: Tensor, *, offset: Sequence[float] = (), scale: Sequence[float] =
 def _normalizer(x: Tensor, *, norm: str = "MAX") -> Tensor:
     y = x.to(torch.float32)
     sizes = {
-        "MAX": lambda: y.amax(-1, keepdim=True),  # with its sign: only ONNX's reference divides by the size
+        "MAX": lambda: y.amax(-1, keepdim=True),  # signed; only ONNX's reference takes the absolute value
         "L1": lambda: y.abs().sum(-1, keepdim=True),
         "L2": lambda: y.square().sum(-1, keepdim=True).sqrt(),
     }

@@ -1,4 +1,4 @@
-"""Branches and loops: unrolled while a model is imported, run as they are where a model runs node by node."""
+"""Branches and loops: the import unrolls them; a model that runs node by node runs them directly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, flag, ints, is_known, known
 
-#: runs a subgraph on its arguments, in the scope of the node that has it
+#: a function that runs a subgraph on its arguments, in the scope of its node
 _Run = Callable[[Any, Sequence[Any]], "list[Any]"]
 
 
@@ -48,7 +48,7 @@ def _loop(
             )
         alive = flag(going, "cond, whether the loop goes on,")
     if scanned and not rows:
-        raise NotImplementedError("a loop without iterations whose rows have no shape")
+        raise NotImplementedError("a loop that collects rows, but has no iterations to give their shape,")
     return (*state, *(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
@@ -92,7 +92,7 @@ def _scan(
 def _scan_8(
     lengths: Tensor | None, *values: Any, body: Any, num_scan_inputs: int, directions: Any = None, run: _Run
 ) -> Any:
-    """Scan each row of a batch, as the operator did at first."""
+    """Scan each row of a batch: the operator's first definition."""
     if lengths is not None:
         raise NotImplementedError("sequences of different lengths")
 

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, and what shares their windows."""
+"""Convolutions, pooling, and other operators on windows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _conv_transpose(
     steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
     extra = list(output_padding or [0] * n)
     function = _by_rank(_TRANSPOSED, n)
-    # what is written without padding
+    # the sizes of the result without padding
     full = [(i - 1) * s + (k - 1) * d + 1 for i, k, s, d in zip(x.shape[2:], kernel, steps, spread, strict=True)]
     if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         wanted = list(output_shape or [i * s for i, s in zip(x.shape[2:], steps, strict=True)])[-n:]
@@ -166,7 +166,7 @@ def _ceil_pads(
     begins: Sequence[int],
     ends: Sequence[int],
 ) -> list[int]:
-    """Return the padding after each axis with which windows that are begun are whole."""
+    """Return the padding after each axis that completes its last window."""
     found = []
     for size, k, stride, dilation, begin, end in zip(sizes, kernel, strides, dilations, begins, ends, strict=True):
         reach = dilation * (k - 1) + 1
@@ -259,7 +259,7 @@ def average_pool(
     whole = _ceil_pads(x.shape[2:], kernel, steps, spread, begins, ends) if ceil_mode else ends
     sums = _window_sums(x, kernel, steps, spread, begins, whole)
     counted = torch.ones(1, 1, *x.shape[2:], dtype=x.dtype)
-    if count_include_pad:  # what only makes the last window whole counts in no case
+    if count_include_pad:  # padding that only completes the last window never counts
         counted = pad(counted, [0, 0, *begins], [0, 0, *ends], 1)
         whole, begins = [w - e for w, e in zip(whole, ends, strict=True)], [0] * n
     return sums / _window_sums(counted, kernel, steps, spread, begins, whole)
@@ -316,7 +316,7 @@ def _max_unpool(
     small = torch.scatter(flat, 0, indices.reshape(-1), x.reshape(-1)).reshape(*x.shape[:2], *sizes)
     if output_shape is None:
         return small
-    # indices count in the smallest source, whatever shape is asked for
+    # indices are positions in the default output shape, even if another shape is requested
     wanted = ints(output_shape, "output_shape")
     return pad(small, [0] * x.ndim, [want - have for want, have in zip(wanted, small.shape, strict=True)])
 

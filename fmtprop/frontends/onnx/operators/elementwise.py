@@ -14,12 +14,12 @@ from torch import Tensor
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
 from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, flag, ints, number
 
-#: unsigned types of which PyTorch has storage and little else -> where it computes them, modulo their width
+#: unsigned types that PyTorch only stores -> the type in which they are computed, modulo their width
 _WIDER: Final = {torch.uint16: torch.int64, torch.uint32: torch.int64}
 
 
 def _widened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function for unsigned types too that PyTorch only stores."""
+    """Return the function extended to unsigned types that PyTorch only stores."""
 
     def wide(*operands: Tensor) -> Tensor:
         if operands[0].dtype is torch.uint64:
@@ -186,7 +186,7 @@ def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> T
     if dtype is torch.bool:
         return x != 0
     if x.is_floating_point() and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.int64:
-        return x.to(torch.int64).to(dtype)  # beyond the range, as numpy does it
+        return x.to(torch.int64).to(dtype)  # numbers beyond the range wrap as in numpy
     return x.to(dtype)
 
 
@@ -251,7 +251,7 @@ def _hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
 
 
 def _flattened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function of before opset 13: over all axes from one on."""
+    """Return the function's definition before opset 13, over the given axis and all later ones."""
 
     def flat(x: Tensor, *, axis: int = 1) -> Tensor:
         axis = axis_of(axis, x.ndim)

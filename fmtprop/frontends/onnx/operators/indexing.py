@@ -14,7 +14,7 @@ from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of,
 
 
 def _wrapped(indices: Tensor, size: int) -> Tensor:
-    """Return indices counted from the first element."""
+    """Return indices as non-negative numbers."""
     if is_known(indices) and not (data(indices, "indices") < 0).any():
         return indices.to(torch.int64)
     indices = indices.to(torch.int64)
@@ -110,7 +110,7 @@ def _top_k(
     n = ints(count, "K")[0] if count is not None else int(k or 0)
     if not 0 <= n <= x.shape[axis]:
         raise ValueError(f"K is {n}, but axis {axis} has {x.shape[axis]} elements")
-    values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)  # of equals, the first comes first
+    values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)  # equal elements keep their order
     return values.narrow(axis, 0, n), places.narrow(axis, 0, n)
 
 

@@ -55,7 +55,7 @@ def _det(x: Tensor) -> Tensor:
 
 
 def _complex(x: Tensor) -> Tensor:
-    """Return the complex numbers whose parts are along the last axis; real ones where that has size 1."""
+    """Return complex numbers from their parts along the last axis; real numbers if it has size 1."""
     if x.shape[-1] == 1:
         return x.squeeze(-1)
     return torch.view_as_complex(x.contiguous())

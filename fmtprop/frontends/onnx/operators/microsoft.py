@@ -160,7 +160,7 @@ def _skip_simplified_layer_normalization(
 
 
 def _with_sum(y: Tensor, total: Tensor, wanted: int) -> Any:
-    """Return the four results of these operators: the statistics, which only training reads, are not made."""
+    """Return the four results of these operators, without the statistics, which only training reads."""
     return (y, None, None, total)[:wanted] if wanted > 1 else y
 
 
@@ -179,7 +179,7 @@ def _joined(x: Tensor) -> Tensor:
 
 
 def _key_mask(mask: Tensor | None, batch: int, keys: int, value: float) -> Tensor | None:
-    """Return what is added to scores for a mask of lengths (batch,), of keys (batch, keys), or of scores."""
+    """Return the summand of scores for a mask of lengths (batch,), of keys (batch, keys), or of scores."""
     if mask is None:
         return None
     if mask.ndim == 1:
@@ -196,7 +196,7 @@ def _key_mask(mask: Tensor | None, batch: int, keys: int, value: float) -> Tenso
 
 
 def _causal(queries: int, keys: int) -> Tensor:
-    """Return which keys each query may see, the last of both at the same place."""
+    """Return the mask of keys that each query may see; the last key is at the last query's position."""
     return torch.arange(keys).reshape(1, -1) <= torch.arange(queries).reshape(-1, 1) + (keys - queries)
 
 
@@ -209,8 +209,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale or None)
 
 
-def _softmax_beside(scores: Tensor, sink: Tensor) -> Tensor:
-    """Return the softmax of each row and one more score, without that score's share."""
+def _softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
+    """Return the softmax of each row with one more score, the sink, and without the sink's share."""
     column = sink.to(scores.dtype).expand(*scores.shape[:-1], 1)
     return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
@@ -354,8 +354,8 @@ def _group_query_attention(
     batch, _, length, _ = q.shape
     before = past_k.shape[2] if past_k is not None else 0
     if ints(total, "total_sequence_length")[0] != before + length:
-        raise NotImplementedError("a buffer of past keys that is longer than what is in it")
-    # what is in a buffer is the past of all rows only where they are as long
+        raise NotImplementedError("a buffer of past keys that is longer than the past")
+    # the buffer is the past of every row only if all rows have its length
     if any(n + 1 != before + length for n in ints(lengths, "seqlens_k")):
         raise NotImplementedError("rows of unequal lengths")
     if do_rotary:
@@ -381,14 +381,14 @@ def _group_query_attention(
     if attention_bias is not None:
         scores = scores + attention_bias
     scores = torch.where(_near(length, k.shape[2], local_window_size), scores, -torch.inf)
-    beside = torch.zeros(1) if sink is None else sink.reshape(1, -1, 1, 1)
-    shares = _softmax_beside(scores, beside) if smooth_softmax or sink is not None else scores.softmax(-1)
+    extra = torch.zeros(1) if sink is None else sink.reshape(1, -1, 1, 1)
+    shares = _softmax_with_sink(scores, extra) if smooth_softmax or sink is not None else scores.softmax(-1)
     y = _joined(shares @ wide_v)
     return (y, k, v)[:wanted] if wanted > 1 else y
 
 
 def _near(queries: int, keys: int, window: int) -> Tensor:
-    """Return which keys each query may see: those up to its own place, of a window only the last so many before."""
+    """Return the mask of keys that each query may see: up to its own position, and only the last ``window`` of them."""
     allowed = _causal(queries, keys)
     if window < 0:
         return allowed
@@ -429,7 +429,7 @@ def _matmul_nbits(
 
 
 def _unpacked(x: Tensor, bits: int) -> Tensor:
-    """Return the numbers in bytes, the lowest bits first, along the last axis."""
+    """Return the numbers that are packed in bytes along the last axis, lowest bits first."""
     if bits == 8:
         return x
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)

@@ -1,7 +1,6 @@
 """Quantised operators of ``com.microsoft``, as ONNX Runtime's quantiser writes them (``QOperator``).
 
-Sums and products are exact ones of integers. All else is computed on the numbers that the integers stand for. Each
-result is rounded once.
+Sums and products of integers are exact. All else is computed on dequantised numbers. Each result is rounded once.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from fmtprop.frontends.onnx.operators.quantised import (
 
 
 def _quantised(y: Tensor, scale: Tensor | None, zero: Tensor | None, like: Tensor) -> Tensor:
-    """Return numbers as integers of the zero point's type, without one as those of an operand."""
+    """Return numbers as integers of the zero point's type, or of an operand's type without a zero point."""
     shift = None if zero is None else zero.to(torch.float32)
     return saturated(y if scale is None else y / scale, shift, like.dtype if zero is None else zero.dtype)
 
 
 def _whole(x: Tensor, zero: Tensor | None) -> Tensor:
-    """Return integers less their zero point, in a type in which their sums and products are exact."""
+    """Return integers minus their zero point, in a type in which their sums and products are exact."""
     wide = x.to(torch.int64)
     return wide if zero is None else wide - zero.to(torch.int64)
 
@@ -95,7 +94,7 @@ def _softmax(
     opset: int,
 ) -> Tensor:
     numbers = dequantize_linear(x, x_scale, x_zero)
-    # before opset 13, of all axes from there on as of one
+    # before opset 13, the axis and all later ones are one
     rows = numbers.flatten(axis % x.ndim) if opset < 13 else numbers
     return _quantised(rows.softmax(-1 if opset < 13 else axis).reshape(x.shape), y_scale, y_zero, x)
 

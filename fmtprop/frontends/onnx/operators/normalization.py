@@ -53,7 +53,7 @@ def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: 
 def _group_normalization(
     x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    if scale.numel() != x.shape[1]:  # opset 18: for each group
+    if scale.numel() != x.shape[1]:  # opset 18: one scale for each group
         scale, bias = (v.reshape(-1, 1).expand(-1, x.shape[1] // num_groups).reshape(-1) for v in (scale, bias))
     return F.group_norm(x, num_groups, scale, bias, epsilon)
 
@@ -68,7 +68,7 @@ def layer_normalization(
     stash_type: int = 1,
     wanted: int,
 ) -> Any:
-    """Normalise over all axes from one on."""
+    """Normalise over the given axis and all later ones."""
     axis = axis_of(axis, x.ndim)
     shape = list(x.shape[axis:])
     whole = all(v is None or (list(v.shape) == shape and v.dtype == x.dtype) for v in (scale, bias))

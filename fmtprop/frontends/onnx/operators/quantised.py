@@ -1,4 +1,4 @@
-"""Operators of quantised numbers, with exact sums of integers."""
+"""Operators on quantised numbers, with exact sums of integers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUANTISED: Final = (torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
 def _along(v: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
-    """Return a scale or zero point for each element of a tensor, axis or block."""
+    """Return a scale or zero point in a shape that broadcasts to the tensor: one for all, per axis, or per block."""
     if v.numel() == 1 and v.ndim <= 1:
         return v.reshape([1] * x.ndim)
     axis = axis_of(axis, x.ndim)
@@ -29,7 +29,7 @@ def _along(v: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
 
 
 def saturated(x: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return numbers as integers: rounded, moved by the zero point, and cut off at the ends of the type."""
+    """Return numbers as integers: rounded, shifted by the zero point, and clamped to the type's range."""
     limits = torch.iinfo(dtype)
     rounded = torch.round(x)
     shifted = rounded if zero is None else rounded + zero.to(x.dtype)
@@ -69,7 +69,7 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
-    """Return the numbers that integers stand for."""
+    """Return dequantised integers."""
     if output_dtype and TORCH_DTYPES.get(output_dtype) != scale.dtype:
         raise NotInTorchError("a result of another type than the scale's")
     if x.dtype is torch.uint16:
@@ -82,7 +82,7 @@ def dequantize_linear(
 
 
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return numbers as bytes, with the scale and the zero point of their range."""
+    """Return numbers quantised to bytes, and the scale and the zero point of their range."""
     low = torch.clamp(x.amin(), max=0.0)
     high = torch.clamp(x.amax(), min=0.0)
     scale = (high - low) / 255
@@ -96,7 +96,7 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _exact(terms: int) -> torch.dtype:
-    """Return a floating type in which a sum of so many products of 9-bit numbers is exact."""
+    """Return a floating type in which a sum of ``terms`` products of 9-bit numbers is exact."""
     return torch.float32 if terms * 255 * 255 < 2**24 else torch.float64
 
 
@@ -106,7 +106,7 @@ def _shifted(x: Tensor, zero: Tensor | None, shape: Sequence[int], dtype: torch.
 
 
 def matmul_exact(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
-    """Return the exact sums of products of integers, less their zero points."""
+    """Return the exact matrix product of integers minus their zero points."""
     dtype = _exact(a.shape[-1])
     rows = [*([1] * (a.ndim - 2)), -1, 1] if a_zero is not None and a_zero.ndim == 1 else _shape_of(a_zero)
     columns = [*([1] * (b.ndim - 2)), 1, -1] if b_zero is not None and b_zero.ndim == 1 else _shape_of(b_zero)
@@ -147,7 +147,7 @@ def _conv_integer(
 
 
 def requantised(sums: Tensor, factor: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Return sums as integers of the zero point's type."""
+    """Return sums scaled, and quantised to the zero point's type."""
     return saturated(sums.to(torch.float32) * (factor / scale.to(torch.float32)), zero.to(torch.float32), zero.dtype)
 
 

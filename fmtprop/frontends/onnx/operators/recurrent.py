@@ -1,4 +1,4 @@
-"""Recurrent networks: PyTorch's own where they compute the same, else step by step."""
+"""Recurrent networks: PyTorch's own if they compute the same, else a loop over time steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _affine(alpha: float, beta: float) -> _Activation:
     return lambda x: alpha * x + beta
 
 
-#: from alpha and beta to the function; their defaults
+#: name -> the function for an alpha and a beta, and their defaults
 _ACTIVATIONS: Final[dict[str, tuple[Callable[[float, float], _Activation], float, float]]] = {
     "relu": (lambda a, b: torch.relu, 0.0, 0.0),
     "tanh": (lambda a, b: torch.tanh, 0.0, 0.0),
@@ -31,7 +31,7 @@ _ACTIVATIONS: Final[dict[str, tuple[Callable[[float, float], _Activation], float
     "softsign": (lambda a, b: F.softsign, 0.0, 0.0),
     "softplus": (lambda a, b: F.softplus, 0.0, 0.0),
 }
-#: those that read alpha, and beta, in the order in which the attributes list them
+#: functions that read alpha, and functions that read beta: the attributes have one number for each
 _READ_ALPHA: Final = frozenset({"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu"})
 _READ_BETA: Final = frozenset({"affine", "scaledtanh", "hardsigmoid"})
 
@@ -171,7 +171,7 @@ def _reordered(weights: Tensor, order: Sequence[int]) -> Tensor:
 def _by_pytorch(
     kind: str, order: Sequence[int], x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, initial: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """Return the result of PyTorch's own recurrent network, time first."""
+    """Return the result of PyTorch's own recurrent network; the first axis is time."""
     weights: list[Tensor] = []
     for k in range(w.shape[0]):
         weights += [_reordered(w[k], order), _reordered(r[k], order)]

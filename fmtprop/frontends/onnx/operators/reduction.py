@@ -14,14 +14,14 @@ _Reduce = Callable[[Tensor, list[int], bool], Tensor]
 
 
 def _reduction(function: _Reduce, each: Callable[[Tensor], Tensor] | None = None) -> Callable[..., Tensor]:
-    """Return the operator in both spellings: its axes are an attribute, and later an input.
+    """Return the operator for both definitions of its axes: as an attribute, and later as an input.
 
     Parameters
     ----------
     function : callable
-        Of a tensor, axes and whether these are kept.
+        The reduction; takes a tensor, the axes, and whether these are kept.
     each : callable, optional
-        What becomes of an element where no axis is reduced; by default nothing.
+        The function of each element if no axis is reduced; the identity by default.
     """
 
     def reduction(
@@ -31,7 +31,7 @@ def _reduction(function: _Reduce, each: Callable[[Tensor], Tensor] | None = None
         if not named and noop_with_empty_axes:
             return x if each is None else each(x)
         dims = sorted(axes_of(named, x.ndim)) or list(range(x.ndim))
-        # a scalar has no axes, but its own element
+        # a scalar has no axes, but one element
         result = function(x, dims, bool(keepdims)) if x.ndim else function(x.reshape(1), [0], False)
         return result.to(x.dtype)
 

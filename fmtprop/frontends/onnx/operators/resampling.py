@@ -1,4 +1,4 @@
-"""Operators that read between elements: resizing and sampling."""
+"""Operators that interpolate between elements: resizing and sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Axis:
-    """How one axis is resized."""
+    """The sizes and the scale of one resized axis."""
 
     size: int
     result: int
@@ -31,7 +31,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Manner:
-    """How all axes are resized: the operator's attributes."""
+    """The operator's attributes, the same for all axes."""
 
     mode: str
     transformation: str
@@ -43,7 +43,7 @@ class _Manner:
 
 
 def _coordinates(axis: _Axis, transformation: str) -> _Array:
-    """Return where in the source each element of the result lies."""
+    """Return the position in the source of each element of the result."""
     place = np.arange(axis.result, dtype=np.float64)
     size, length = axis.size, axis.scale * axis.size
     if transformation == "align_corners":
@@ -130,7 +130,7 @@ def _resized(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor:
 
 
 def _by_pytorch(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor | None:
-    """Return the result of PyTorch's own function of images where that does the same, else None."""
+    """Return the result of PyTorch's own function for images; None if it does not compute the same."""
     spatial = list(range(2, x.ndim))
     plain = not manner.antialias and not manner.exclude_outside and x.is_floating_point()
     if x.ndim != 4 or not plain or any(axis not in spatial for axis in axes):

@@ -71,7 +71,7 @@ def _get_element(value: Any) -> Any:
     return value
 
 
-#: what they do does not depend on what kind of tensors they carry
+#: operators that only pass tensors on, of any element type
 CARRYING: Final = frozenset(
     """Identity SequenceEmpty SequenceConstruct SequenceInsert SequenceErase SequenceAt SequenceLength Optional
     OptionalHasElement OptionalGetElement If Loop Scan""".split()

@@ -30,7 +30,7 @@ def _reshape(x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
         wanted = [x.shape[axis] if n == 0 else n for axis, n in enumerate(wanted)]
     if -1 in wanted and 0 in wanted:
         others = math.prod(n for n in wanted if n != -1)
-        raise ValueError(f"shape {wanted} leaves an axis open beside others with {others} elements")
+        raise ValueError(f"shape {wanted} has a -1 and other axes with {others} elements, so -1 has no value")
     return x.reshape(wanted)
 
 
@@ -161,7 +161,7 @@ def _reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_a
 
 
 def pad(x: Tensor, begins: Sequence[int], ends: Sequence[int], value: Any = 0) -> Tensor:
-    """Return a tensor with a constant around it; negative amounts take elements away."""
+    """Return a tensor padded with a constant; negative amounts remove elements."""
     if not any(begins) and not any(ends):
         return x
     amounts = [n for pair in reversed(list(zip(begins, ends, strict=True))) for n in pair]
@@ -289,9 +289,9 @@ def _window_function(*coefficients: float) -> Callable[..., Tensor]:
     return window
 
 
-#: their results are known as soon as the shapes of their operands are
+#: operators with results that depend only on the shapes of their operands
 SHAPE_ONLY: Final = frozenset({"Shape", "Size", "EyeLike"})
-#: a few numbers in them decide on the size of their results
+#: operators with a few numbers that decide the size of their results
 GROWING: Final = frozenset(
     """CenterCropPad Col2Im ConstantOfShape ConvTranspose EyeLike Expand MaxUnpool OneHot Pad Range Resize Tile Upsample
     AffineGrid BlackmanWindow HammingWindow HannWindow MelWeightMatrix DFT STFT GridSample RoiAlign""".split()

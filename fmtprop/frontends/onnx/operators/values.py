@@ -1,6 +1,6 @@
-"""Numbers that an operator needs before it can run, such as a shape or axes, and what is said where they are computed.
+"""Numbers that an operator needs before it can run, such as a shape or axes, and the error if they are not constants.
 
-While a model is imported, tensors that depend on its inputs have no data yet: PyTorch's fake tensors stand for them.
+During an import, tensors that depend on the model's inputs have no data: they are PyTorch's fake tensors.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = [
 
 
 class DataDependentError(ImportModelError):
-    """Something that a graph has to know depends on what the inputs hold."""
+    """A number that a graph must know depends on the values of the inputs."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, subject: str) -> None:
         super().__init__(
-            f"{what} depends on what the inputs hold, and a plan has fixed shapes; "
+            f"{subject} depends on the values of the inputs, and a plan has fixed shapes; "
             "fmtprop.onnx.InferenceSession runs such a model node by node"
         )
 
 
 class NotInTorchError(Exception):
-    """PyTorch lacks an element type or a function: ONNX's own reference runs the node."""
+    """PyTorch lacks an element type or a function, so ONNX's own reference runs the node."""
 
 
 def is_known(value: Any) -> bool:
-    """Tell whether a value has its data: a constant, or computed from constants, or given for a run."""
+    """Return whether a value has data: it is a constant, computed from constants, or given for a run."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if isinstance(value, list | tuple):
@@ -52,8 +52,8 @@ def is_known(value: Any) -> bool:
     return not isinstance(value, FakeTensor)
 
 
-def data(value: torch.Tensor, what: str) -> np.ndarray[Any, Any]:
-    """Return what a tensor holds that must be known, whoever is tracing meanwhile; bf16 as float32.
+def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
+    """Return the data of a tensor that must be known, bf16 as float32. It works under a tracer too.
 
     Raises
     ------
@@ -61,49 +61,49 @@ def data(value: torch.Tensor, what: str) -> np.ndarray[Any, Any]:
         It is computed from the model's inputs.
     """
     if not is_known(value):
-        raise DataDependentError(what)
+        raise DataDependentError(subject)
     with _disable_current_modes():
         plain = value.detach()
         return (plain.to(torch.float32) if plain.dtype is torch.bfloat16 else plain).numpy()
 
 
 def known(value: Any) -> torch.Tensor:
-    """Return a tensor of a number or a list that is a constant for a tracer too."""
+    """Return a number or a list as a tensor that tracers take as a constant."""
     with _disable_current_modes():
         return torch.tensor(value)
 
 
-def ints(value: Any, what: str) -> list[int]:
-    """Return the integers in a tensor that must be known; of a list, itself.
+def ints(value: Any, subject: str) -> list[int]:
+    """Return the integers of a tensor that must be known, or of a list.
 
     Raises
     ------
     DataDependentError
         They are computed from the model's inputs.
     """
-    items = data(value, what).reshape(-1).tolist() if isinstance(value, torch.Tensor) else value
+    items = data(value, subject).reshape(-1).tolist() if isinstance(value, torch.Tensor) else value
     return [int(item) for item in items]
 
 
-def floats(value: torch.Tensor, what: str) -> list[float]:
-    """Return the numbers in a tensor that must be known.
+def floats(value: torch.Tensor, subject: str) -> list[float]:
+    """Return the numbers of a tensor that must be known.
 
     Raises
     ------
     DataDependentError
         They are computed from the model's inputs.
     """
-    return [float(item) for item in data(value, what).reshape(-1).tolist()]
+    return [float(item) for item in data(value, subject).reshape(-1).tolist()]
 
 
 def number(value: Any) -> Any:
-    """Return the number in a known tensor of one element, or the value itself where it is computed."""
+    """Return the number in a known tensor of one element; a computed tensor is returned as it is."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and is_known(value):
         return data(value, "the number").reshape(-1).tolist()[0]
     return value
 
 
-def flag(value: Any, what: str) -> bool:
+def flag(value: Any, subject: str) -> bool:
     """Return the truth of a known tensor of one element.
 
     Raises
@@ -111,11 +111,11 @@ def flag(value: Any, what: str) -> bool:
     DataDependentError
         It is computed from the model's inputs.
     """
-    return bool(ints(value, what)[0])
+    return bool(ints(value, subject)[0])
 
 
 def axis_of(axis: int, ndim: int) -> int:
-    """Return an axis counted from the first.
+    """Return an axis as a non-negative index.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def axis_of(axis: int, ndim: int) -> int:
 
 
 def axes_of(axes: Iterable[int], ndim: int) -> list[int]:
-    """Return axes counted from the first.
+    """Return axes as non-negative indices.
 
     Raises
     ------
