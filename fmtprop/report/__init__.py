@@ -1,4 +1,4 @@
-"""What a plan does and what it costs: decisions, reorders, policies side by side. Reads artefacts, decides nothing."""
+"""Reports on plans: decisions, reorders, costs, and comparisons of policies. Reads artefacts, decides nothing."""
 
 from fmtprop.report.comparison import TOLERANCES, Comparison
 from fmtprop.report.counterfactual import Counterfactual

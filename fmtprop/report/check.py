@@ -1,4 +1,4 @@
-"""Limits that a plan must keep, for a program that checks each change of a model; outcomes as JUnit and SARIF."""
+"""Limits of a plan, for a program that checks each change of a model; results as JUnit and SARIF."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Limits", "Violation", "check", "junit", "sarif"]
 
-#: what is checked, and what it means
+#: the rules, and their meanings
 RULES = {
     "max-reorders": "A run executes at most so many reorders.",
     "max-reorder-share": "At most this part of a run is spent in reorders.",
@@ -29,7 +29,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a plan must keep; None where it does not matter.
+    """Limits of a plan; None is no limit.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Limits:
     max_ref : int, optional
         Steps that run oneDNN's reference loops.
     baseline : Told, optional
-        A report beside which nothing may be worse.
+        A report; nothing may be worse than in it.
     """
 
     max_reorders: int | None = None
@@ -57,14 +57,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Violation:
-    """A limit that is not kept.
+    """A limit that a plan exceeds.
 
     Parameters
     ----------
     rule : str
-        Its name.
+        Name of the rule.
     message : str
-        What is, what should be, and where.
+        The value, the limit, and the place.
     """
 
     rule: str
@@ -75,14 +75,14 @@ class Violation:
 
 
 def check(report: Report, limits: Limits) -> tuple[Violation, ...]:
-    """Return the limits that a report does not keep.
+    """Return the limits that a report exceeds.
 
     Parameters
     ----------
     report : Report
-        Of one policy.
+        Report of one policy.
     limits : Limits
-        What it must keep.
+        Its limits.
     """
     found = []
     total = sum(row.seconds for row in report.steps)
@@ -115,7 +115,7 @@ def check(report: Report, limits: Limits) -> tuple[Violation, ...]:
 
 
 def _new(report: Report, baseline: Told | None) -> Sequence[Violation]:
-    """Return what is new beside a baseline: one line for each reorder and each step in a loop."""
+    """Return a violation for each reorder and each step in a loop that the baseline does not have."""
     if baseline is None:
         return ()
     from fmtprop.report.diff import told
@@ -132,7 +132,7 @@ def _new(report: Report, baseline: Told | None) -> Sequence[Violation]:
 
 
 def junit(model: str, rules: Sequence[str], violations: Sequence[Violation]) -> str:
-    """Return the outcome as JUnit's XML: one test case for each rule."""
+    """Return the result as JUnit's XML: one test case for each rule."""
     cases = []
     for rule in rules:
         wrong = [violation for violation in violations if violation.rule == rule]
@@ -146,7 +146,7 @@ def junit(model: str, rules: Sequence[str], violations: Sequence[Violation]) -> 
 
 
 def sarif(model: str, violations: Sequence[Violation]) -> str:
-    """Return the outcome as SARIF 2.1.0, with the model as the artifact.
+    """Return the result as SARIF 2.1.0, with the model as the artifact.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Policies side by side: the same model, planned in several ways, measured in turn."""
+"""Comparison of policies: one model, planned in several ways, and measured in turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from fmtprop.report.files import write_text
 from fmtprop.report.model import SCHEMA, Report
 
-#: largest error relative to PyTorch that a policy may have, by the data type that its compute-intensive ops run in
+#: largest permitted error relative to PyTorch, by the data type of compute-intensive ops
 TOLERANCES = {"f32": 1e-4, "bf16": 5e-2}
 
 
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is wrong with each policy whose outputs differ from PyTorch's; empty if none does."""
+        """A sentence for each policy with outputs that differ from PyTorch's; empty if there is none."""
         return tuple(
             f"policy {report.policy}: outputs are off by {error:.1e} relative to PyTorch (tolerance "
             f"{TOLERANCES[report.precision]:.0e} in {report.precision})"
@@ -52,8 +52,8 @@ class Comparison:
         Returns
         -------
         str
-            ``policies`` has each report's fields and its ``error``: null where that is no finite number, which JSON
-            has not. Such a policy has failed.
+            ``policies`` has each report's fields and its ``error``. The error is null if it is no finite number, as
+            JSON has only finite ones; such a policy has failed.
 
         Raises
         ------
@@ -85,13 +85,13 @@ class Comparison:
         return [{**report.to_dict(), "error": error} for report, error in zip(self.reports, errors, strict=True)]
 
     def to_text(self) -> str:
-        """Return the comparison as text: the policies side by side, then the whole report of each."""
+        """Return the comparison as text: a table of the policies, then the whole report of each."""
         from fmtprop.report.text import comparison_text
 
         return comparison_text(self)
 
     def summary(self) -> str:
-        """Return the comparison as text, short: of each policy what runs, its formats and its costliest reorders."""
+        """Return the comparison as short text: primitives, formats and costliest reorders of each policy."""
         from fmtprop.report.text import comparison_summary
 
         return comparison_summary(self)

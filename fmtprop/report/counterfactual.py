@@ -1,8 +1,8 @@
-"""Whether a reorder pays: forbid it, solve again, compare what the rest would cost.
+"""Counterfactuals: the cost of the cheapest plan without a certain reorder, which says whether the reorder pays.
 
-Owns the question and its answer. The ways to run the nodes are the target's, the costs are :mod:`fmtprop.tuning`'s, and
-the exact solver is the policy's own. The question is asked of the formatted graph alone: without its changes of
-format it is a normal graph again, whichever policy made it.
+Owns the question and its answer. The target gives the ways to run the nodes, :mod:`fmtprop.tuning` their costs, and the
+solver is that of policy `optimal`. The question needs only the formatted graph, of any policy: without its format
+changes it is a normal graph again.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 __all__ = ["FORCED", "PAYS", "UNSOLVED", "WASTED", "Counterfactual", "Rivals", "is_format_change"]
 
-#: verdicts: no plan does without it; plans without it cost more; a plan without it costs no more; nobody has asked
+#: verdicts: no plan exists without it; plans without it cost more; a plan without it costs no more; not asked
 FORCED, PAYS, WASTED, UNSOLVED = "forced", "pays", "avoidable", "not solved"
 
-#: costs closer than this, relative to the plan's, are the same
+#: costs with a smaller difference, relative to the plan's, are equal
 _SAME = 1e-6
-#: seconds for one answer; where no proof is found by then, the best plan found counts
-_TIME_LIMIT = 3.0
+#: time for one answer; without a proof by then, the best plan found counts
+_TIME_LIMIT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """What the cheapest plan without a reorder would cost.
+    """The cost of the cheapest plan without a certain reorder.
 
     Parameters
     ----------
     verdict : {"forced", "pays", "avoidable", "not solved"}
-        No plan does without it; each plan without it costs more; one costs no more; not asked. Plans of the nodes as
-        they are: what runs as several nodes stays so.
+        No plan exists without it; each plan without it costs more; one costs no more; not asked. All plans have the
+        nodes of this one: expansions stay expanded.
     plan_seconds : float, optional
-        What this plan costs, by the costs that the other was chosen by.
+        Cost of this plan, by the same costs as the other one's.
     seconds : float, optional
-        What the cheapest plan without it costs; None where there is no such plan.
+        Cost of the cheapest plan without it; None if there is no such plan.
     extra_seconds : float, optional
-        The difference: what doing without it would cost, below 0 where it would save.
+        The difference: the price of avoiding the reorder, negative for a gain.
     why : str
-        Why it was not solved, or who forces it.
+        The reason for not solving it, or the rule or node that forces it.
     """
 
     verdict: str
@@ -69,7 +69,7 @@ class Counterfactual:
 
 
 class Rivals:
-    """All plans of a compiled model's graph: what they cost, with one reorder forbidden.
+    """All plans of a compiled model's graph, and their least cost with one reorder forbidden.
 
     Parameters
     ----------
@@ -103,23 +103,23 @@ class Rivals:
 
     @cached_property
     def plan_seconds(self) -> float:
-        """What the plan costs by the costs that others are compared with."""
+        """Cost of the plan, by the same costs as the plans that it is compared with."""
         return price(self._formatted, self._costs)
 
     def ways_reading(self, reader: str, operand: str, desc: MemoryDesc) -> int:
-        """Return how many ways there are to run a node that read an operand in a format."""
+        """Return the number of ways to run a node that read an operand in a format."""
         ways = self._found.ways.get(reader, ())
         return sum(way.candidate.operands.get(operand) == desc for way in ways if operand in way.inputs)
 
     def without(self, tensor: Value, in_place: str = "") -> Counterfactual:
-        """Return what the cheapest plan costs in which a tensor is read as it is written.
+        """Return the counterfactual of a tensor: all its readers take it in its first format.
 
         Parameters
         ----------
         tensor : Value
-            Of the graph without its changes of format: none of its reorders is allowed, and none of a view of it.
+            A value of the graph without format changes. Reorders of it and of its views are forbidden.
         in_place : str
-            Instead of that, a concat that may not be in place.
+            Name of a concat. If given, only this concat in place is forbidden instead.
         """
         known = self._answers.get((tensor, in_place))
         if known is None:
@@ -129,7 +129,7 @@ class Rivals:
     def _solved(self, tensor: Value, in_place: str) -> Counterfactual:
         problem = _out_of_place(self._problem, in_place) if in_place else keeping(self._problem, self._same(tensor))
         try:
-            seconds = solve(problem, _TIME_LIMIT).objective
+            seconds = solve(problem, _TIME_LIMIT_SECONDS).objective
         except FmtpropError as error:
             return Counterfactual(FORCED, self.plan_seconds, why=str(error))
         extra = seconds - self.plan_seconds
@@ -137,13 +137,13 @@ class Rivals:
         return Counterfactual(verdict, self.plan_seconds, seconds, extra)
 
     def _same(self, tensor: Value) -> list[Value]:
-        """Return a tensor and the views of all of it: a reorder of one would stand for a reorder of the other."""
+        """Return a tensor and its views of equal size: a reorder of a view would replace one of the tensor."""
         size = self.normal.type_of(tensor).size
         return [alias for alias in aliases(self.normal, tensor) if self.normal.type_of(alias).size == size]
 
 
 def is_format_change(node: Node) -> bool:
-    """Say whether a formatted node changes the format alone: a reorder that no model asked for."""
+    """Return whether a formatted node changes only the format: a reorder that is not in the model."""
     choice = node.choice
     return node.op == "reorder" and choice is not None and node.descs[0].dtype is choice.operands["src"].dtype
 
@@ -158,7 +158,7 @@ def _without_format_changes(graph: Graph) -> Graph:
 
 
 def _as_it_runs(normal: Graph, formatted: Graph) -> Mapping[str, Sequence[Candidate]]:
-    """Return how each node runs in the plan: it is among the ways to run it, so no best plan costs more."""
+    """Return each node's candidate in the plan. It is among the node's ways, so the best plan never costs more."""
     known = {}
     for node in normal.nodes():
         choice = formatted.node(node.name).choice
@@ -178,6 +178,6 @@ def _out_of_place(problem: Problem, concat: str) -> Problem:
 
 
 def _costs(net: Compiled, normal: Graph, target: Provider) -> Costs:
-    tune = "model" if net.options.tuning.costs == "model" else "auto"  # what was measured; nothing is timed here
+    tune = "model" if net.options.tuning.costs == "model" else "auto"  # only recorded figures: nothing is timed here
     weights, activations = weights_nbytes(normal), activations_nbytes(normal)
     return costs_for(tune, weights_nbytes=weights, activations_nbytes=activations, target=target)

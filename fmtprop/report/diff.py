@@ -1,7 +1,7 @@
-"""Two reports compared: which reorders and implementations came, went or changed, and what that costs.
+"""Difference of two reports: reorders and implementations that were added, removed or changed, with their costs.
 
-Works on reports as JSON: of other machines, versions and days. What a step or a reorder is called is its node's name,
-and a reorder is the same one where its edge is.
+Works on reports as JSON, also from other machines and versions. A step is identified by its node's name, a reorder by
+its edge.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from fmtprop.system.printable import printable
 
 __all__ = ["Change", "Difference", "Told", "chosen", "compare", "read_reports", "told"]
 
-#: bytes of the largest report that is read
-_LARGEST = 256 << 20
+#: size of the largest report that is read
+_LARGEST_NBYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a report's JSON says, as far as it is compared.
+    """The compared part of a report's JSON.
 
     Parameters
     ----------
     model, policy, precision : str
-        What was compiled, and how.
+        The model, and the options of its compilation.
     seconds : float
-        Of a run.
+        Median time of a run.
     steps : mapping of str to (str, str, float)
         By node: implementation, formats, seconds.
     reorders : mapping of str to (str, float, int)
         By edge (``producer -> reader.operand``): formats, seconds, bytes.
     machine : mapping of str to str
-        Where it was measured.
+        The machine of the measurement.
     """
 
     model: str
@@ -62,13 +62,13 @@ class Change:
     Parameters
     ----------
     what : {"reorder", "implementation", "formats", "step"}
-        What differs.
+        The kind of the difference.
     name : str
         The edge or the node.
     before, after : str
-        How it was and is; empty where it is not there.
+        Its form in each report; empty if the report does not have it.
     seconds : float
-        What it costs now, less what it cost before.
+        Its time in the second report minus its time in the first.
     """
 
     what: str
@@ -80,14 +80,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed from one report to another.
+    """The changes from one report to another.
 
     Parameters
     ----------
     before, after : Told
         The reports.
     changes : tuple of Change
-        What costs most more first, what saves most last.
+        Sorted by seconds: the largest loss first, the largest gain last.
     """
 
     before: Told
@@ -131,7 +131,7 @@ def compare(before: Told, after: Told) -> Difference:
     Parameters
     ----------
     before, after : Told
-        Of one model, usually.
+        Reports, usually of one model.
     """
     changes = []
     for edge in dict.fromkeys((*before.reorders, *after.reorders)):
@@ -157,10 +157,10 @@ def read_reports(path: str | PathLike[str]) -> list[Told]:
     Raises
     ------
     FmtpropError
-        The file cannot be read, or is no report of this version.
+        The file cannot be read, or it is no report of this version.
     """
     try:
-        text = read(path_of(path), _LARGEST).decode("utf-8")
+        text = read(path_of(path), _LARGEST_NBYTES).decode("utf-8")
     except OSError as error:
         raise FmtpropError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -183,12 +183,12 @@ def read_reports(path: str | PathLike[str]) -> list[Told]:
 
 
 def told(data: Mapping[str, Any]) -> Told:
-    """Return what a report as plain data says.
+    """Return the compared part of a report as plain data.
 
     Raises
     ------
     KeyError, TypeError, ValueError, AttributeError
-        It is none.
+        The data is no report.
     """
     reorders = {
         f"{row['producer']} -> {', '.join(row['readers'])}": (
@@ -208,12 +208,12 @@ def told(data: Mapping[str, Any]) -> Told:
 
 
 def chosen(reports: Sequence[Told], policy: str | None, path: object) -> Told:
-    """Return the report of a policy; the only one, or the last one where none is asked for.
+    """Return the report of a policy; without a policy, the last report.
 
     Raises
     ------
     FmtpropError
-        There is none of that policy.
+        No report has that policy.
     """
     for report in reversed(reports):
         if policy in (None, report.policy):

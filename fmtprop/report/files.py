@@ -1,6 +1,6 @@
-"""Reports as files: the extension says in which form.
+"""Reports as files: the extension chooses the form.
 
-Owns which extensions there are, and what is said when a file cannot be written. A report renders itself.
+Owns the list of extensions, and the errors of files that cannot be written. A report renders itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fmtprop.system.files import check_replaceable, path_of, replacing
 
 __all__ = ["FORMS", "Renderable", "check_destination", "write_report", "write_text"]
 
-#: file extension -> the method that renders that form
+#: file extension -> the method that renders its form
 FORMS = {".txt": "to_text", ".json": "to_json", ".html": "to_html"}
 
 #: the forms of a benchmark
@@ -25,17 +25,17 @@ TABLES = (".txt", ".json")
 #: first line of a report as text
 _HEADING = "fmtprop report\n"
 
-#: how a report begins: nothing else is replaced by one
+#: the beginning of a report: only such files are replaced
 _OURS = re.compile(
     rb'fmtprop report\n|\{\s*"schema": \d+,\s*"(policies|model|reference)":|<!doctype html>\n<!-- fmtprop report -->'
 )
 
-#: how a trace begins
+#: the beginning of a trace
 OURS_TRACE = re.compile(rb'\{"fmtprop": "trace"')
 
 
 class Renderable(Protocol):
-    """What can be written: a report, a comparison, a benchmark."""
+    """A report, a comparison or a benchmark."""
 
     def to_text(self) -> str:
         """Return tables for people."""
@@ -45,14 +45,14 @@ class Renderable(Protocol):
 
 
 def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS) -> Path:
-    """Check that a report can be written, before the work whose result it holds is done.
+    """Check that a report can be written, before the work for it is done.
 
     Parameters
     ----------
     path : path-like
         The file.
     forms : collection of str
-        Extensions of what can be written.
+        The permitted extensions.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS)
     Raises
     ------
     FmtpropError
-        Unknown extension, something else than a report in its place, no directory to hold it, or no permission.
+        Unknown extension, an existing file that is no report, a directory that does not exist, or no permission.
 
     Examples
     --------
@@ -81,12 +81,12 @@ def check_destination(path: str | PathLike[str], forms: Collection[str] = FORMS)
 
 
 def write_report(report: Renderable, path: str | PathLike[str]) -> None:
-    """Write a report in the form that the file's extension names.
+    """Write a report in the form of the file's extension.
 
     Parameters
     ----------
     report : Report, Comparison or Benchmark
-        What to write.
+        The report.
     path : path-like
         The file; an existing report is replaced.
 
@@ -111,12 +111,12 @@ def write_text(text: str, path: str | PathLike[str], ours: re.Pattern[bytes] = _
     path : path-like
         The file.
     ours : re.Pattern, optional
-        How such a document begins, a report by default: an existing one is replaced, anything else is not.
+        The beginning of such a document, a report by default. An existing file is replaced only if it begins so.
 
     Raises
     ------
     FmtpropError
-        Something else in its place, no directory to hold it, no permission, or the file system refused.
+        An existing file of another kind, a directory that does not exist, no permission, or the file system refused.
     """
     file = _path(path)
     try:

@@ -26,9 +26,9 @@ def graph_dot(graph: Graph, title: str = "") -> str:
     Parameters
     ----------
     graph : Graph
-        At any stage.
+        A graph at any stage.
     title : str
-        Drawn above it; its name if not given.
+        The heading of the drawing; the graph's name by default.
 
     Returns
     -------

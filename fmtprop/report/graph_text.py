@@ -30,7 +30,7 @@ def graph_text(graph: Graph, title: str = "") -> str:
     Returns
     -------
     str
-        A heading, then one line per node in topological order: name, op with its post-ops, what it reads, result types,
+        A heading, then one line per node in topological order: name, op with its post-ops, operands, result types,
         and, once they are chosen, formats, implementation and reason.
 
     Examples

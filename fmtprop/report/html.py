@@ -1,7 +1,7 @@
-"""Reports as one HTML file: text, style, code, data and pictures are in it, so that it needs no network.
+"""Reports as one HTML file with all text, style, code, data and pictures, so it needs no network.
 
-Names come from models that anybody made: the data is JSON in which nothing can end its element, the page's code writes
-it as text alone, and the policy in the page's head allows the style and the scripts that are in it alone, by hashes.
+A model's names are untrusted. So the data is JSON that cannot end its element, the page's code inserts it only as
+text, and the content security policy permits only the page's own style and scripts, by their hashes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["notebook", "page"]
 
-#: elements along an axis in the picture of a format, where no block needs more
+#: elements along an axis in the picture of a format, unless a block needs more
 _DRAWN = 2
 #: rows of the table in a notebook
 _ROWS = 10
@@ -61,7 +61,7 @@ def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = ()) ->
     policies : sequence of mapping
         Reports as plain data, each with its ``error``.
     failures : sequence of str
-        What is wrong with outputs.
+        Sentences on wrong outputs.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def _text(value: str) -> str:
 
 
 def _json(data: object) -> str:
-    """Return JSON that cannot end the element that it is in, nor begin a comment there."""
+    """Return JSON that cannot end its HTML element, nor begin a comment in it."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -128,14 +128,14 @@ def _source(text: str) -> str:
 
 
 def _pictures(policies: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return pictures of the formats that reorders read and write, as data URLs, and what is to be known of causes."""
+    """Return pictures of the reorders' formats as data URLs, and the remedies of all causes."""
     formats = {(row[side], len(row["dims"])) for one in policies for row in one["reorders"] for side in ("src", "dst")}
     found = {name: drawn for name, rank in sorted(formats) if (drawn := _picture(name, rank)) is not None}
     return {"formats": found, "causes": CAUSES}
 
 
 def _picture(name: str, rank: int) -> str | None:
-    """Return a small tensor in a format; None where the format is no tag."""
+    """Return the picture of a small tensor in a format; None if the format has no tag."""
     dtype, _, tag = name.partition(":")
     try:
         whole = MemoryDesc((1,) * rank, dtype, tag=tag)

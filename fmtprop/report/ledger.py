@@ -1,7 +1,7 @@
-"""The ledger: each reorder with its edge, its bytes, its time, its class, its cause and what would be without it.
+"""The ledger: each reorder with its edge, its bytes, its time, its class, its cause and its counterfactual.
 
-Owns what a reorder is called and why it is there. It reads the formatted graph and the frozen plan; times are given to
-it. Whether a reorder pays is :mod:`~fmtprop.report.counterfactual`'s.
+Owns the classes and causes of reorders. It reads the formatted graph and the frozen plan; times are given to it.
+:mod:`~fmtprop.report.counterfactual` decides whether a reorder pays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LAYOUT, DATA_TYPE, BOTH, WEIGHTS, BOUNDARY, COPY = KINDS = (
     "layout", "data type", "both", "weights", "boundary", "copy in place",
 )  # fmt: skip
 
-#: causes of a reorder, and what removes it
+#: causes of a reorder, and their remedies
 CAUSES = {
     "pin": "take the pin out, or pin the other side alike",
     "boundary": "give or take the tensor in the format that the plan uses: fmtprop.compile(boundary={...})",
@@ -63,7 +63,7 @@ _MEANINGS = {
     UNSOLVED: "not asked about",
 }
 
-#: seconds for all answers about one plan: the costliest reorders are asked about first
+#: seconds for the counterfactuals of one plan, the costliest reorders first
 _SECONDS = 6.0
 
 
@@ -82,37 +82,37 @@ class ReorderRow:
     nbytes : int
         Bytes read plus bytes written: elements and the padding of their blocks, not the gaps of a strided view.
     seconds : float
-        Median time in the plan; 0 of what is packed once.
+        Median time in the plan; 0 for weights, which are packed once.
     share : float
         Part of the run, 0 to 1.
     reason : str
-        Who wants what, and who gives what.
+        The reader's and the producer's format.
     origin : str
-        Where its reader comes from in the model: the module's path.
+        The module's path of its reader in the model.
     producer : str
         The node that writes the tensor, reorders before this one left out.
     readers : tuple of str
-        Who reads the copy, as ``node.operand``, reorders behind this one left out.
+        The readers of the copy, as ``node.operand``, reorders after this one left out.
     producer_origin : str
-        Where the producer comes from in the model.
+        The module's path of the producer in the model.
     logical_nbytes : int
         Bytes read plus bytes written, of the elements alone.
     padding_nbytes : int
-        The difference to ``nbytes``: what blocks are filled up with.
+        The difference to ``nbytes``: the padding of blocks.
     bytes_per_second : float
-        What it achieves; 0 where no time was taken.
+        Its rate; 0 if it was not timed.
     bandwidth_share : float
-        That over what this machine copies within its cache.
+        Its rate over this machine's rate of copies within the cache.
     kind : str
         Its class: layout, data type, both, weights, boundary, or the copy of a source of a concat in place.
     cause : str
         One of :data:`CAUSES`.
     remedy : str
-        What removes it.
+        A change that removes it.
     impl, target : str
-        The implementation that runs it, and who has that.
+        The implementation that runs it, and its target.
     counterfactual : Counterfactual
-        What the cheapest plan without it would cost.
+        The cheapest plan without it.
     """
 
     name: str
@@ -160,7 +160,7 @@ def rows_of_run(net: Compiled, times: Sequence[float]) -> tuple[ReorderRow, ...]
 
 
 def rows_of_packing(net: Compiled) -> tuple[ReorderRow, ...]:
-    """Return the reorders that packed weights, once, when the model was compiled."""
+    """Return the reorders that packed weights once, during compilation."""
     return tuple(
         _row(
             node, node.choice.operands["src"], node.descs[0], 0.0, 0.0, copying=0.0,
@@ -174,7 +174,7 @@ def rows_of_packing(net: Compiled) -> tuple[ReorderRow, ...]:
 
 
 def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
-    """Return the ledger's sums, each the costliest first.
+    """Return the ledger's sums, sorted by cost.
 
     Returns
     -------
@@ -191,7 +191,7 @@ def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
 
 
 def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
-    """Return what a ledger comes to, in sentences.
+    """Return a ledger's summary in sentences.
 
     Examples
     --------
@@ -212,12 +212,12 @@ def verdict(rows: Sequence[ReorderRow], run_seconds: float) -> tuple[str, ...]:
 
 
 def module_of(origin: str) -> str:
-    """Return the module that a layer is in: ``layer1.0`` of ``layer1.0.conv1``, a layer's own name at the top."""
+    """Return the module of a layer: ``layer1.0`` for ``layer1.0.conv1``; a top-level layer's own name."""
     return origin.rpartition(".")[0] or origin
 
 
 def copy_bandwidth() -> float:
-    """Return the bytes per second, read and written, that this machine copies within its cache."""
+    """Return this machine's rate of copies within its cache, in bytes read and written per second."""
     return peaks(Store(), 0).copying
 
 
@@ -258,7 +258,7 @@ class _Clerk:
         )  # fmt: skip
 
     def counterfactual(self, node: Node, *, in_time: bool) -> Counterfactual:
-        """Return what is without a reorder; unsolved where time is over, or where the question makes no sense."""
+        """Return the cheapest plan without a reorder; unsolved if the time is over or the model demands it."""
         if self._rivals is None:
             return Counterfactual(UNSOLVED, why=self._refusal)
         if not in_time:
@@ -279,7 +279,7 @@ class _Clerk:
         return self._graph.inputs(owner)[operand]
 
     def _copied(self, node: Node) -> str:
-        """Return ``node.operand`` of what a copy that is no node of the graph was made for (the builder's name)."""
+        """Return the ``node.operand`` that a copy is for, if it is no node of the graph: the builder's name has it."""
         return node.name.removesuffix("_copy")
 
     def _kind(self, node: Node, src: MemoryDesc, dst: MemoryDesc, producer: str, readers: Sequence[str]) -> str:
@@ -307,7 +307,7 @@ class _Clerk:
         return "cheaper kernel" if self._net.options.policy == "optimal" else "policy"
 
     def _refuses(self, reader: str, src: MemoryDesc) -> bool:
-        """Say whether a reader is a view that a format cannot take."""
+        """Return whether a reader is a view that a format cannot express."""
         node = self._graph.node(reader.rpartition(".")[0])
         if node.is_boundary or opdef(node.op).category is not Category.VIEW:
             return False
@@ -343,7 +343,7 @@ def _row(
 
 
 def _producer(graph: Graph, value: Value) -> Value:
-    """Return the value that a value is a reordered copy of."""
+    """Return the original of a value that may be a reordered copy."""
     while is_format_change(graph.node(value.node)):
         value = graph.inputs(value.node)["src"]
     return value
@@ -362,10 +362,10 @@ def _read_by(graph: Graph, name: str) -> Iterator[str]:
 
 
 def touched_nbytes(desc: MemoryDesc) -> int:
-    """Return the bytes that are touched where a whole tensor is read or written.
+    """Return the bytes that are touched if a whole tensor is read or written.
 
-    Padding is part of its blocks and counts. Gaps between the elements of a strided view do not, and what a broadcast
-    repeats counts once.
+    The padding of blocks counts. Gaps between the elements of a strided view do not count, and an element that a
+    broadcast repeats counts once.
 
     Examples
     --------

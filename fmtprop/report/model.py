@@ -1,4 +1,4 @@
-"""The report of one compiled model: every step with its formats, every reorder with its reason and its cost."""
+"""The report of one compiled model: each step with its formats, each reorder with its reason and its cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fmtprop.passes.optimal import Certificate
     from fmtprop.tuning import Tuning
 
-#: a report warns of steps without optimized code that take more than this share of a run; it names so many ops
+#: share of a run in steps without optimized code from which a report warns, and the number of ops in the warning
 _WARNED_SHARE, _NAMED_OPS = 0.05, 3
 
 #: version of the JSON form
@@ -36,7 +36,7 @@ SCHEMA = 2
 
 
 class Compiled(Protocol):
-    """What a report needs of a compiled model."""
+    """The part of a compiled model that a report needs."""
 
     graph: Graph
     plan: Plan
@@ -65,7 +65,7 @@ class StepRow:
     Parameters
     ----------
     name, op, impl, target : str
-        Node, op, implementation and who executes.
+        Node, op, implementation and target.
     formats : str
         ``src -> dst``.
     seconds : float
@@ -73,7 +73,7 @@ class StepRow:
     reason : str
         The rule that chose its formats.
     origin : str
-        Where it comes from in the model.
+        The module's path in the model.
     """
 
     name: str
@@ -88,14 +88,14 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What a plan does and what it costs.
+    """The steps of a plan and their costs.
 
     Parameters
     ----------
     model, policy, precision : str
-        What was compiled, and how.
+        The model, and the options of its compilation.
     machine : mapping of str to str
-        Where it was measured.
+        The machine of the measurement.
     seconds : float
         Median time of a whole run.
     compile_seconds : mapping of str to float
@@ -108,25 +108,25 @@ class Report:
         Constants packed once: node, format, bytes.
     memory : mapping of str to int
         Bytes: ``constants``, ``arena``, and ``peak``, the largest sum alive at one step: the arena's lower bound. Plans
-        of target ``mkldnn`` have no arena, 0 bytes; there it is the lower bound of what PyTorch allocates in a run.
+        of target ``mkldnn`` have no arena, 0 bytes; there it is the lower bound of PyTorch's allocations in a run.
     certificate : Certificate, optional
-        Of policy `optimal`: how good the choice is by its costs.
+        For policy `optimal`: the proof of its choice.
     tuning : Tuning, optional
-        Of policy `optimal`: where its costs came from.
+        For policy `optimal`: the sources of its costs.
     race : Race, optional
-        Of policy `optimal`: how long the plans took that were run against each other, if they were.
+        For policy `optimal`: the times of the plans in its race, if there was one.
     dropped : mapping of str to str
-        What failed while the model was compiled and was left out, and why.
+        Parts that failed during compilation and were left out, with the reasons.
     packing : tuple of ReorderRow
-        The reorders that packed weights, once, when the model was compiled.
+        The reorders that packed weights once, during compilation.
     nodes : tuple of NodeRow
-        The graph's nodes that a run executes, views, inputs and outputs among them, and where a picture has them.
+        The nodes that a run executes, views, inputs and outputs included, with their places in a picture.
     edges : tuple of EdgeRow
         The tensors between them.
     buffers : tuple of BufferRow
         The arena's buffers and their lifetimes.
     measured_at_seconds : float
-        When the steps were timed, in seconds since 1970.
+        Time of the measurement, in seconds since 1970.
     """
 
     model: str
@@ -156,9 +156,9 @@ class Report:
         Parameters
         ----------
         net : CompiledModel
-            What to measure, on seeded random inputs.
+            The model; it runs on seeded random inputs.
         repeats : int
-            Runs over which medians are taken.
+            Number of runs for each median.
         """
         started = time()
         times = net.profile(repeats=repeats)
@@ -197,28 +197,28 @@ class Report:
 
     @property
     def primitives(self) -> Counter[str]:
-        """How many steps run each implementation, most first."""
+        """Number of steps of each implementation, the largest first."""
         return Counter(f"{row.op} {row.impl}" for row in self.steps)
 
     @property
     def formats(self) -> Counter[str]:
-        """How many steps write each format."""
+        """Number of steps that write each format."""
         return Counter(row.formats.rpartition(" -> ")[2] for row in self.steps)
 
     @property
     def fallbacks(self) -> tuple[StepRow, ...]:
-        """The steps without optimized code: PyTorch's operators run them, or loops that oneDNN calls references."""
+        """The steps without optimized code: PyTorch's operators, or oneDNN's reference loops."""
         return tuple(row for row in self.steps if row.target == "reference" or row.impl == "aten" or is_loop(row.impl))
 
     @property
     def fallback_share(self) -> float:
-        """Part of the run, 0 to 1, that is spent in such steps."""
+        """Part of the run in steps without optimized code, 0 to 1."""
         total = sum(row.seconds for row in self.steps)
         return sum(row.seconds for row in self.fallbacks) / total if total else 0.0
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know who hopes for more speed."""
+        """Reasons for a slow plan that a user can act on."""
         if self.fallback_share <= _WARNED_SHARE:
             return ()
         seconds: Counter[str] = Counter()
@@ -233,7 +233,7 @@ class Report:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """What the report comes to, in a few sentences: reorders, what they pay for, distance to the bound."""
+        """The report in a few sentences: reorders, their gain, and the distance to the bound."""
         return (*verdict(self.reorders, sum(row.seconds for row in self.steps)), *self._distance())
 
     def _distance(self) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class Report:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data: all fields, and what follows from them."""
+        """Return the report as plain data: all fields, and figures derived from them."""
         return {
             **asdict(self),
             "totals": totals(self.reorders),
@@ -296,8 +296,8 @@ class Report:
     def to_trace(self, path: str | PathLike[str] | None = None) -> str:
         """Return a run's steps in Chrome's trace format, for Perfetto; also write it when a path is given.
 
-        Steps take their median times and follow each other without a gap, from the moment on when they were timed. The
-        clock is that of :mod:`torch.profiler`'s own traces, so both open in one window.
+        Steps take their median times and follow each other without a gap. The trace begins at the time of the
+        measurement, on the clock of :mod:`torch.profiler`'s traces, so both open in one window.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The JSON form of a report, described: a JSON Schema made of the dataclasses themselves, so that neither can drift.
+"""The JSON Schema of reports, made from the dataclasses, so the two always agree.
 
 Units are in the names: ``seconds``, ``nbytes`` (bytes), ``bytes_per_second``; shares are from 0 to 1.
 """
@@ -31,7 +31,7 @@ _SUMS = {
         },
     },
 }
-#: what a report's JSON has beside its fields
+#: entries of a report's JSON that are no fields
 _DERIVED = {
     "totals": {
         "description": "The ledger's sums by class, cause, module and verdict, each the costliest first.",
@@ -40,18 +40,18 @@ _DERIVED = {
     },
     "fallback_share": {"description": "Part of the run in steps without optimized code.", "type": "number"},
     "warnings": {"type": "array", "items": {"type": "string"}},
-    "verdict": {"description": "What the report comes to, in sentences.", "type": "array", "items": {"type": "string"}},
+    "verdict": {"description": "The report in a few sentences.", "type": "array", "items": {"type": "string"}},
 }
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema of what :meth:`Report.to_json` and :meth:`Comparison.to_json` give.
+    """Return the schema of the results of :meth:`Report.to_json` and :meth:`Comparison.to_json`.
 
     Returns
     -------
     dict
-        JSON Schema, draft 2020-12. One of two: a report with ``schema`` beside its fields, or ``schema`` and
+        JSON Schema, draft 2020-12, of two forms: ``schema`` and the fields of a report; or ``schema`` and
         ``policies``, a list of reports, each with its ``error`` against PyTorch.
 
     Examples
@@ -102,7 +102,7 @@ def _define(kind: type, definitions: dict[str, Any]) -> dict[str, str]:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module, and those that it imports for annotations alone."""
+    """The names of a module, and those that it imports only for annotations."""
 
     def __init__(self, kind: type) -> None:
         import sys
@@ -116,7 +116,7 @@ class _Names(dict[str, Any]):
 
 
 def _told(kind: type) -> dict[str, str]:
-    """Return what a docstring says of each parameter."""
+    """Return the description of each parameter in a docstring."""
     text = cleandoc(kind.__doc__ or "").partition("Parameters\n----------\n")[2]
     found = {}
     for names, words in re.findall(r"^(\w+(?:, \w+)*) : [^\n]*\n((?:    [^\n]*\n?)+)", text, re.MULTILINE):

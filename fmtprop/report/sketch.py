@@ -1,7 +1,7 @@
-"""The plan's graph and memory as a picture needs them: nodes with places, edges with formats, buffers by lifetime.
+"""The plan's graph and memory for pictures: nodes with places, edges with formats, buffers with lifetimes.
 
-Owns where a node is drawn: layers of equal distance from the inputs, in columns that are read like text. What the nodes
-are is the formatted graph's; constants are left out.
+Owns the places of nodes: layers of equal distance from the inputs, in columns from left to right. The nodes are the
+formatted graph's without constants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fmtprop.runtime.plan import Home, Plan
 
 __all__ = ["BufferRow", "EdgeRow", "NodeRow", "buffers_of", "edges_of", "nodes_of"]
 
-#: how much wider than high the whole is drawn, in nodes
+#: width over height of the picture, in nodes
 _ASPECT = 1.6
 
 
@@ -30,9 +30,9 @@ class NodeRow:
     name, op, impl, target, origin : str
         As in a step; views have no implementation.
     format : str
-        Of its first result; of an output, what it is given.
+        Format of its first result, or of an output's operand.
     x, y : float
-        Where it is drawn, in nodes.
+        Place in the picture, in nodes.
     """
 
     name: str
@@ -47,16 +47,16 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class EdgeRow:
-    """A tensor on its way.
+    """A tensor between its producer and one reader.
 
     Parameters
     ----------
     producer, reader, operand : str
-        Who writes it, who reads it, and as which operand.
+        The nodes that write and read it, and the reader's operand.
     format : str
-        How it lies in memory.
+        Its format in memory.
     nbytes : int
-        Its size there.
+        Its size in this format.
     """
 
     producer: str
@@ -73,9 +73,9 @@ class BufferRow:
     Parameters
     ----------
     offset_nbytes, nbytes : int
-        Where it begins, and its size.
+        Its offset in the arena, and its size.
     first_step, last_step : int
-        The steps between which it holds data.
+        The first and the last step of its lifetime.
     """
 
     offset_nbytes: int
@@ -103,7 +103,7 @@ def edges_of(graph: Graph) -> tuple[EdgeRow, ...]:
 
 
 def buffers_of(plan: Plan) -> tuple[BufferRow, ...]:
-    """Return the arena's buffers, in the order of their beginning."""
+    """Return the arena's buffers, sorted by their first steps."""
     arena = [buffer for buffer in plan.buffers if buffer.home is Home.ARENA and buffer.nbytes]
     rows = [BufferRow(buffer.offset, buffer.nbytes, buffer.first, buffer.last) for buffer in arena]
     return tuple(sorted(rows, key=lambda row: (row.first_step, row.offset_nbytes)))
@@ -124,7 +124,7 @@ def _node_row(graph: Graph, node: Node, x: float, y: float) -> NodeRow:
 
 
 def _places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, float]]:
-    """Return each node's place: layer after layer, downwards, and in the next column where one is full."""
+    """Return each node's place. Layers follow each other downwards; the next column begins after a full one."""
     layers: list[list[str]] = []
     depth: dict[str, int] = {}
     for name in nodes:
@@ -149,6 +149,6 @@ def _places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, f
 
 
 def _above(graph: Graph, name: str, places: Mapping[str, tuple[float, float]]) -> float:
-    """Return where a node's sources are, on average: what belongs together is drawn below each other."""
+    """Return the mean place of a node's sources, so a node is drawn below them."""
     found = [places[value.node][0] for value in graph.inputs(name).values() if value.node in places]
     return sum(found) / len(found) if found else 0.0

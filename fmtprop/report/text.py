@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fmtprop.report.model import Report
 
 _SLOWEST_STEPS = 10
-#: reorders of each policy in a summary; the report has all
+#: number of reorders of each policy in a summary; the report has all
 _COSTLIEST_REORDERS = 5
 
 

@@ -17,7 +17,7 @@ def trace(report: Report) -> str:
     Parameters
     ----------
     report : Report
-        Of one policy.
+        Report of one policy.
 
     Returns
     -------
@@ -59,5 +59,5 @@ def trace(report: Report) -> str:
     return json.dumps(data, allow_nan=False)
 
 
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": "fmtprop", "tid": thread, "name": what, "args": {"name": name}}
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": "fmtprop", "tid": thread, "name": kind, "args": {"name": name}}

@@ -70,7 +70,7 @@
 
   // ---------------------------------------------------------------- parts
   function head(report) {
-    fill(byId("title")).textContent = safe(report.model + ": what reorders cost");
+    fill(byId("title")).textContent = safe(report.model + ": cost of reorders");
     const m = report.machine;
     byId("machine").textContent = safe([m.cpu, m.isa, m.threads + " threads", "oneDNN " + m.onednn, "PyTorch " + m.torch].join(" · "));
     const buttons = POLICIES.map((one, index) => {
@@ -242,7 +242,7 @@
       ["cause", row.cause + ": " + row.remedy],
       ["without it", told],
       ["bytes", bytes(row.nbytes) + ", of these " + bytes(row.padding_nbytes) + " padding; elements alone " + bytes(row.logical_nbytes)],
-      ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s, " + percent(row.bandwidth_share) + " of what this machine copies in cache"],
+      ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s, " + percent(row.bandwidth_share) + " of this machine's rate of copies in cache"],
       ["kernel", row.impl + " (" + row.target + ")"],
     ];
     const list = element("dl");
@@ -372,7 +372,7 @@
     table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.op, step.impl, step.formats, step.origin, step.reason]));
   }
 
-  // ---------------------------------------------------------------- what happens
+  // ---------------------------------------------------------------- actions
   function choose(name, focus) {
     chosen = name;
     ledger(POLICIES[current]);
