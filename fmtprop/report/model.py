@@ -240,9 +240,7 @@ class Report:
         if self.certificate is None:
             return ()
         saved = -min((row.counterfactual.extra_seconds or 0.0 for row in self.reorders), default=0.0)
-        if (
-            saved > 1e-6 * self.certificate.objective
-        ):  # the certificate is the cheapest plan's; another one was faster when both ran
+        if saved > 1e-6 * self.certificate.objective:  # the cheapest plan is another one: this one ran faster
             return (
                 f"By the costs another plan takes {saved * 1e3:.3f} ms less: this one was not chosen by costs alone.",
             )

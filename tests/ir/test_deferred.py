@@ -133,7 +133,7 @@ def lowered_to_f32():
     """Expect the warning of a CPU without bf16, where this is one."""
     if dnnl.supports("bf16"):
         return nullcontext()
-    return pytest.warns(RuntimeWarning, match="oneDNN has no bf16 on this CPU")
+    return pytest.warns(RuntimeWarning, match="target onednn has no bf16 on this CPU")
 
 
 @pytest.mark.parametrize("options", [{}, {"verify": "full"}, {"dtype": "bf16"}, {"target": "mkldnn"}], ids=str)
