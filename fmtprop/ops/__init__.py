@@ -27,6 +27,7 @@ from fmtprop.ops.normalization import (
 )
 from fmtprop.ops.pad import PAD, Pad
 from fmtprop.ops.pooling import POOLING, Pooling
+from fmtprop.ops.pooling_backward import POOLING_BACKWARD
 from fmtprop.ops.prelu import PRELU, Prelu
 from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
@@ -34,6 +35,7 @@ from fmtprop.ops.resampling import RESAMPLING, Resampling
 from fmtprop.ops.shuffle import SHUFFLE, Shuffle
 from fmtprop.ops.slice1 import slice1
 from fmtprop.ops.softmax import SOFTMAX, Softmax
+from fmtprop.ops.softmax_backward import SOFTMAX_BACKWARD
 from fmtprop.ops.sum import SUM, Sum
 from fmtprop.ops.views import EXPAND, PERMUTE, RESHAPE, SLICE, Expand, Permute, Reshape, Slice
 
@@ -47,6 +49,7 @@ OPS = (
     MATMUL,
     ATTENTION,
     POOLING,
+    POOLING_BACKWARD,
     BATCH_NORMALIZATION,
     BATCH_NORMALIZATION_TRAINING,
     BATCH_NORMALIZATION_BACKWARD,
@@ -58,6 +61,7 @@ OPS = (
     ELTWISE_BACKWARD,
     PRELU,
     SOFTMAX,
+    SOFTMAX_BACKWARD,
     BINARY,
     SUM,
     CONCAT,

@@ -32,8 +32,8 @@ _BY_RESULT: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "elu": lambda y, alpha: torch.where(y > 0, 1.0, y + alpha),
 }
 
-#: special values that a function's gradient loses where its source has them
-_LOSES = {"hardswish": frozenset({"nan"}), "mish": frozenset({"inf"})}
+#: special values that a function's gradient loses where its source, or result, has them
+_LOSES = {"elu": frozenset({"nan"}), "hardswish": frozenset({"nan"}), "mish": frozenset({"inf"})}
 
 # ---------------------------------------------------------------- attributes
 

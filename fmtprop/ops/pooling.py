@@ -217,11 +217,9 @@ def _emit(call: Call, attrs: Pooling) -> Value:
     return unbatched(call, dst, like=src)
 
 
-def _pool(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1) -> Value | None:
-    """Emit a pooling from the arguments ``self, kernel_size, stride, padding, ceil_mode``."""
+def attributes(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1) -> Pooling | None:
+    """Return the pooling of the arguments ``self, kernel_size, stride, padding, ceil_mode``; None if there is none."""
     src = call["self"]
-    if not computable(call, src):
-        return None
     kernel, pad_l = ints(call["kernel_size"], spatial), ints(call["padding"], spatial)
     strides = ints(call["stride"], spatial) if call["stride"] else kernel
     dilates = tuple(size - 1 for size in ints(dilation, spatial))
@@ -234,20 +232,26 @@ def _pool(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1)
         if any(pad_l):
             return None
         alg = "avg_exclude_padding"
-    return _emit(call, Pooling(alg, kernel, strides, dilates, pad_l, pad_r))
+    return Pooling(alg, kernel, strides, dilates, pad_l, pad_r)
+
+
+def average_attributes(call: Call, spatial: int) -> Pooling | None:
+    """Return the average pooling of a call's arguments; None if oneDNN has none."""
+    if call.args.get("divisor_override") is not None:
+        return None
+    return attributes(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", spatial)
+
+
+def _pool(call: Call, attrs: Pooling | None) -> Value | None:
+    return None if attrs is None or not computable(call, call["self"]) else _emit(call, attrs)
 
 
 def _max(spatial: int) -> Importer:
-    return lambda call: _pool(call, "max", spatial, call["dilation"])
+    return lambda call: _pool(call, attributes(call, "max", spatial, call["dilation"]))
 
 
 def _average(spatial: int) -> Importer:
-    def importer(call: Call) -> Value | None:
-        if call.args.get("divisor_override") is not None:
-            return None
-        return _pool(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", spatial)
-
-    return importer
+    return lambda call: _pool(call, average_attributes(call, spatial))
 
 
 def uniform_windows(size: int, count: int) -> tuple[int, int] | None:
@@ -266,19 +270,20 @@ def uniform_windows(size: int, count: int) -> tuple[int, int] | None:
     return lengths.pop(), steps.pop()
 
 
+def adaptive_attributes(alg: str, sizes: Sequence[int], counts: Sequence[int]) -> Pooling | None:
+    """Return the pooling from spatial sizes to others, such as adaptive ones; None if its windows are not alike."""
+    windows = list(map(uniform_windows, sizes, counts))
+    if None in windows:
+        return None
+    kernel, strides = zip(*(window for window in windows if window), strict=True)
+    zeros = (0,) * len(kernel)
+    return Pooling(alg, kernel, strides, zeros, zeros, zeros)
+
+
 def _adaptive(alg: str, spatial: int) -> Importer:
     def importer(call: Call) -> Value | None:
-        src = call["self"]
-        if not computable(call, src):
-            return None
-        counts = ints(call["output_size"], spatial)
-        windows = list(map(uniform_windows, call.type(src).dims[-spatial:], counts))
-        if None in windows:
-            return None
-        kernel, strides = zip(*(window for window in windows if window), strict=True)
-        zeros = (0,) * spatial
-        attrs = Pooling(alg, kernel, strides, zeros, zeros, zeros)
-        return _emit(call, attrs)
+        sizes, counts = call.type(call["self"]).dims[-spatial:], ints(call["output_size"], spatial)
+        return _pool(call, adaptive_attributes(alg, sizes, counts))
 
     return importer
 

@@ -51,7 +51,7 @@ def chosen_ways(declaration: OpDef, sample) -> Iterator[Node]:
         formats = {}
         for name, type_ in sample.types.items():
             desc = MemoryDesc(type_.dims, type_.dtype)
-            is_source = name.startswith("src")
+            is_source = name.startswith(("src", "dst", "diff_dst"))
             formats[name] = lie(desc) if is_source else desc if desc.ndim < 2 else MemoryDesc.any(desc.dims, desc.dtype)
         if declaration.name.endswith("_normalization") and any(d.kind == "any" for d in formats.values()):
             continue
@@ -65,7 +65,7 @@ def chosen_ways(declaration: OpDef, sample) -> Iterator[Node]:
 def poisoned_numbers(special, node, name, desc, dtype=None):
     """Return the numbers of a check, some of a source's being special."""
     numbers = small_numbers(node, name, desc, dtype).clone()
-    if name in ("src", "src_0"):
+    if name in ("src", "src_0", "dst"):
         step, value = special
         numbers.view(-1)[::step] = value
     return numbers

@@ -121,6 +121,16 @@ def test_a_token_of_a_table():
     assert_same_step(ours, theirs, tokens)
 
 
+def test_gradients_of_averages_and_softmax_are_planned():
+    """In formats chosen with the rest; the logarithm's loses NaN, so PyTorch's operator runs it here."""
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2), nn.Softmax(1)
+    ours, theirs = compiled(nn.Sequential(*layers), torch.randn(2, 3, 8, 8))
+    plan = ours.nets[0].plan
+    backward = [step.node.op for step in plan.steps[plan.turn.step :]]
+    assert backward.count("pooling_backward") == 2 and backward.count("softmax_backward") == 1
+    assert_same_step(ours, theirs, torch.randn(2, 3, 8, 8))
+
+
 def test_what_has_a_gradient_of_its_own_runs_on_onednn():
     layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)
     ours, _ = compiled(nn.Sequential(*layers), torch.randn(2, 3, 8, 8))

@@ -1,0 +1,188 @@
+"""The gradient of average pooling: oneDNN's pooling primitive in backward propagation.
+
+The gradient of a maximum runs by PyTorch's operator: it reads the indices that PyTorch's forward operator gives, and
+oneDNN's has a workspace of its own instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops import pooling
+from fmtprop.ops.arguments import batched, computable, unbatched
+from fmtprop.ops.building import lowering
+from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class PoolingGradient(Attrs):
+    """Attributes of an average pooling's gradient: those of the pooling, and the dims of its source.
+
+    Parameters
+    ----------
+    alg, kernel, strides, dilates, pad_l, pad_r : see :class:`~fmtprop.ops.pooling.Pooling`
+    dims : tuple of int
+        Dims of the source, [N, C, …].
+
+    Raises
+    ------
+    ShapeError
+        A value is out of range, lengths differ, or it is no average.
+
+    References
+    ----------
+    oneDNN developer guide, "Pooling", backward propagation.
+    """
+
+    alg: str
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilates: tuple[int, ...]
+    pad_l: tuple[int, ...]
+    pad_r: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.pooling.alg == "max":
+            raise ShapeError("the gradient of a maximum needs its indices: only averages have a gradient of this kind")
+
+    @property
+    def pooling(self) -> Pooling:
+        """The attributes of the pooling itself."""
+        return Pooling(self.alg, self.kernel, self.strides, self.dilates, self.pad_l, self.pad_r)
+
+    @classmethod
+    def of(cls, attrs: Pooling, dims: tuple[int, ...]) -> PoolingGradient:
+        """Return the attributes of the gradient of a pooling of a source of these dims."""
+        return cls(attrs.alg, attrs.kernel, attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r, dims)
+
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: PoolingGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of diff_src."""
+    result = types["diff_dst"].with_dims(attrs.dims)
+    expected = pooling.infer(attrs.pooling, {"src": result})[0].dims
+    if expected != types["diff_dst"].dims:
+        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but this pooling's result has {expected}")
+    return (result,)
+
+
+def reference(attrs: PoolingGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate by PyTorch's autograd: an average is linear, so that the source's values do not matter."""
+    diff_dst = tensors["diff_dst"]
+    with torch.enable_grad(), torch.inference_mode(False):
+        src = diff_dst.new_zeros(attrs.dims).requires_grad_()
+        (dst,) = pooling.reference(attrs.pooling, {"src": src})
+        (gradient,) = torch.autograd.grad(dst, src, diff_dst.detach().clone())
+    return (gradient,)
+
+
+def operator(
+    attrs: PoolingGradient, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    spatial = len(attrs.kernel)
+    if spatial == 1 or attrs.pad_l != attrs.pad_r or any(attrs.dilates) or not results[0].is_contiguous():
+        return None
+    if any(2 * pad > kernel for pad, kernel in zip(attrs.pad_l, attrs.kernel, strict=True)):
+        return None
+    gradient: Any = (torch.ops.aten.avg_pool2d_backward, torch.ops.aten.avg_pool3d_backward)[spatial - 2].grad_input
+    including = attrs.alg == "avg_include_padding"
+    window = attrs.kernel, attrs.strides, attrs.pad_l, False, including, None
+    return partial(gradient, tensors["diff_dst"], results[0], *window, grad_input=results[0])
+
+
+def primitive(attrs: PoolingGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor; of the forward one that it takes as a hint, oneDNN checks the problem."""
+    from fmtprop import dnnl
+
+    window: dict[str, Any] = {
+        "alg": f"pooling_{attrs.alg}", "kernel": attrs.kernel, "strides": attrs.strides, "dilates": attrs.dilates,
+        "pad_l": attrs.pad_l, "pad_r": attrs.pad_r,
+    }  # fmt: skip
+    src, dst = (
+        dnnl.NativeDesc.from_desc(MemoryDesc(descs[name].dims, descs[name].desc.dtype))
+        for name in ("diff_src", "diff_dst")
+    )
+    hint = dnnl.create(dnnl.Pooling(prop="forward_training", src=src, dst=dst, **window), attr)
+    problem = dnnl.Pooling(prop="backward_data", **dict[str, Any](descs), **window)
+    return lowering(dnnl.create(problem, attr, hint), tuple(descs))
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _emit(call: Call, attrs: Pooling | None) -> Value | None:
+    src, diff_dst = call["self"], call["grad_output"]
+    if attrs is None or not computable(call, src, diff_dst):
+        return None
+    rank = len(attrs.kernel) + 2
+    dims = call.type(src).dims
+    gradient = PoolingGradient.of(attrs, dims if len(dims) == rank else (1, *dims))
+    diff_src = call.emit("pooling_backward", {"diff_dst": batched(call, diff_dst, rank)}, gradient)
+    return unbatched(call, diff_src, like=src)
+
+
+def _average(spatial: int) -> Importer:
+    return lambda call: _emit(call, average_attributes(call, spatial))
+
+
+def _adaptive(spatial: int) -> Importer:
+    def importer(call: Call) -> Value | None:
+        sizes, counts = (call.type(call[name]).dims[-spatial:] for name in ("self", "grad_output"))
+        return _emit(call, adaptive_attributes("avg_include_padding", sizes, counts))
+
+    return importer
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield the gradients of the pooling's own samples that are averages."""
+    for sample in pooling.samples():
+        attrs: Pooling = sample.attrs  # type: ignore[assignment]
+        if attrs.alg != "max":
+            (dst,) = pooling.infer(attrs, sample.types)
+            gradient = PoolingGradient.of(attrs, sample.types["src"].dims)
+            yield Sample(sample.name, gradient, {"diff_dst": dst})
+
+
+POOLING_BACKWARD = OpDef(
+    name="pooling_backward",
+    attrs=PoolingGradient,
+    operands=(Operand("diff_dst", "DIFF_DST"),),
+    results=(Operand("diff_src", "DIFF_SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    operator=operator,
+    primitive=primitive,
+    cost=pooling.POOLING.cost,
+    short="pool_back",
+    samples=samples,
+    torch={
+        "aten.avg_pool2d_backward.default": _average(2),
+        "aten.avg_pool3d_backward.default": _average(3),
+        "aten._adaptive_avg_pool2d_backward.default": _adaptive(2),
+        "aten._adaptive_avg_pool3d_backward.default": _adaptive(3),
+    },
+)

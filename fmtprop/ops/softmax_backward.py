@@ -1,0 +1,121 @@
+"""The gradients of softmax and of its logarithm, by their results: oneDNN's softmax in backward propagation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Reads, each_image_across_axis
+from fmtprop.ir.importing import Call, Importer
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops import softmax
+from fmtprop.ops.building import is_native, lowering, normalised_axis
+from fmtprop.ops.softmax import Softmax
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Softmax, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of diff_src: that of diff_dst."""
+    dst, diff_dst = types["dst"], types["diff_dst"]
+    if dst.dims != diff_dst.dims:
+        raise ShapeError(f"dst has dims {dst.dims} but diff_dst has {diff_dst.dims}")
+    return softmax.infer(attrs, {"src": diff_dst})
+
+
+def _gradient(attrs: Softmax) -> Any:
+    aten = torch.ops.aten
+    return aten._log_softmax_backward_data if attrs.alg == "log" else aten._softmax_backward_data
+
+
+def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    dst, diff_dst = tensors["dst"].contiguous(), tensors["diff_dst"].contiguous()
+    return (_gradient(attrs)(diff_dst, dst, attrs.axis, diff_dst.dtype),)
+
+
+def operator(
+    attrs: Softmax, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+) -> Callable[[], object] | None:
+    """Return PyTorch's operator for it, which writes its result to a tensor."""
+    dst, diff_dst = tensors["dst"], tensors["diff_dst"]
+    if not all(tensor.is_contiguous() for tensor in (dst, diff_dst, results[0])):
+        return None
+    if attrs.alg == "log":
+        return partial(_gradient(attrs).out, diff_dst, dst, attrs.axis, diff_dst.dtype, out=results[0])
+    return partial(_gradient(attrs).out, diff_dst, dst, attrs.axis, diff_dst.dtype, grad_input=results[0])
+
+
+def loses(attrs: Softmax) -> frozenset[str]:
+    """Name the special values that differ: oneDNN's exponential of NaN is a number."""
+    return frozenset({"nan"}) if attrs.alg == "log" else frozenset()
+
+
+def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor; the forward one that it takes as a hint has dst in the same format."""
+    from fmtprop import dnnl
+
+    function: dict[str, Any] = {"alg": f"softmax_{attrs.alg}", "axis": attrs.axis}
+    hint = dnnl.create(dnnl.Softmax(prop="forward_training", src=descs["dst"], dst=descs["dst"], **function), attr)
+    problem = dnnl.Softmax(prop="backward_data", **dict[str, Any](descs), **function)
+    return lowering(dnnl.create(problem, attr, hint), tuple(descs))
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _import(alg: str) -> Importer:
+    def importer(call: Call) -> Value | None:
+        dst, diff_dst = call["output"], call["grad_output"]
+        type_ = call.type(diff_dst)
+        if not is_native(type_) or call.type(dst) != type_ or call["input_dtype"] != type_.dtype:
+            return None
+        attrs = Softmax(normalised_axis(call["dim"], type_.ndim), alg)
+        return call.emit("softmax_backward", {"dst": dst, "diff_dst": diff_dst}, attrs)
+
+    return importer
+
+
+# ---------------------------------------------------------------- samples and declaration
+
+
+def samples() -> Iterable[Sample]:
+    """Yield the gradients of the softmax's own samples; results are positive, their logarithms negative."""
+    for sample in softmax.samples():
+        attrs: Softmax = sample.attrs  # type: ignore[assignment]
+        types = {"dst": sample.types["src"], "diff_dst": sample.types["src"]}
+        low, high = (-3.0, -0.1) if attrs.alg == "log" else (0.0, 1.0)
+        yield Sample(sample.name, attrs, types, low, high)
+
+
+SOFTMAX_BACKWARD = OpDef(
+    name="softmax_backward",
+    attrs=Softmax,
+    operands=(Operand("dst", "DST"), Operand("diff_dst", "DIFF_DST")),
+    results=(Operand("diff_src", "DIFF_SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    operator=operator,
+    primitive=primitive,
+    sliced=each_image_across_axis,
+    reads=Reads.ROWS,
+    cost=softmax.SOFTMAX.cost,
+    loses=loses,
+    inplace=frozenset({"diff_dst"}),
+    short="softmax_back",
+    samples=samples,
+    torch={
+        "aten._softmax_backward_data.default": _import("accurate"),
+        "aten._log_softmax_backward_data.default": _import("log"),
+    },
+)
