@@ -22,7 +22,7 @@ def computable(call: Call, *values: Value | None) -> bool:
     Parameters
     ----------
     call : Call
-        The call that is imported.
+        The imported call.
     *values : Value or None
         Its operands; absent ones are ignored.
     """

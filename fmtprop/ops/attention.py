@@ -1,7 +1,7 @@
 """Attention as one op: softmax(query · key · scale + masks) · value.
 
-Models have it as products with a softmax between; :mod:`fmtprop.ops.attention_fusion` finds it. No oneDNN primitive
-computes it: a kernel of the project's own does, or PyTorch.
+Models have it as two products with a softmax between them; :mod:`fmtprop.ops.attention_fusion` finds this pattern. It
+runs in a kernel of this project or in PyTorch, as oneDNN has no primitive for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Attention(Attrs):
         Query i has weights for keys up to i + limit, at least one; 0 is the causal mask of as many keys as queries.
         None: for all keys.
     lowest : float
-        Masked scores below this count as this: so a query that may look at nothing gets an average, and not NaN.
+        Lower bound of masked scores: with it, a query without visible keys gets an average, not NaN.
 
     References
     ----------
@@ -88,7 +88,7 @@ def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[to
 
 
 def loses(attrs: Attention) -> frozenset[str]:
-    """Name the special values that differ: a value of weight 0 that is not finite."""
+    """Return the special values that differ: a value of weight 0 that is not finite."""
     return frozenset({"nan", "inf"})
 
 

@@ -1,6 +1,6 @@
-"""Attention absorbed by its last product: a product, a softmax and another product, as one node.
+"""Fusion of attention: a product, a softmax and another product become one node.
 
-Owns which nodes are attention. Must not know whether one node pays: that is for whoever chooses among plans.
+Owns the pattern of attention. Must not know whether the fusion pays: the choice among plans decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmtprop.ops.sum import Sum
 
 __all__ = ["attention"]
 
-#: most elements of a constant mask that is looked at
+#: most elements of a constant mask that is examined
 _MOST_NUMBERS = 1 << 24
 
 
@@ -39,9 +39,9 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     Returns
     -------
     Fused or None
-        None where the node is no such product: nobody else reads what is between, both products are of a batch of
-        matrices without bias, the softmax is along the keys, and before it there are only a factor, additions and a
-        lower bound, in this order.
+        None if the node is no such product. The pattern: no other node reads the intermediate results, both products
+        are of a batch of matrices without bias, the softmax is along the keys, and only a factor, additions and a
+        lower bound precede it, in this order.
     """
     inputs = graph.inputs(node.name)
     if not _is_product(graph, node) or node.post_ops:
@@ -68,7 +68,7 @@ def attention(graph: Graph, node: Node) -> Fused | None:
 
 
 class _Scores:
-    """What is between a product and its softmax, from the softmax backwards."""
+    """The nodes between a product and its softmax, found backwards from the softmax."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.scale, self.lowest = graph, 1.0, -inf
@@ -76,7 +76,7 @@ class _Scores:
         self.covers: list[str] = []
 
     def product(self, value: Value) -> Node | None:
-        """Return the product of queries and keys, None if there is something else."""
+        """Return the product of queries and keys; None if the nodes before the softmax are others."""
         node = _only_read(self.graph, value)
         while node is not None:
             self.covers.append(node.name)
@@ -99,7 +99,7 @@ class _Scores:
         )
 
     def _takes(self, attrs: object, operand: Value | None) -> bool:
-        """Take a lower bound, an addition of a mask that no factor multiplies, or a factor."""
+        """Record a lower bound, a factor, or the addition of an unscaled mask; return False for all else."""
         match attrs:
             case Eltwise("clip", lowest, highest) if highest == inf and not self.masks and self.scale == 1.0:
                 self.lowest = max(self.lowest, lowest)
@@ -121,13 +121,13 @@ def _is_product(graph: Graph, node: Node) -> bool:
 
 
 def _only_read(graph: Graph, value: Value) -> Node | None:
-    """Return the node that makes a value, None if it is read more than once."""
+    """Return the producer of a value; None if the value is read more than once."""
     node = graph.node(value.node)
     return None if node.is_boundary or graph.reader_count(value) > 1 else node
 
 
 def _limit(graph: Graph, masks: list[Value], queries: int, keys: int) -> tuple[int | None, list[Value]]:
-    """Return the limit of the masks that are nothing but one, and the other masks."""
+    """Return the limit that some masks express, and the other masks."""
     limits = {mask: _limit_of(graph, mask, queries, keys) for mask in masks}
     known = [limit for limit in limits.values() if limit is not None]
     return min(known, default=None), [mask for mask in masks if limits[mask] is None]
@@ -144,7 +144,7 @@ def _limit_of(graph: Graph, mask: Value, queries: int, keys: int) -> int | None:
     limit = int(allowed[0, 0].sum()) - 1
     if limit < 0 or limit >= keys - 1:
         return None
-    # the lowest finite number is what models write for minus infinity
+    # models write the lowest finite number for minus infinity
     forbidden = numbers <= torch.finfo(numbers.dtype).min
     expected = torch.ones(queries, keys, dtype=torch.bool).tril(limit)
     return limit if bool((allowed == expected).all() and (forbidden == ~expected).all()) else None

@@ -1,6 +1,6 @@
-"""Batch normalization in training: by the statistics of the batch, which are results too, and its gradients.
+"""Batch normalization in training, which also returns the statistics of the batch, and its gradients.
 
-What PyTorch's call says beside it, the running averages and the inverse deviation, are nodes of their own.
+The other results of PyTorch's call, the running averages and the inverse deviation, are separate nodes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def reference(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tu
     """Evaluate in plain PyTorch; bf16 and f16 are normalized in f32."""
     src, vectors = _widened(tensors)
     over = (0, *range(2, src.ndim))
-    # row-major: PyTorch's code for channels-last loses digits where a mean is large beside the deviation
+    # row-major: PyTorch's code for channels-last loses digits if a mean is large relative to the deviation
     dst, mean, _ = torch.native_batch_norm(
         src.contiguous(), vectors.get("scale"), vectors.get("shift"), None, None, True, 0.0, attrs.epsilon
     )
@@ -81,7 +81,7 @@ def reference(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tu
 
 
 def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Evaluate in plain PyTorch; bf16 and f16 are computed with in f32."""
+    """Evaluate in plain PyTorch; bf16 and f16 are computed in f32."""
     src, vectors = _widened(tensors)
     scale, inverse = vectors.get("scale"), (vectors["variance"] + attrs.epsilon).rsqrt()
     affine = scale is not None
@@ -108,7 +108,7 @@ def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: Pri
 
 
 def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the gradients; the forward one that it takes as a hint has src in the same format."""
+    """Create the descriptor of the gradients; its hint, the forward descriptor, has src in the same format."""
     from fmtprop import dnnl
 
     problem = dnnl.BatchNormalization(
@@ -145,7 +145,7 @@ def _flags(descs: Mapping[str, NativeDesc]) -> NormFlags:
 
 
 def _lowered(pd: PrimitiveDesc, images: Mapping[str, str], descs: Mapping[str, NativeDesc]) -> Lowering:
-    """Return the lowering: images as the primitive says, every vector plain."""
+    """Return the lowering: images in the primitive's formats, all vectors plain."""
     own = lowering(pd, images)
     vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
 
@@ -159,7 +159,7 @@ def _lowered(pd: PrimitiveDesc, images: Mapping[str, str], descs: Mapping[str, N
 
 
 def _fits(call: Call, src: Value, *vectors: Value | None) -> bool:
-    """Tell whether oneDNN takes these: with both a scale and a shift, or neither."""
+    """Return whether oneDNN takes these operands: with both a scale and a shift, or neither."""
     scale, shift = vectors[:2]
     types = [call.type(value) for value in vectors if value is not None]
     small = all(type_.dtype is DataType.F32 for type_ in types)
@@ -174,7 +174,7 @@ def _functional(call: Call) -> tuple[Value | None, ...] | None:
     epsilon, momentum, type_ = float(call["eps"]), float(call["momentum"]), call.type(src)
     count = type_.size // type_.dims[1]
     if count < 2:
-        return None  # PyTorch says what is wrong
+        return None  # PyTorch has the error message
     dst = call.emit(
         "batch_normalization_training", {"src": src, "scale": scale, "shift": shift}, BatchStatistics(epsilon)
     )

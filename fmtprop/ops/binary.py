@@ -171,7 +171,7 @@ def _tensors(call: Call, alg: str, a: Value, b: Value, alpha: float) -> Value | 
     a, b = _aligned(call, a, result.ndim), _aligned(call, b, result.ndim)
     whole = [call.type(value).dims == result.dims for value in (a, b)]
     if not any(whole):
-        # An outer product: the library has but its slow reference for it, PyTorch does it well.
+        # An outer product: oneDNN has only its slow reference for it, PyTorch has fast code.
         return None
     if alpha != 1:
         b = call.emit("eltwise", {"src": b}, Eltwise("linear", alpha))
@@ -216,7 +216,7 @@ _OPERATORS = {
     "lt": "Less",
     "le": "LessOrEqual",
 }
-#: those that give a boolean in ONNX
+#: algorithms with a boolean result in ONNX
 _COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le"})
 
 

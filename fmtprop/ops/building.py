@@ -1,4 +1,4 @@
-"""Helpers that every op family shares: adding a node with inferred types, reading formats off a primitive."""
+"""Helpers of all op families: a node with inferred types, the formats of a primitive, checks of sums."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ def emit(
 
 
 def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None = None) -> Primitive:
-    """Return the rule of an op that is one of oneDNN's primitives.
+    """Return the lowering rule of an op that is one of oneDNN's primitives.
 
     Parameters
     ----------
     problem : str
-        Class of :mod:`fmtprop.dnnl`, such as ``"Softmax"``. Its fields are operands and results of their names, or
-        attributes of theirs; ``alg`` begins with the primitive's name there.
+        Class of :mod:`fmtprop.dnnl`, such as ``"Softmax"``. Its fields have the names of operands, results or
+        attributes; the value of ``alg`` begins with the primitive's name.
     extra : callable, optional
-        ``attrs -> fields`` that have other names among the attributes.
+        ``attrs -> fields`` for fields with other names than the attributes.
     """
 
     def primitive(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -109,7 +109,7 @@ def _problem(name: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def lowering(pd: PrimitiveDesc, names: Iterable[str]) -> Lowering:
-    """Return a lowering whose formats are queries of the primitive descriptor, by oneDNN's names of operands."""
+    """Return a lowering that queries the formats from the primitive descriptor, by oneDNN's names of operands."""
     wanted = tuple(names)
 
     def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
@@ -147,20 +147,20 @@ def operand_list(name: str, operands: Mapping[str, T]) -> list[T]:
     return [operands[f"{name}_{number}"] for number in numbers]
 
 
-#: most numbers that a primitive may add one after the other in f32: of equal ones, the sum is off by 1e-4 then
+#: most numbers that a primitive may add one after the other in f32; the sum of so many equal ones is off by 1e-4
 MOST_SUMMANDS = 1 << 14
 
-#: the same of who can be replaced: of 1 024 equal ones, the sum is off by 1e-5, in a tree by 1e-7
+#: the same limit for code with an alternative: the sum of 1 024 equal numbers is off by 1e-5, in a tree by 1e-7
 FEW_SUMMANDS = 512
 
 
 def check_summands(op: str, count: int) -> None:
-    """Refuse a sum of too many numbers for oneDNN, and for us, who add one after the other; PyTorch adds in a tree.
+    """Refuse a sum of too many numbers: oneDNN and our kernels add one after the other, PyTorch adds in a tree.
 
     Raises
     ------
     UnsupportedOpError
-        There are too many.
+        There are too many numbers.
     """
     if count > MOST_SUMMANDS:
         raise UnsupportedOpError(
@@ -184,7 +184,7 @@ MAX_RANK = 6
 
 
 def is_native(*types: TensorType) -> bool:
-    """Tell whether tensors of these types can be operands of a floating-point primitive.
+    """Return whether tensors of these types can be operands of a floating-point primitive.
 
     Importers decline others, so that integers, booleans, f64, scalars and very high ranks run on the reference target.
 

@@ -49,8 +49,8 @@ class Window(Attrs):
     dilates : tuple of int
         Positions skipped between two taps; 0 is dense (PyTorch's dilation minus 1).
     pad_l, pad_r : tuple of int
-        Zeros before and after the source of a convolution; what is cut off dst of a deconvolution, whose ``pad_r`` may
-        be negative, down to ``1 - stride``: PyTorch's ``output_padding`` is subtracted from it.
+        Zeros before and after the source of a convolution, or positions cut off dst of a deconvolution. PyTorch's
+        ``output_padding`` is subtracted from a deconvolution's ``pad_r``, which is negative down to ``1 - stride``.
     groups : int
         Number of channel groups. The weights are [O, I, k…], with groups > 1 [G, O/G, I/G, k…].
 
@@ -91,7 +91,7 @@ class Window(Attrs):
         return cls((strides,) * ndim, (dilates,) * ndim, (pad_l,) * ndim, (right,) * ndim, groups)
 
     def check(self, op: str, pad_r: tuple[int, ...]) -> None:
-        """Check all but the sign of what is after the source."""
+        """Check all attributes except the sign of `pad_r`."""
         check_window(op, self.strides, dilates=self.dilates, pad_l=self.pad_l, pad_r=pad_r)
         if self.groups < 1:
             raise ShapeError(f"{op} groups is {self.groups}, but must be at least 1")
@@ -175,13 +175,13 @@ def reference(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.T
 def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the direct convolution's primitive descriptor.
 
-    A depthwise convolution among the post-ops changes dst: oneDNN wants to hear of what it works on, and answers with
-    what it leaves.
+    A depthwise convolution among the post-ops changes dst: oneDNN takes the descriptor of its source, and answers with
+    the descriptor of its result.
 
     Raises
     ------
     UnsupportedOpError
-        dst behind a depthwise convolution is in a format that has no tag.
+        dst after a depthwise convolution is in a format without a tag.
     """
     fused = attr is not None and any(op.kind == "convolution" for op in attr.ops)
     asked = descs["dst"].desc
@@ -200,7 +200,7 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
 
 
 def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDesc:
-    """Return the descriptor of what a fused depthwise convolution works on, in the format that dst has behind it."""
+    """Return the descriptor of a fused depthwise convolution's source, in the format of its result."""
     from fmtprop import dnnl
 
     src, weights, dst = descs["src"].dims, descs["weights"].dims, descs["dst"].desc
@@ -211,12 +211,12 @@ def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDes
     if dst.kind == "any":
         return dnnl.NativeDesc.from_desc(MemoryDesc.any(dims, dst.dtype))
     if dst.tag is None:
-        raise UnsupportedOpError(f"convolution: dst {dst} behind a depthwise convolution: ask for a dense format")
+        raise UnsupportedOpError(f"convolution: dst {dst} after a depthwise convolution: ask for a dense format")
     return dnnl.NativeDesc.from_desc(MemoryDesc(dims, dst.dtype, tag=dst.tag))
 
 
 def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the product of the places of all images, each a row of channels, with the transposed weights."""
+    """Create the matmul of all images' positions, each a row of channels, with the transposed weights."""
     _check_pointwise(attrs, descs)
     spatial = tuple(range(2, len(attrs.strides) + 2))
     rows = ((0, *spatial), (1,))
@@ -225,7 +225,7 @@ def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr
 
 
 def _as_inner_product(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the inner product over the places of all images."""
+    """Create the inner product over the positions of all images."""
     _check_pointwise(attrs, descs)
     spatial = tuple(range(2, len(attrs.strides) + 2))
     rows = ((0, *spatial), (1,))
@@ -234,12 +234,12 @@ def _as_inner_product(attrs: Conv, descs: Mapping[str, NativeDesc], attr: Primit
 
 
 def _check_pointwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> None:
-    """Check that every output is a combination of the channels at one place.
+    """Check that every output depends on the channels at one position only.
 
     Raises
     ------
     UnsupportedOpError
-        It is not so.
+        An output depends on several positions.
     """
     plain = {1} == set(attrs.strides) and not any((*attrs.pad_l, *attrs.pad_r)) and attrs.groups == 1
     kernel = descs["weights"].dims[2:]
@@ -251,7 +251,7 @@ def _check_pointwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> None:
 
 
 def grouped_dims(dims: tuple[int, ...], groups: int) -> tuple[int, ...]:
-    """Return weight dimensions with the leading axis split into groups, where there are any."""
+    """Return weight dimensions; with several groups, the leading axis is split into groups."""
     return (groups, dims[0] // groups, *dims[1:]) if groups > 1 else dims
 
 
@@ -286,7 +286,7 @@ def import_convolution(
 
 
 def import_padded(call: Call) -> Value | None:
-    """Import a form whose ``padding`` is a list of numbers, the same on both sides."""
+    """Import a form with a list of numbers as ``padding``, the same on both sides."""
 
     def pads(kernel: tuple[int, ...], dilates: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         both = ints(call["padding"], len(kernel))
@@ -296,7 +296,7 @@ def import_padded(call: Call) -> Value | None:
 
 
 def _import_named_padding(call: Call) -> Value | None:
-    """Import a form whose ``padding`` is ``"same"`` or ``"valid"``."""
+    """Import a form with ``"same"`` or ``"valid"`` as ``padding``."""
 
     def pads(kernel: tuple[int, ...], dilates: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if call["padding"] == "valid":
@@ -308,7 +308,7 @@ def _import_named_padding(call: Call) -> Value | None:
 
 
 def convolution_products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
-    """Return how many products a convolution sums, or the gradient of one."""
+    """Return the number of products of a convolution or of its gradient."""
     return products(dst, src[1], weights)
 
 

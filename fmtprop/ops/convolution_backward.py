@@ -1,7 +1,7 @@
-"""The gradients of a convolution: of its source, and of its weights. That of a bias is a sum over places.
+"""The gradients of a convolution: by its source, and by its weights. The gradient by a bias is a sum over positions.
 
-oneDNN has a primitive for each, in backward propagation; it takes the forward primitive's descriptor as a hint, of
-which it checks the problem and not the formats.
+oneDNN has a primitive for each, in backward propagation. It takes the forward primitive's descriptor as a hint, and
+checks the hint's problem, not its formats.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConvGradient(Attrs):
-    """Attributes of a convolution's gradient: those of the convolution, and what the gradient is of.
+    """Attributes of a convolution's gradient: those of the convolution, and the dims of the result.
 
     Parameters
     ----------
     strides, dilates, pad_l, pad_r, groups : see :class:`~fmtprop.ops.convolution.Conv`
     dims : tuple of int
-        Dims of the source, or of the weights, that the result is the gradient of.
+        Dims of the result, which are those of the source or of the weights.
     bias : bool
-        Whether the bias's gradient is a result beside that of the weights.
+        Whether the gradient by the bias is a second result of the gradient by the weights.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def infer_data(attrs: ConvGradient, types: Mapping[str, TensorType]) -> tuple[Te
 
 
 def infer_weights(attrs: ConvGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
-    """Return the types of diff_weights and, where it is wanted, of diff_bias, which is f32."""
+    """Return the types of diff_weights and, if requested, of diff_bias, which is f32."""
     result, diff_dst = types["diff_dst"].with_dims(attrs.dims), types["diff_dst"]
     _checked(attrs, {**types, "weights": result})
     return (result, TensorType((diff_dst.dims[1],))) if attrs.bias else (result,)
@@ -114,7 +114,7 @@ def reference_weights(attrs: ConvGradient, tensors: Mapping[str, torch.Tensor]) 
 def _gradient(
     attrs: ConvGradient, known: Mapping[str, torch.Tensor], wanted: str, diff_dst: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return the gradient by an operand: a convolution is linear in it, so that its value does not matter."""
+    """Return the gradient by an operand. A convolution is linear in it, so its value does not matter."""
     with torch.enable_grad(), torch.inference_mode(False):
         operand = diff_dst.new_zeros(attrs.dims).requires_grad_()
         others = {name: tensor.detach().clone() for name, tensor in known.items()}
@@ -206,7 +206,7 @@ def _samples(known: str, wanted: str) -> Iterable[Sample]:
 
 
 def samples_data() -> Iterable[Sample]:
-    """Yield the gradients by the source of the convolution's own samples; not where most places have none."""
+    """Yield the gradients by the source of the convolution's own samples, unless most positions have none."""
     return (sample for sample in _samples("weights", "src") if sample.name != "1x1_s2_no_bias")
 
 

@@ -71,7 +71,7 @@ def infer(attrs: Deconv, types: Mapping[str, TensorType]) -> tuple[TensorType, .
 
 
 def _covered(attrs: Deconv, axis: int, size: int, kernel: int) -> int:
-    """Return how many positions of dst the windows of a spatial axis cover, before padding is cut off."""
+    """Return the positions of dst that the windows of a spatial axis cover, before padding is cut off."""
     return (size - 1) * attrs.strides[axis] + extent(kernel, attrs.dilates[axis])
 
 
@@ -108,7 +108,7 @@ def _import(call: Call) -> Value | None:
     extra = ints(call["output_padding"], spatial)
     pad_r = tuple(pad - more for pad, more in zip(padding, extra, strict=True))
     if any(pad + stride < 1 for pad, stride in zip(pad_r, strides, strict=True)):
-        # PyTorch allows an output_padding beyond the stride where the dilation is larger; oneDNN does not
+        # PyTorch allows an output_padding beyond the stride if the dilation is larger; oneDNN does not
         return None
     dilates = tuple(dilation - 1 for dilation in ints(call["dilation"], spatial))
     attrs = Deconv(strides, dilates, padding, pad_r, groups)

@@ -1,7 +1,7 @@
-"""A depthwise convolution absorbed by the 1x1 convolution before it, as one node.
+"""Fusion of a depthwise convolution into the 1x1 convolution before it, as one node.
 
-Owns which pairs may be fused, and the fused node. Must not know whether it pays: that is for
-whoever chooses among plans.
+Owns the pairs that may be fused, and the fused node. Must not know whether the fusion pays: the choice among plans
+decides.
 
 References
 ----------
@@ -18,17 +18,17 @@ from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import is_native
 from fmtprop.ops.convolution import Conv
 
-#: kernel and padding that oneDNN has fused code for, and its strides
+#: kernel, padding and strides of oneDNN's fused code
 _KERNEL, _PADDING, _STRIDES = 3, 1, (1, 2)
 
 
 class Fused(NamedTuple):
-    """A node for several neighbours.
+    """A node that replaces several neighbours.
 
     Parameters
     ----------
     node : Node
-        Under the name of the last, so that its readers stay as they are.
+        It has the name of the last neighbour, so readers do not change.
     inputs : dict of str to Value
         Its operands.
     covers : tuple of str
@@ -53,9 +53,9 @@ def fused(graph: Graph, depthwise: Node) -> Fused | None:
     Returns
     -------
     Fused or None
-        None where the two are no such pair: nobody else reads the first, both two-dimensional in space, the first with
-        a 1x1 kernel, stride 1 and no padding, the second with one 3x3 kernel for each channel, padding 1 and stride 1
-        or 2; their post-ops eltwise only.
+        None if the two are no such pair. The pattern: no other node reads the first; both have two spatial axes; the
+        first has a 1x1 kernel, stride 1 and no padding; the second has one 3x3 kernel for each channel, padding 1 and
+        stride 1 or 2; all post-ops are eltwise.
     """
     if depthwise.op != "convolution":
         return None

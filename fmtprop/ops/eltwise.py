@@ -50,8 +50,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
     "hardswish": lambda x, alpha, beta: x * torch.clamp(alpha * x + beta, 0.0, 1.0),
 }
 
-#: algorithm -> from alpha and beta to the single operator of PyTorch that writes its result to a tensor, and what it
-#: takes beside its source; no operator where there is none for these
+#: algorithm -> a function of alpha and beta, which returns PyTorch's operator that writes its result to a tensor, and
+#: the operator's arguments after the source; it returns nothing if no single operator exists
 _WRITING: dict[str, Callable[[float, float], tuple[Any, ...]]] = {
     "relu": lambda alpha, beta: (torch._C._nn.leaky_relu, alpha) if alpha else (torch.clamp_min, 0.0),
     "tanh": lambda alpha, beta: (torch.tanh,),
@@ -118,7 +118,7 @@ def operator(
     return None if function is None else partial(function, tensors["src"], *arguments, out=results[0])
 
 
-#: algorithm -> what oneDNN 3.2's kernels give another result than PyTorch for
+#: algorithm -> special values for which oneDNN 3.2's kernels differ from PyTorch
 _LOSES = {
     "relu": frozenset({"nan"}),
     "clip": frozenset({"nan"}),
@@ -139,12 +139,12 @@ _COSTLY = frozenset(
 
 
 def operations(attrs: Eltwise, gathered: float) -> float:
-    """Return the operations for an element."""
+    """Return the operations per element."""
     return 24.0 if attrs.alg in _COSTLY else 1.0
 
 
 def loses(attrs: Eltwise) -> frozenset[str]:
-    """Name the special values that the function loses: some instructions return the operand that is not NaN."""
+    """Return the special values that the function loses: some instructions return the operand that is not NaN."""
     if attrs.alg == "relu" and attrs.alpha:  # a leaky one multiplies
         return frozenset()
     return _LOSES.get(attrs.alg, frozenset())

@@ -1,7 +1,7 @@
 """The gradient of an element-wise function of one operand: oneDNN's eltwise primitive in backward propagation.
 
-It reads the function's source, or its result where PyTorch saves that: oneDNN's algorithms ``…_use_dst_for_bwd``.
-NaN in the gradient passes wherever the function's slope is not 0, as in PyTorch.
+It reads the function's source, or its result if PyTorch saves the result: oneDNN's algorithms
+``…_use_dst_for_bwd``. As in PyTorch, NaN in the gradient passes if the function's slope is not 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BY_RESULT: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "elu": lambda y, alpha: torch.where(y > 0, 1.0, y + alpha),
 }
 
-#: special values that a function's gradient loses where its source, or result, has them
+#: special values of the source or result that a function's gradient loses
 _LOSES = {"elu": frozenset({"nan"}), "hardswish": frozenset({"nan"}), "mish": frozenset({"inf"})}
 
 # ---------------------------------------------------------------- attributes
@@ -40,7 +40,7 @@ _LOSES = {"elu": frozenset({"nan"}), "hardswish": frozenset({"nan"}), "mish": fr
 
 @dataclass(frozen=True)
 class EltwiseGradient(Attrs):
-    """Attributes of the gradient of an element-wise function, which are the function's.
+    """Attributes of the gradient of an element-wise function: those of the function, and the operand that is read.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class EltwiseGradient(Attrs):
 
     @property
     def reads(self) -> str:
-        """The operand beside the gradient."""
+        """The second operand, after the gradient."""
         return "dst" if self.by_result else "src"
 
 
@@ -85,7 +85,7 @@ class EltwiseGradient(Attrs):
 def infer(attrs: EltwiseGradient, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of diff_src: that of diff_dst."""
     if {"src", "dst"} & set(types) != {attrs.reads}:
-        raise ShapeError(f"this gradient of {attrs.alg} reads {attrs.reads} and nothing else beside diff_dst")
+        raise ShapeError(f"this gradient of {attrs.alg} reads diff_dst and {attrs.reads}, and nothing else")
     if types[attrs.reads].dims != types["diff_dst"].dims:
         raise ShapeError(f"{attrs.reads} has dims {types[attrs.reads].dims} but diff_dst has {types['diff_dst'].dims}")
     return (types["diff_dst"],)
@@ -106,10 +106,10 @@ def reference(attrs: EltwiseGradient, tensors: Mapping[str, torch.Tensor]) -> tu
 
 
 def primitive(attrs: EltwiseGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor; the forward one that it takes as a hint has src in the same format."""
+    """Create the descriptor; its hint, the forward descriptor, has src in the same format."""
     from fmtprop import dnnl
 
-    # of the two, this one has no slope at the upper bound, as PyTorch's
+    # oneDNN has two clips; the slope of this one is 0 at the upper bound, as in PyTorch
     alg = "clip_v2" if attrs.alg == "clip" else attrs.alg
     alg = f"eltwise_{alg}{'_use_dst_for_bwd' if attrs.by_result else ''}"
     function: dict[str, Any] = {"alg": alg, "alpha": attrs.alpha, "beta": attrs.beta}
@@ -178,7 +178,7 @@ def _softplus(call: Call) -> Value | None:
 
 # ---------------------------------------------------------------- samples and declaration
 
-#: algorithms whose gradient is declared: those of the importers
+#: algorithms with a declared gradient: those of the importers
 _ALGORITHMS: Mapping[str, tuple[float, float]] = {
     "relu": (0.0, 0.0), "gelu_erf": (0.0, 0.0), "gelu_tanh": (0.0, 0.0), "swish": (1.0, 0.0), "mish": (0.0, 0.0),
     "hardsigmoid": (1 / 6, 0.5), "hardswish": (1 / 6, 0.5), "elu": (1.5, 0.0), "clip": (-1.5, 1.75),

@@ -1,4 +1,4 @@
-"""Running nodes and whole graphs by the ops' references: what a graph means, in plain PyTorch.
+"""Evaluation of nodes and graphs by the ops' references: a graph's meaning, in plain PyTorch.
 
 Owns the meaning of a fused node: its op, then its post-ops in order. Formats play no part: every tensor is a torch
 tensor of the logical dimensions.
@@ -68,7 +68,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, torch.Tensor]) -> list[torch.Ten
             for index, tensor in enumerate(results):
                 value = Value(node.name, index)
                 tensors[value], waiting[value] = tensor, len(graph.readers(value))
-            for value in operands.values():  # what nobody will read any more need not stay in memory
+            for value in operands.values():  # free values after their last reader
                 waiting[value] -= 1
                 if not waiting[value]:
                     del tensors[value]
@@ -87,7 +87,7 @@ def evaluate_node(
     tensors : mapping of str to torch.Tensor
         Its operands by name, those of post-ops included.
     instead : mapping of str to callable
-        What evaluates an op, by its name, instead of its own reference.
+        Functions that replace references, by the op's name.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def evaluate_node(
     results = (instead or {}).get(node.op, declaration.reference)(node.attrs, operands)
     if not node.post_ops:
         return tuple(results)
-    # As a primitive does: the tail works on the accumulator in f32, and what is stored is rounded once.
+    # As in a primitive, the post-ops work on the accumulator in f32, and the stored result is rounded once.
     dst = results[0].to(torch.promote_types(results[0].dtype, torch.float32))
     for post_op in node.post_ops:
         dst = apply_post_op(post_op, dst, tensors, instead)
@@ -117,7 +117,7 @@ def apply_post_op(
     tensors: Mapping[str, torch.Tensor],
     instead: Mapping[str, Reference] | None = None,
 ) -> torch.Tensor:
-    """Apply one post-op to what the op before it gave; ``tensors`` has its operand by name."""
+    """Apply one post-op to the result before it; ``tensors`` has its operand by name."""
     operands = [dst, *(tensors[name].to(dst.dtype) for name in post_op.operands)]
     if post_op.op == "sum":
         scales: tuple[float, ...] = getattr(post_op.attrs, "scales", (1.0,))

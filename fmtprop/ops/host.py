@@ -1,7 +1,6 @@
-"""Calls that have no oneDNN op: any functional overload, of PyTorch or registered by others, run on plain tensors.
+"""Calls without a oneDNN op: any functional overload, of PyTorch or of another library, run on plain tensors.
 
-Owns the op ``aten``: how a call (:mod:`fmtprop.ops.host_call`) is made. It is the path by which any exportable model
-runs.
+Owns the op ``aten``, which makes a call (:mod:`fmtprop.ops.host_call`). With it, any exportable model can run.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, Prepared, host_call, prepare
 
-#: they have kernels of their own for channels-last tensors, ten times as fast for some, compared with those for
-#: row-major ones by `tests/ops/test_host.py`
+#: calls with separate kernels for channels-last tensors, some of them ten times as fast; `tests/ops/test_host.py`
+#: compares their results with those for row-major tensors
 _ANY_STRIDES = frozenset(
     {
         *(f"aten.{name}.default" for name in ("max_pool2d_with_indices", "avg_pool2d", "adaptive_max_pool2d")),
@@ -36,7 +35,7 @@ _ANY_STRIDES = frozenset(
         ),
     }
 )
-#: they give the type that they are given
+#: calls that keep the data type of their operand
 _NARROWS = frozenset(
     {
         "aten.max_pool2d_with_indices.default",
@@ -46,11 +45,11 @@ _NARROWS = frozenset(
         "aten._adaptive_avg_pool2d_backward.default",
     }
 )
-#: the overload that writes to given memory gives it the source's strides instead of its own
+#: a call with an overload for given memory that replaces the memory's strides by the source's
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
-#: element by element, although PyTorch does not call it so
+#: an element-wise call without PyTorch's tag for it
 _CONVERSION = "aten._to_copy.default"
-#: what a graph has of a result that is None: a gradient that nobody asked for
+#: the type of a result that is None: a gradient that was not requested
 NO_RESULT = TensorType((0,))
 
 # ---------------------------------------------------------------- meaning
@@ -73,13 +72,13 @@ def _infer(attrs: HostCall, operands: tuple[tuple[str, TensorType], ...]) -> tup
 
 
 def _on_meta(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Tensor, ...] | None:
-    """Return the results of the call on the meta device; None where it does not run there as on a CPU.
+    """Return the results of the call on the meta device; None if it does not run there as on a CPU.
 
-    Fake tensors know better, and why, but bring PyTorch's compiler with them: seconds, and 60 MB.
+    Fake tensors run more calls and give reasons, but they load PyTorch's compiler: seconds, and 60 MB.
     """
     prepared = prepare(attrs)
     named = any(isinstance(value, torch.device) for value in (*prepared.args, *prepared.kwargs.values()))
-    if named or not types:  # it would make its results on a CPU
+    if named or not types:  # its results would be on a CPU
         return None
     meta = torch.device("meta")
     tensors = {name: torch.empty(t.dims, dtype=torch_dtype(t.dtype), device=meta) for name, t in types.items()}
@@ -122,15 +121,14 @@ def _result_type(target: str, index: int, result: torch.Tensor) -> TensorType:
 
 
 def checkable(attrs: HostCall) -> bool:
-    """Tell whether a call takes any numbers: gradients read indices and workspaces that the forward call made."""
+    """Return whether a call takes any numbers; some gradients read indices and workspaces of the forward call."""
     return "backward" not in attrs.target and "mkldnn_rnn" not in attrs.target
 
 
 def any_strides(attrs: HostCall) -> bool:
-    """Tell whether the call is right whatever strides its operands have: PyTorch says that it is element-wise.
+    """Return whether the call is right for any strides: it is element-wise, or its channels-last kernels are tested.
 
-    It does where PyTorch has kernels for channels-last tensors that are known to be right. Others may take one memory
-    format for another: max-unpooling reads channels-last indices as row-major ones.
+    Other calls may confuse memory formats: max-unpooling reads channels-last indices as row-major ones.
     """
     function = prepare(attrs).function
     known = attrs.target == _CONVERSION or attrs.target in _ANY_STRIDES
@@ -145,7 +143,7 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
 def operator(
     attrs: HostCall, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
 ) -> Callable[[], object] | None:
-    """Return the call of the overload that writes its results to given tensors; None where there is none."""
+    """Return the call of the overload that writes its results to given tensors; None if there is none."""
     prepared = prepare(attrs)
     out = _writing(prepared.function)
     if out is None or prepared.row_major or len(out.names) != len(results) or attrs.target == _RESTRIDES:
@@ -158,7 +156,7 @@ def operator(
 
 @lru_cache(maxsize=1024)
 def _has_complex(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> bool:
-    """Whether a call reads or gives complex tensors: where that isn't known, it may."""
+    """Return whether a call reads or gives complex tensors, or this is not known."""
     prepared = prepare(attrs)
     if any(map(_reads_parts, (*prepared.args, *prepared.kwargs.values()))):
         return True
@@ -184,24 +182,24 @@ class _Writing(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _writing(function: Any) -> _Writing | None:
-    """Return the overload of the same arguments that writes to tensors, where PyTorch's kernels really do so."""
+    """Return the overload with the same arguments that writes to tensors, if its kernels write directly."""
     given = [(argument.name, str(argument.real_type)) for argument in function._schema.arguments]
     if ("reduction", "int") in given:
-        return None  # some losses resize what they are given, for their terms
+        return None  # some losses resize the given tensor
     for name in function.overloadpacket.overloads():
         other = getattr(function.overloadpacket, name)
         read = [(a.name, str(a.real_type)) for a in other._schema.arguments if not a.is_out]
-        # what was generated from the function itself computes and then copies
+        # an overload that PyTorch generated from the function computes and then copies
         if read == given and torch.Tag.generated not in other.tags and len(read) < len(other._schema.arguments):
             names = tuple(a.name for a in other._schema.arguments if a.is_out)
-            # the same by PyTorch's generated binding: a call takes half the time
+            # the same overload in PyTorch's generated binding takes half the time per call
             binding = getattr(torch._C._VariableFunctions, function.name().partition("::")[2].partition(".")[0], None)
             return _Writing(binding if binding is not None and names == ("out",) else other, names)
     return None
 
 
 def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Make a call, of complex results the parts."""
+    """Make a call; return complex results as their parts."""
     results = _results(attrs, tensors)
     return tuple(torch.view_as_real(r.resolve_conj().resolve_neg()) if r.is_complex() else r for r in results)
 
@@ -240,7 +238,7 @@ def _filled(target: str, prepared: Prepared, tensors: Mapping[str, torch.Tensor]
 def _joined(parts: torch.Tensor) -> torch.Tensor:
     """Return the complex tensor that has these parts."""
     dense = parts.contiguous()
-    # a pair has to begin where pairs do
+    # view_as_complex needs an even storage offset
     return torch.view_as_complex(dense.clone() if dense.storage_offset() % 2 else dense)
 
 
@@ -248,7 +246,7 @@ def _joined(parts: torch.Tensor) -> torch.Tensor:
 
 
 def make_host_call(call: Call) -> tuple[Value, ...]:
-    """Add the node that makes a call as it stands.
+    """Add the node of an unchanged call.
 
     Parameters
     ----------

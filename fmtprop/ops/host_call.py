@@ -1,7 +1,7 @@
-"""One call of an overload, of PyTorch or registered by others, as attributes of a node.
+"""One call of an overload, of PyTorch or of another library, as attributes of a node.
 
-Owns the form of a call in a graph, and the calls that are refused. A graph file may come from anywhere: it names
-PyTorch's own functions of tensors alone, and a call is checked again whenever it is about to be made.
+Owns the form of a call in a graph, and the calls that are refused. A graph file is untrusted: it may name only
+PyTorch's own functions of tensors, and a call is checked again before it is made.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType
 
-#: namespaces of overloads that a file may name; each holds functions of tensors, none reads or writes files…
+#: namespaces of overloads that a file may name: functions of tensors, which do not read or write files
 NAMESPACES = ("aten", "prims", "torchvision")
-#: …but this one, which maps a file of any name
+#: an exception in these namespaces, which maps a file of any name
 _REFUSED = frozenset({"aten.from_file"})
-#: their strides and offsets count in the storage of the first argument, which is row-major and has its own storage
+#: calls with strides and offsets in the storage of the first argument, which is row-major and has its own storage
 STORAGE_OPS = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
-#: they join or part neighbours of the last axis, which must lie side by side and start at a whole element
+#: calls that join or split elements along the last axis, which must be contiguous and start at a whole element
 _RETYPING = frozenset({"aten.view.dtype", "aten.view_copy.dtype"})
-#: names of data types that a graph has the parts of
+#: complex data types, which a graph represents by their parts
 COMPLEX = {f"complex{bits}": getattr(torch, f"complex{bits}") for bits in (32, 64, 128)}
 _TARGET = re.compile(r"(\w+)\.(\w+)\.(\w+)", re.ASCII)
 
@@ -48,8 +48,8 @@ class HostCall(Attrs):
     target : str
         Overload name, such as ``"aten.cumsum.default"``.
     arguments : str
-        JSON object: arguments by schema name, those at their default left out. A tensor is ``{"tensor": "src_0"}``,
-        a complex one, which a graph has as its parts, ``{"parts": "src_0"}``; a float that JSON lacks is
+        JSON object: arguments by schema name, without those at their default. A tensor is ``{"tensor": "src_0"}``, a
+        complex tensor ``{"parts": "src_0"}``, as a graph has its parts; a float that JSON lacks is
         ``{"float": "inf"}``, a complex number ``{"complex": [0.0, 1.0]}``; data types, devices, layouts and memory
         formats are their names.
 
@@ -81,7 +81,7 @@ class HostCall(Attrs):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostCall:
-        """Build from a dictionary, perhaps from a file: what others have registered is called in memory only.
+        """Build from a dictionary, perhaps of a file: so overloads of other libraries are refused.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class Prepared(NamedTuple):
 
 
 class CallOperand(NamedTuple):
-    """An operand of the node in the place of a tensor, or of a complex tensor, of which it has the parts."""
+    """An operand of the node in place of a tensor, or as the parts of a complex tensor."""
 
     name: str
     is_complex: bool = False
@@ -115,12 +115,12 @@ class CallOperand(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """A complex tensor, of which a graph has the parts: a real tensor with one more axis, of size 2.
+    """A complex tensor as its parts: a real tensor with one more axis of size 2.
 
     Parameters
     ----------
     value : Value
-        As ``torch.view_as_real`` gives it.
+        The real tensor, as of ``torch.view_as_real``.
     """
 
     value: Value
@@ -169,7 +169,7 @@ def _resolve(target: str) -> Any:
     packet = getattr(getattr(torch.ops, namespace), name, None)
     function = getattr(packet, overload, None) if isinstance(packet, OpOverloadPacket) else None
     if not isinstance(function, OpOverload):  # Python's own attributes have names too
-        hint = "" if namespace in ("aten", "prims") else f"; import what registers {namespace} first"
+        hint = "" if namespace in ("aten", "prims") else f"; import the library that registers {namespace} first"
         raise UnsupportedOpError(f"PyTorch {torch.__version__} has no overload {target}{hint}")
     returns = [str(result.real_type) for result in function._schema.returns]
     # Operators that only TorchScript knows (save, print, …) have no kernel in the dispatcher.
@@ -193,12 +193,12 @@ def _check_deterministic(function: Any, values: Mapping[str, Any]) -> None:
 
 
 def draws_random_numbers(function: Any, arguments: Mapping[str, Any]) -> bool:
-    """Tell whether a call of an overload with these arguments is random.
+    """Return whether a call of an overload with these arguments is random.
 
     Parameters
     ----------
     function : torch._ops.OpOverload
-        What is called.
+        The overload.
     arguments : mapping
         Arguments by schema name; a missing one has its default.
 
@@ -274,7 +274,7 @@ def _member(kind: type) -> Callable[[str, str], Any]:
     return decode
 
 
-#: schema type -> from its name to the object
+#: schema type -> the function from a name to the object
 _NAMED: dict[str, Callable[[str, str], Any]] = {
     "ScalarType": _dtype,
     "Device": _device,
@@ -321,7 +321,7 @@ def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-def _encode(what: str, value: Any, operands: dict[Value, str]) -> Any:
+def _encode(label: str, value: Any, operands: dict[Value, str]) -> Any:
     # Value is a tuple and DataType a str, so they are checked first.
     if isinstance(value, Value):
         return {"tensor": operands.setdefault(value, f"src_{len(operands)}")}
@@ -332,9 +332,9 @@ def _encode(what: str, value: Any, operands: dict[Value, str]) -> Any:
     if isinstance(value, DataType):
         return value.value
     if isinstance(value, (list, tuple)):
-        return [_encode(what, item, operands) for item in value]
+        return [_encode(label, item, operands) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise UnsupportedOpError(f"{what} is {value!r} ({type(value).__name__}), which a graph cannot hold")
+    raise UnsupportedOpError(f"{label} is {value!r} ({type(value).__name__}), which a graph cannot hold")

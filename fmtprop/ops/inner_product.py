@@ -88,7 +88,7 @@ def _as_matmul(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: Primi
 
 
 def _as_convolution(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the 1x1 convolution that sees the batch items as the places of one image."""
+    """Create the 1x1 convolution over the batch items as the positions of one image."""
     inputs = tuple(range(1, len(descs["src"].dims)))
     weights, dst = ((0,), inputs, (), ()), ((), (1,), (0,), ())
     tensors = {"src": ((), inputs, (0,), ()), "weights": weights, "bias": ((0,),), "dst": dst}

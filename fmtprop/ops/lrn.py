@@ -3,8 +3,8 @@
 No importer: PyTorch's exporter decomposes ``local_response_norm`` into elementary calls, which
 :mod:`fmtprop.passes.recognise_lrn` puts together again.
 
-NaN: oneDNN 3.2's kernels for plain formats keep a running sum across channels, so that one NaN reaches every channel
-after it and not just its neighbours.
+NaN: oneDNN 3.2's kernels for plain formats keep a running sum across channels, so one NaN reaches all later channels,
+not only its neighbours.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def reference(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
 
 
 def loses(attrs: Lrn) -> frozenset[str]:
-    """Name the special values that differ: channels' sums are kept up to date, so that they reach other channels."""
+    """Return the special values that differ: in a running sum over channels, they reach other channels."""
     return frozenset({"nan", "inf"}) if attrs.alg == "across_channels" else frozenset()
 
 

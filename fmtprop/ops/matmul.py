@@ -36,7 +36,7 @@ from fmtprop.ops.view_attrs import reshaped
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
-#: the largest number of all data types that oneDNN multiplies in
+#: a number that is finite in all data types of oneDNN's products
 _LARGEST = float(torch.finfo(torch.bfloat16).max)
 
 #: larger than 2^-64 times that number
@@ -116,13 +116,13 @@ def operator(
 def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the matrix product's primitive descriptor.
 
-    Where one matrix multiplies a whole batch, src, bias, dst and the second sources of binary post-ops are seen with
-    all their leading axes as one: src and dst are then row major where `any` was asked for.
+    If one matrix multiplies a whole batch, all leading axes of src, bias, dst and the second sources of binary post-ops
+    become one axis; `any` means row-major for src and dst then.
 
     Raises
     ------
     FormatError
-        The format of src or dst cannot be seen with its leading axes as one.
+        The format of src or dst cannot express its leading axes as one.
     UnsupportedOpError
         A bias or post-op operand varies along some, but not all, of the axes that become one; the sums have no
         summands.
@@ -147,7 +147,7 @@ def _as_inner_product(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: Prim
 
 
 def _as_convolution(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the convolution that sees the rows of src as the places of one image."""
+    """Create the convolution over the rows of src as the positions of one image."""
     _check_linear(descs)
     last = len(descs["src"].dims) - 1
     image = ((), (last,), tuple(range(last)), ())
@@ -162,7 +162,7 @@ def _check_linear(descs: Mapping[str, NativeDesc]) -> None:
     Raises
     ------
     UnsupportedOpError
-        It is not so.
+        There are several matrices, or the bias is no row.
     """
     weights, bias = descs["weights"].dims, descs.get("bias")
     if len(weights) != 2:
@@ -195,7 +195,7 @@ def import_product(call: Call, src: Value, weights: Value, bias: Value | None = 
     Parameters
     ----------
     call : Call
-        The call that is imported.
+        The imported call.
     src, weights : Value
         Left and right factor, of rank 1 or more.
     bias : Value, optional
@@ -204,10 +204,10 @@ def import_product(call: Call, src: Value, weights: Value, bias: Value | None = 
     Returns
     -------
     Value or None
-        None where oneDNN has no such product.
+        None if oneDNN has no such product.
     """
     if not computable(call, src, weights, bias) or call.type(src).dims[-1] == 0:
-        return None  # oneDNN does not write the sums of nothing
+        return None  # oneDNN does not write sums without summands
     left, right = call.type(src).dims, call.type(weights).dims
     result = (*_batch(left[:-2], right[:-2]), *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
     if len(right) == 1:
@@ -222,7 +222,7 @@ def import_product(call: Call, src: Value, weights: Value, bias: Value | None = 
     *lead, last = call.type(bias).dims
     if set(lead) <= {1} and last == call.type(weights).dims[-1]:
         return reshaped(call, call.emit("matmul", {"src": src, "weights": weights, "bias": bias}, MatMul()), result)
-    # oneDNN's fast kernels add a row as bias and nothing else; the rest is a post-op
+    # oneDNN's fast kernels take only a row as bias; other summands are a post-op
     dst = call.emit("matmul", {"src": src, "weights": weights}, MatMul())
     return reshaped(call, call.emit("binary", {"src_0": dst, "src_1": bias}, Binary("add")), result)
 
@@ -246,7 +246,7 @@ def _baddbmm(call: Call) -> Value | None:
 
 
 def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
-    """Return the additive mask of an attention call with `ndim` axes; False where there is none, None to decline."""
+    """Return the additive mask of an attention call with `ndim` axes; False without a mask, None to decline."""
     mask, dtype = call["attn_mask"], call.type(call["query"]).dtype.value
     if call["is_causal"]:
         if mask is not None:
@@ -260,7 +260,7 @@ def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
         return None
     if call.type(mask).dtype is DataType.BOOLEAN:
         allowed = call.tensor(mask)
-        # a row that may look at nothing is 0 in PyTorch, but softmax of nothing is NaN
+        # a row without visible keys is 0 in PyTorch, but its softmax would be NaN
         if allowed is None or not bool(allowed.any(-1).all()):
             return None
         return call.constant(_additive(allowed, ndim).tolist(), dtype)
@@ -275,8 +275,8 @@ def _additive(allowed: torch.Tensor, ndim: int) -> torch.Tensor:
 def _attention(call: Call) -> Value | None:
     """Decompose scaled dot product attention: softmax(query · keyᵀ · scale + mask) · value.
 
-    Where several heads of the query read one head of key and value, their rows are the rows of one product, so no head
-    is repeated. A row whose computed mask is -inf throughout has the result 0, as in PyTorch: padded batches have them.
+    If several heads of the query read one head of key and value, one product has the rows of all of them, so no head is
+    repeated. As in PyTorch, a row with a computed mask of only -inf has the result 0: padded batches have such rows.
     """
     query, key, value = call["query"], call["key"], call["value"]
     ndim = call.type(query).ndim
@@ -298,7 +298,7 @@ def _attention(call: Call) -> Value | None:
     scores = reshaped(call, scores, (*lead, heads, rows, columns))
     factor = width**-0.5 if scale is None else float(scale)
     scores = call.emit("eltwise", {"src": scores}, Eltwise("linear", factor))
-    # the mask as it was given: of a reshaped constant, the numbers are not known
+    # look at the given mask too: the numbers of a reshaped constant are not known
     known = isinstance(mask, Value) and any(_shows_each_row(call, one) for one in (mask, call["attn_mask"] or mask))
     hiding = mask if isinstance(mask, Value) and not known else None
     if isinstance(mask, Value):
@@ -315,7 +315,7 @@ def _attention(call: Call) -> Value | None:
 
 
 def _shows_each_row(call: Call, mask: Value) -> bool:
-    """Say whether each row of an additive mask is known to have a finite number."""
+    """Return whether each row of an additive mask is known to have a finite number."""
     known = call.tensor(mask)
     return known is not None and bool((known > -math.inf).any(-1).all())
 
@@ -324,7 +324,7 @@ def _visible(call: Call, mask: Value) -> Value:
     """Return 1 for each row of an additive mask that has a finite number, 0 for the others."""
     ndim = call.type(mask).ndim
     value = call.emit("reduction", {"src": mask}, Reduction("max", (ndim - 1,)))
-    # 2^-64 parts -inf from the least finite number, which models use to hide what is padded
+    # the factor 2^-64 separates -inf from the least finite number, which models use to hide padding
     for step in (Eltwise("linear", 2.0**-64), Eltwise("clip", -_HIDDEN, 0.0), Eltwise("linear", 1 / _HIDDEN, 1.0)):
         value = call.emit("eltwise", {"src": value}, step)
     return value

@@ -1,8 +1,8 @@
 """Batch, layer and group normalization, in inference.
 
 Owns two primitives and the importers of every ATen form, instance normalization included (it is group normalization
-with one channel per group). Group normalization runs by a kernel of ours or by PyTorch: oneDNN's, of 3.3 and later,
-takes longer in every format (docs/experiments.md). Training statistics are not computed here.
+with one channel per group). A kernel of this project or PyTorch runs group normalization: oneDNN's primitive, of 3.3
+and later, is slower in every format (docs/experiments.md). Training statistics are not computed here.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def reference_layer(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tu
 def reference_group(attrs: GroupNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
     wide, vectors = _widened(tensors)
-    # row-major: PyTorch's code for channels-last loses four digits where a mean is large beside the deviation
+    # row-major: PyTorch's code for channels-last loses four digits if a mean is large relative to the deviation
     wide = wide.contiguous()
     dst = F.group_norm(wide, attrs.groups, vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
     return (dst.to(tensors["src"].dtype),)
@@ -173,7 +173,7 @@ def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[st
 
 
 def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
-    """Return the flags for the operands that are there; refuse vectors that are not f32."""
+    """Return the flags for the given operands; refuse vectors that are not f32."""
     from fmtprop import dnnl
 
     for name in _VECTORS:
@@ -192,7 +192,7 @@ def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
 
 
 def _primitive(problem: str, op: str) -> Primitive:
-    """Return the rule of a normalization: src and dst as the primitive says, every vector plain."""
+    """Return the rule of a normalization: src and dst in the primitive's formats, all vectors plain."""
 
     def primitive(attrs: Attrs, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
         images = {name: descs[name] for name in ("src", "dst")}
@@ -225,7 +225,7 @@ def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
     dst = _batch(call)
     if dst is None:
         return None
-    # a gradient is given what PyTorch says were the statistics, and does not read them outside of training
+    # the other results are statistics, which a gradient does not read outside of training
     return (dst, *(call.constant([0.0] * type_.size) for type_ in call.results[1:]))
 
 
@@ -280,7 +280,7 @@ def _instance(call: Call) -> Value | None:
 
 
 def _vector(w: Writing, operands: Mapping[str, str], name: str, axis: int) -> str:
-    """Return the operand; where there is none, the numbers that change nothing, which ONNX asks for."""
+    """Return the operand; an absent one becomes its neutral numbers, as ONNX demands it."""
     if name in operands:
         return operands[name]
     return w.constant([float(name == "scale")] * w.type(operands["src"]).dims[axis])

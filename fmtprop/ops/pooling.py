@@ -1,7 +1,7 @@
 """Pooling over one to three spatial axes: maximum and both kinds of average.
 
-Where oneDNN 3.2's ``max`` differs from PyTorch's, in every implementation: a NaN in the window is skipped instead of
-passed on, and a window that holds nothing but NaN or -inf gives the lowest finite number. The averages pass NaN on.
+Every implementation of oneDNN 3.2's ``max`` differs from PyTorch's: it skips a NaN in the window instead of passing it
+on, and a window of only NaN or -inf gives the lowest finite number. The averages pass NaN on.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def infer(attrs: Pooling, types: Mapping[str, TensorType]) -> tuple[TensorType, 
 
 
 def _windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
-    """Return src padded with `fill` and seen as [N, C, positions…, window…].
+    """Return src padded with `fill`, as a view [N, C, positions…, window…].
 
     A single window ends with the source: models write global poolings with windows of any size.
     """
@@ -168,7 +168,7 @@ def operator(
     # PyTorch's averages add one number after the other, unlike its means
     if spatial == 1 or prod(attrs.kernel) > FEW_SUMMANDS:
         return None
-    # PyTorch 2.13's average over three axes writes row-major, whatever the strides are that it is to write to
+    # PyTorch 2.13's average over three axes writes row-major and ignores the result's strides
     if spatial == 3 and not results[0].is_contiguous():
         return None
     average: Callable[..., torch.Tensor] = (torch._C._nn.avg_pool2d, torch._C._nn.avg_pool3d)[spatial - 2]

@@ -62,7 +62,7 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
 def operator(
     attrs: Prelu, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
 ) -> Callable[[], object] | None:
-    """Return PyTorch's operator for it, whose result is copied."""
+    """Return PyTorch's operator for it; its result is copied."""
     src, weights = tensors["src"], tensors["weights"]
     return lambda: results[0].copy_(torch._prelu_kernel(src, weights))
 
@@ -81,7 +81,7 @@ def _prelu(call: Call) -> Value | None:
         return None
     slope = call.scalar(weights)
     if slope is not None and math.isfinite(slope):
-        # oneDNN has but its slow reference for one slope of all
+        # oneDNN has only its slow reference for a single slope
         return call.emit("eltwise", {"src": src}, Eltwise("relu", slope))
     dims = call.type(weights).dims
     if len(dims) < 2 <= type_.ndim:

@@ -53,7 +53,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, Axes, float, float], torch.Tensor]]
     "norm_lp_power_p_sum": lambda x, axes, p, eps: _power_sum(x, axes, p) + eps,
 }
 
-#: those that one operator of PyTorch computes
+#: algorithms that one operator of PyTorch computes
 _WRITING: dict[str, Callable[..., torch.Tensor]] = {
     "max": torch.amax,
     "min": torch.amin,
@@ -168,7 +168,7 @@ def _reduction(alg: str) -> Importer:
     def importer(call: Call) -> Value | None:
         # With a dtype argument PyTorch converts first.
         src = converted(call, call["self"], call.results[0].dtype)
-        # An empty axis has no maximum, and oneDNN no 0 or 1 to give instead of its sum or product.
+        # An empty axis has no maximum, and oneDNN does not give 0 or 1 as its sum or product.
         if src is None or not is_native(call.type(src)) or not call.type(src).size:
             return None
         return reduced(call, src, Reduction(alg, reduced_axes(call.args.get("dim"), call.type(src).ndim)))

@@ -1,8 +1,8 @@
-"""One op lowered to a primitive that sees its tensors with other axes: permuted, joined, left out or added.
+"""Lowering of an op to a primitive with other axes of its tensors: permuted, joined, left out or added.
 
-A *grouping* says what becomes of a tensor's axes: for each axis of the primitive's tensor, the axes of the op's tensor
-that it runs over, outermost first; none of them for an axis of size 1. Owns the way there (descriptors, post-ops) and
-the exact way back. Must not know which op is lowered to which primitive.
+A *grouping* maps axes: for each axis of the primitive's tensor, it has the axes of the op's tensor that this axis runs
+over, outermost first, or none for an axis of size 1. Owns the map (descriptors, post-ops) and its exact inverse. Must
+not know which op is lowered to which primitive.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Grouping = tuple[tuple[int, ...], ...]
 
-#: from the regrouped descriptors and attributes to a primitive descriptor
+#: the function from regrouped descriptors and attributes to a primitive descriptor
 Make = Callable[["Mapping[str, NativeDesc]", "PrimitiveAttr | None"], "PrimitiveDesc"]
 
 
-@lru_cache(maxsize=4096)  # implementations agree on formats: most are asked about many times
+@lru_cache(maxsize=4096)  # implementations share formats, so most calls repeat
 def regrouped(desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
-    """Return the descriptor of the same memory with axes as grouped.
+    """Return the descriptor of the same memory with the grouping's axes.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def restored(desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> Mem
 
 @dataclass(frozen=True)
 class Regrouping:
-    """How a primitive sees an op's operands and result.
+    """The axes of a primitive's tensors, in terms of an op's operands and result.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ class Regrouping:
     tensors : mapping of str to Grouping
         For each operand and for ``dst``.
     tag : str
-        Format, in the primitive's axes, of src and dst where `any` was asked for. The primitive must not choose: a
-        blocked format of joined axes has no name in the op's own.
+        Format, in the primitive's axes, of each src and dst that is `any`. The primitive must not choose, since the
+        op's axes cannot express a blocked format of joined axes.
     """
 
     op: str
@@ -98,10 +98,10 @@ class Regrouping:
         Raises
         ------
         FormatError
-            A format cannot be seen so.
+            A format cannot express the grouping.
         UnsupportedOpError
             A tensor has no elements; a bias or post-op operand varies along some, but not all, of the axes that
-            become one; a post-op cannot be seen so.
+            become one; a post-op cannot be regrouped.
         """
         given = {name: native for name, native in descs.items() if name in self.tensors}
         dims = {name: native.dims for name, native in given.items()}
@@ -132,7 +132,7 @@ class Regrouping:
         return Lowering(pd, resolve, tail)
 
     def _decided(self, name: str, desc: MemoryDesc) -> MemoryDesc:
-        """Decide the format of src and dst where `any` was asked for."""
+        """Decide the format of src or dst if it is `any`."""
         if desc.kind != "any" or name not in ("src", "dst"):
             return desc
         free = regrouped(desc, self.tensors[name])
@@ -141,34 +141,34 @@ class Regrouping:
     def _seen(self, name: str, desc: MemoryDesc) -> MemoryDesc:
         seen = self._regrouped(name, desc, self.tensors[name])
         if seen.ndim > 2 and seen.kind != "any" and seen.is_packed and sum(size > 1 for size in seen.dims) < 2:
-            # Which tag of a vector oneDNN sees lies in strides that do not matter, yet it has fast code for one of
-            # them only: let it choose, and check that it comes out as asked.
+            # oneDNN derives a vector's tag from strides without a meaning, and has fast code for one tag only. So let
+            # it choose, and check that the result is the requested format.
             return MemoryDesc.any(seen.dims, seen.dtype)
         return seen
 
-    def _regrouped(self, what: str, desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
+    def _regrouped(self, name: str, desc: MemoryDesc, grouping: Grouping) -> MemoryDesc:
         try:
             return regrouped(desc, grouping)
         except FormatError as error:
             dims = tuple(prod(desc.dims[axis] for axis in group) for group in grouping)
             raise FormatError(
-                f"{self.op}: {what} {desc} cannot be seen as {dims}: reorder it to plain first"
+                f"{self.op}: {name} {desc} cannot be seen as {dims}: reorder it to plain first"
             ) from error
 
     def _restored(self, desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> MemoryDesc:
-        """Return the descriptor in the op's dims, if it says exactly what the primitive's does."""
+        """Return the descriptor in the op's dims; refuse it unless it describes exactly the same memory."""
         from fmtprop import dnnl
 
         own = restored(desc, grouping, dims)
         if regrouped(own, grouping) != desc or own.nbytes != desc.nbytes:
             raise FormatError(f"{self.op}: {desc} is nothing that dims {dims} can express")
         try:
-            dnnl.NativeDesc.from_desc(own)  # whoever fills the tensor must be able to create it
+            dnnl.NativeDesc.from_desc(own)  # code that fills the tensor creates this descriptor
         except DnnlError as error:
             raise FormatError(f"{self.op}: oneDNN cannot create {own}, which is {desc} in dims {dims}") from error
         return own
 
-    def _check_broadcast(self, what: str, dims: tuple[int, ...], dst: tuple[int, ...]) -> None:
+    def _check_broadcast(self, name: str, dims: tuple[int, ...], dst: tuple[int, ...]) -> None:
         """Check that an operand of dst's rank varies along all the axes that become one, or along none."""
         if len(dims) != len(dst):
             return
@@ -176,12 +176,12 @@ class Regrouping:
             sizes, whole = (tuple(shape[axis] for axis in group) for shape in (dims, dst))
             if sizes != whole and prod(sizes) != 1:
                 raise UnsupportedOpError(
-                    f"{self.op} of a rank-{len(dst)} src sees {whole} as one axis, but {what} has {sizes} there: "
+                    f"{self.op} of a rank-{len(dst)} src sees {whole} as one axis, but {name} has {sizes} there: "
                     "give it all of these sizes or only ones"
                 )
 
     def _attributes(self, attr: PrimitiveAttr, dst: tuple[int, ...]) -> PrimitiveAttr:
-        """Return the attributes with the second source of each binary post-op regrouped as dst is."""
+        """Return the attributes with the second source of each binary post-op regrouped like dst."""
         from fmtprop import dnnl
 
         if all(op.kind in ("eltwise", "sum") for op in attr.ops):
@@ -189,10 +189,10 @@ class Regrouping:
         post_ops = dnnl.PostOps()
         for index, op in enumerate(attr.ops):
             if op.kind == "binary" and op.src1 is not None:
-                what = f"the operand of post-op {index}"
-                self._check_broadcast(what, op.src1.dims, dst)
+                name = f"the operand of post-op {index}"
+                self._check_broadcast(name, op.src1.dims, dst)
                 desc = op.src1.desc
-                seen = self._regrouped(what, desc, self.tensors["dst"])
+                seen = self._regrouped(name, desc, self.tensors["dst"])
                 if seen.kind == "any":
                     seen = MemoryDesc(seen.dims, seen.dtype, tag=self.tag)
                 post_ops.append_binary(op.alg, dnnl.NativeDesc.from_desc(seen))

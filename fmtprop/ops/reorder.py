@@ -64,15 +64,15 @@ def reference(attrs: Reorder, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
 def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the reorder primitive descriptor.
 
-    oneDNN's reorder has no `any`: a destination without a format gets its source's, so that a conversion of the data
-    type alone changes no format.
+    oneDNN's reorder has no `any`: a destination without a format gets its source's, so a pure conversion of the data
+    type changes no format.
     """
     from fmtprop import dnnl
 
     src, dst = descs["src"], descs["dst"]
     if dst.is_any:
         wanted = src.desc.with_dtype(dst.data_type)
-        # Not the gaps of a slice, nor the repetition of an expanded tensor.
+        # The gaps of a slice and the repetition of an expanded tensor are not kept.
         dst = dnnl.NativeDesc.from_desc(wanted if wanted.is_dense else MemoryDesc(wanted.dims, wanted.dtype))
     return primitive_of("Reorder")(attrs, {"src": src, "dst": dst}, attr)
 
@@ -81,7 +81,7 @@ def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
 
 
 def converted(call: Call, value: Value, dtype: DataType) -> Value | None:
-    """Return the value in another floating-point type, or None where the conversion is not oneDNN's to make.
+    """Return the value in another floating-point type; None if oneDNN must not convert it.
 
     Float to integer truncates in PyTorch and rounds in oneDNN, so integers are left to the reference target.
     """
@@ -101,7 +101,7 @@ def _to(operand: str = "self") -> Importer:
 
 
 def _copy(call: Call) -> Value | None:
-    """Import a copy into a tensor: of that, only the type is left."""
+    """Import a copy into a tensor, as a conversion to its type."""
     value = converted(call, call["src"], call.results[0].dtype)
     return None if value is None else expanded(call, value, call.results[0].dims)
 
@@ -111,7 +111,7 @@ def _copy(call: Call) -> Value | None:
 
 def _write(attrs: Reorder, w: Writing, operands: Mapping[str, str]) -> str:
     src = operands["src"]
-    # a new name for the same numbers: ONNX has no formats, so only the node's metadata tell them
+    # ONNX has no formats: they are only in the node's metadata
     return w.cast(src, attrs.dtype) if attrs.dtype not in ("", w.type(src).dtype.value) else w("Identity", src)
 
 

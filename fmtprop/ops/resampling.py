@@ -100,7 +100,7 @@ def reference(attrs: Resampling, tensors: Mapping[str, torch.Tensor]) -> tuple[t
 
 
 def loses(attrs: Resampling) -> frozenset[str]:
-    """Name the special values that differ: whether a neighbour of weight 0 counts."""
+    """Return the special values that differ, as a neighbour of weight 0 counts only in PyTorch."""
     return frozenset({"nan", "inf"}) if attrs.alg == "linear" else frozenset()
 
 
@@ -141,7 +141,7 @@ def _resample(alg: str, spatial: int, torch_kernel: str) -> Importer:
         if counts is None:
             counts = [floor(size * scale) for size, scale in zip(sizes, call["scale_factors"], strict=True)]
         axes = list(zip(sizes, counts, scales, strict=True))
-        # a tensor without elements is sampled nowhere
+        # an empty tensor has no samples
         if call.type(src).size and not all(_samples_alike(alg, torch_kernel, *axis) for axis in axes):
             return None
         if tuple(counts) == sizes:
@@ -177,7 +177,7 @@ def _write(attrs: Resampling, w: Writing, operands: Mapping[str, str]) -> str:
     if all(factor.is_integer() for factor in factors):
         how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         return w("Resize", src, None, w.constant([1.0, 1.0, *factors], "f32"), **how)
-    # by index: runtimes find positions in f32, and round halves in several ways
+    # indices, since runtimes compute positions in f32 and round halves in different ways
     for axis, count in enumerate(attrs.size, start=2):
         src = w("Gather", src, w.constant(nearest_indices(dims[axis], count), "s64"), axis=axis)
     return src
@@ -206,7 +206,7 @@ RESAMPLING = OpDef(
     primitive=primitive_of("Resampling"),
     sliced=each_image,
     loses=loses,
-    # sum and binary go wrong on blocked formats in oneDNN 3.2
+    # sum and binary give wrong results on blocked formats in oneDNN 3.2
     post_ops=frozenset({"eltwise"}),
     samples=samples,
     torch=_importers(),

@@ -76,7 +76,7 @@ def operator(
 
 
 def loses(attrs: Softmax) -> frozenset[str]:
-    """Name the special values that differ: a row that has NaN or inf is not NaN as a whole."""
+    """Return the special values that differ: a row with NaN or inf does not become NaN as a whole."""
     return frozenset({"nan", "inf"})
 
 

@@ -109,8 +109,7 @@ def samples() -> Iterable[Sample]:
     yield Sample("difference", Sum((1.0, -1.0)), {"src_0": TensorType((3, 40)), "src_1": TensorType((3, 40))})
 
 
-#: no importer of its own: PyTorch's additions arrive as `binary`, whose importer emits this one where a factor
-#: comes with it
+#: it has no importer: PyTorch's additions are imported as `binary`, or as a sum if they have a factor
 SUM = OpDef(
     name="sum",
     attrs=Sum,

@@ -1,6 +1,6 @@
-"""Importers of the framework's many spellings of a view, identities included.
+"""Importers of PyTorch's many forms of a view, identities included.
 
-Where a call's result says all, it is read off the exporter's result type instead of being computed again.
+They take dimensions from the exporter's result type if it determines the view, instead of computing them again.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _select(call: Call) -> Value:
 
 def _split(call: Call) -> tuple[Value, ...] | None:
     axis, parts, start = _axis(call), [], 0
-    # Indices of tensor_split may overlap or leave something out.
+    # The parts of tensor_split may overlap or leave elements out.
     if sum(result.dims[axis] for result in call.results) != call.type(call["self"]).dims[axis]:
         return None
     for result in call.results:
@@ -133,7 +133,7 @@ def _flip(call: Call) -> Value:
 
 
 def _pixel_shuffle(call: Call) -> Value:
-    """Import the exchange of channels for places: PyTorch's operator is but views and a copy, and ends row-major."""
+    """Import the exchange of channels for positions as views: PyTorch's operator is views and a row-major copy."""
     *batch, channels, height, width = call.type(call["self"]).dims
     factor, n = call["upscale_factor"], len(batch)
     split = reshaped(call, call["self"], (*batch, channels // factor**2, factor, factor, height, width))
@@ -166,7 +166,7 @@ RESHAPE_IMPORTERS: dict[str, Importer] = {
     **_spelled(_reshape, "flatten.using_ints", "unflatten.int", "ravel.default"),
     **_spelled(_reshape, "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
     **_spelled(_reshape, "squeeze_copy.default", "squeeze_copy.dim", "squeeze_copy.dims", "unsqueeze_copy.default"),
-    # Identities: the result is the argument itself, under whatever format it has.
+    # Identities: the result is the argument itself, in its format.
     **_spelled(_identity, "contiguous.default", "clone.default", "alias.default", "detach.default"),
     **_spelled(_identity, "alias_copy.default", "detach_copy.default", "lift_fresh.default"),
     **_spelled(_identity, "lift_fresh_copy.default", "positive.default"),

@@ -120,7 +120,7 @@ def _view(rule: Callable[..., MemoryDesc]) -> Callable[..., MemoryDesc]:
 
 view_reshape = _view(lambda attrs, desc: desc.reshape(attrs.shape))
 view_permute = _view(lambda attrs, desc: desc.transpose(attrs.order))
-# One element has no direction: its step does not matter.
+# The step of one element does not matter.
 view_slice = _view(
     lambda attrs, desc: desc.slice(
         attrs.starts, attrs.sizes, [1 if n == 1 else s for n, s in zip(attrs.sizes, attrs.steps, strict=True)]
@@ -164,7 +164,7 @@ def _write_slice(attrs: Slice, w: Writing, operands: Mapping[str, str]) -> str:
         return w("Identity", src)
     axes, starts, sizes, steps = zip(*cut, strict=True)
     ends = [start + size * step for start, size, step in zip(starts, sizes, steps, strict=True)]
-    # an end before the first element is below all indices that count from the last
+    # ONNX counts negative ends from the last element, so an end before the first one is a large negative number
     ends = [end if end >= 0 else -(2**31) for end in ends]
     return w("Slice", src, *(w.constant(list(numbers), "s64") for numbers in (starts, ends, axes, steps)))
 

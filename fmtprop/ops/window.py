@@ -41,13 +41,13 @@ def check_window(op: str, strides: Sequence[int], **others: Sequence[int]) -> No
 
 
 def products(each: Sequence[int], channels: int, weights: Sequence[int]) -> float:
-    """Return the products of which each element of a tensor has one for each tap and channel of its group."""
+    """Return the number of products: each element has one for each tap and channel of its group."""
     grouped = len(weights) > len(each)
     return prod(each) * max(channels / weights[0] if grouped else channels, 1.0) * prod(weights[2 + grouped :])
 
 
 def extent(kernel: int, dilate: int) -> int:
-    """Return how many positions a dilated window covers.
+    """Return the number of positions that a dilated window covers.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def same_padding(kernel: int, dilate: int) -> tuple[int, int]:
 
 
 def torch_padding(pad_l: Sequence[int], pad_r: Sequence[int]) -> list[int]:
-    """Return the padding as ``torch.nn.functional.pad`` takes it: pairs, last axis first.
+    """Return the padding in the form of ``torch.nn.functional.pad``: pairs, last axis first.
 
     Examples
     --------
