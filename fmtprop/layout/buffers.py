@@ -139,19 +139,19 @@ def convert(buffer: npt.ArrayLike, src: MemoryDesc, dst: MemoryDesc) -> Array:
     return pack(cast(unpack(buffer, src), src.dtype, dst.dtype), dst)
 
 
-def as_array(values: npt.ArrayLike, what: str) -> Array:
+def as_array(values: npt.ArrayLike, label: str) -> Array:
     """Return `values` as a numpy array.
 
     Raises
     ------
     ShapeError
-        numpy cannot read the values; the message begins with `what`.
+        numpy cannot read the values; the message begins with `label`.
     """
     try:
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last one
         raise ShapeError(
-            f"{what}: numpy cannot read this {type(values).__name__} ({error}); give a numpy array, which holds bf16 "
+            f"{label}: numpy cannot read this {type(values).__name__} ({error}); give a numpy array, which holds bf16 "
             "as uint16 bits: tensor.view(torch.int16).numpy().view(numpy.uint16)"
         ) from error
 
@@ -164,24 +164,26 @@ def _destination(out: npt.ArrayLike, md: MemoryDesc) -> Array:
     return flat
 
 
-def _flat(buffer: npt.ArrayLike, md: MemoryDesc, what: str) -> Array:
+def _flat(buffer: npt.ArrayLike, md: MemoryDesc, label: str) -> Array:
     """Return the buffer as elements of `md`; refuse one that is too short or of another type."""
     # numpy reads bytes as one string
-    flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else as_array(buffer, what)
+    flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else as_array(buffer, label)
     wanted = md.dtype.numpy_dtype
     if flat.ndim != 1:
-        raise ShapeError(f"{what}: the buffer of {md} must be 1-D, not of shape {flat.shape}")
+        raise ShapeError(f"{label}: the buffer of {md} must be 1-D, not of shape {flat.shape}")
     if flat.dtype != wanted:
         if flat.dtype != np.uint8 or flat.nbytes % wanted.itemsize:
-            raise ShapeError(f"{what}: the buffer has dtype {flat.dtype}, {md} stores {wanted} (or raw bytes as uint8)")
+            raise ShapeError(
+                f"{label}: the buffer has dtype {flat.dtype}, {md} stores {wanted} (or raw bytes as uint8)"
+            )
         if not flat.flags.c_contiguous:
             raise ShapeError(
-                f"{what}: raw bytes must be contiguous, not {flat.strides[0]} bytes apart; copy them first"
+                f"{label}: raw bytes must be contiguous, not {flat.strides[0]} bytes apart; copy them first"
             )
         flat = flat.view(wanted)
     if flat.size < md.geometry.span():
         raise ShapeError(
-            f"{what}: the buffer has {flat.size} elements ({flat.nbytes} bytes), {md} reaches to element "
+            f"{label}: the buffer has {flat.size} elements ({flat.nbytes} bytes), {md} reaches to element "
             f"{md.geometry.span()}; allocate {md.nbytes} bytes"
         )
     return flat

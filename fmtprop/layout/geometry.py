@@ -93,7 +93,7 @@ def axis_name(axis: int) -> str:
     return f"axis {axis} ({LETTERS[axis]})"
 
 
-def check_dims(dims: Iterable[int], what: str = "dims") -> tuple[int, ...]:
+def check_dims(dims: Iterable[int], label: str = "dims") -> tuple[int, ...]:
     """Return `dims` as a tuple of Python integers.
 
     Raises
@@ -104,48 +104,48 @@ def check_dims(dims: Iterable[int], what: str = "dims") -> tuple[int, ...]:
     try:
         result = tuple(dims)
     except TypeError:
-        raise ShapeError(f"{what} must be a sequence of integers, not {dims!r}") from None
+        raise ShapeError(f"{label} must be a sequence of integers, not {dims!r}") from None
     if len(result) > MAX_NDIMS:
-        raise ShapeError(f"{what} has {len(result)} entries; at most {MAX_NDIMS} dimensions are supported")
+        raise ShapeError(f"{label} has {len(result)} entries; at most {MAX_NDIMS} dimensions are supported")
     for axis, size in enumerate(result):
         if type(size) is int and 0 <= size <= INT64_MAX:
             continue
         try:
             as_int = size.__index__()
         except AttributeError:
-            raise ShapeError(f"{what}[{axis}] is {size!r}; {what} must be integers") from None
+            raise ShapeError(f"{label}[{axis}] is {size!r}; {label} must be integers") from None
         if not 0 <= as_int <= INT64_MAX:
-            raise ShapeError(f"{what}[{axis}] is {as_int}; {what} must lie between 0 and 2**63 - 1")
+            raise ShapeError(f"{label}[{axis}] is {as_int}; {label} must lie between 0 and 2**63 - 1")
         result = (*result[:axis], as_int, *result[axis + 1 :])
     return result
 
 
-def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
+def integers(values: Iterable[int], label: str) -> tuple[int, ...]:
     """Return `values` as a tuple of Python integers (numpy's would overflow).
 
     Raises
     ------
     ShapeError
-        A value is not an integer; the message names `what`.
+        A value is not an integer; the message names `label`.
     """
     try:
         return tuple(index(value) for value in values)
     except TypeError:
-        raise ShapeError(f"{what} must be a sequence of integers, not {values!r}") from None
+        raise ShapeError(f"{label} must be a sequence of integers, not {values!r}") from None
 
 
-def integer(value: int, what: str) -> int:
+def integer(value: int, label: str) -> int:
     """Return `value` as a Python integer.
 
     Raises
     ------
     ShapeError
-        The value is not an integer; the message names `what`.
+        The value is not an integer; the message names `label`.
     """
     try:
         return index(value)
     except TypeError:
-        raise ShapeError(f"{what} must be an integer, not {value!r}") from None
+        raise ShapeError(f"{label} must be an integer, not {value!r}") from None
 
 
 def dense_strides(counts: Sequence[int], order: Sequence[int], innermost: int = 1) -> tuple[int, ...]:
@@ -337,8 +337,8 @@ def storage_bytes(geometry: Geometry, itemsize: int, elements: int | None = None
     return elements * itemsize
 
 
-def whole_blocks(geometry: Geometry, axis: int, what: str) -> None:
-    """Refuse an operation `what` on a blocked axis.
+def whole_blocks(geometry: Geometry, axis: int, label: str) -> None:
+    """Refuse an operation on a blocked axis; `label` names it in the message.
 
     Raises
     ------
@@ -347,7 +347,7 @@ def whole_blocks(geometry: Geometry, axis: int, what: str) -> None:
     for block in geometry.inner_blocks:
         if block.axis == axis:
             raise FormatError(
-                f"{what}: {axis_name(axis)} of dims {geometry.dims} is blocked by {block.size}; "
+                f"{label}: {axis_name(axis)} of dims {geometry.dims} is blocked by {block.size}; "
                 "convert to a plain format first"
             )
 

@@ -214,16 +214,16 @@ class _Reshape:
         return i, o
 
     def _rearrange(self, i: int, i_end: int, o: int, o_end: int) -> tuple[int, int]:
-        g, what = self.g, f"cannot reshape dims {self.g.dims} to {self.dims}"
+        g, label = self.g, f"cannot reshape dims {self.g.dims} to {self.dims}"
         for axis in range(i, i_end):
-            whole_blocks(g, axis, what)
+            whole_blocks(g, axis, label)
             if g.padded_dims[axis] != g.dims[axis]:
-                raise FormatError(f"{what}: {axis_name(axis)} is padded to {g.padded_dims[axis]}")
+                raise FormatError(f"{label}: {axis_name(axis)} is padded to {g.padded_dims[axis]}")
         long = [axis for axis in range(i, i_end) if g.dims[axis] != 1]  # the stride of the others never matters
         for before, axis in pairwise(long):
             if g.dims[axis] * g.strides[axis] != g.strides[before]:
                 raise FormatError(
-                    f"{what}: {axis_name(before)} and {axis_name(axis)} do not follow each other in memory "
+                    f"{label}: {axis_name(before)} and {axis_name(axis)} do not follow each other in memory "
                     f"(strides {g.strides[before]} and {g.strides[axis]}); convert to a row-major format first"
                 )
         stride = g.strides[i_end - 1]
