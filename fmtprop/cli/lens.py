@@ -21,6 +21,15 @@ def lens(
         list[str],
         typer.Argument(metavar="-- python SCRIPT...", help="A Python program and its arguments.", show_default=False),
     ],
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="Also write the run for Perfetto, on torch.profiler's clock.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the reorders that PyTorch's own oneDNN executes in a program: by module and source line.
@@ -30,13 +39,17 @@ def lens(
     Example: fmtprop lens -- python script.py
     """
     from fmtprop.lens.findings import lens_from
+    from fmtprop.report.files import OURS_TRACE, write_text
 
     with failing(USAGE):
         interpreter, words = _program(command)
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "lens.json"
-            code = _run([*interpreter, "-m", "fmtprop.lens.script", str(result), *words])
+            code = _run([*interpreter, "-m", "fmtprop.lens.script", folder, *words])
             data: dict[str, Any] | None = json.loads(result.read_text()) if result.exists() else None
+            if data is not None and trace is not None:
+                write_text((Path(folder) / "trace.json").read_text(), trace, OURS_TRACE)
+                note(f"wrote {trace}")
     if data is not None:
         emit(json.dumps(data, indent=1) if as_json else lens_from(data).to_text())
     if data is None or not data["primitives"]["count"]:

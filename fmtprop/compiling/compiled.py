@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from statistics import median
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -270,6 +271,28 @@ class CompiledModel:
         inputs = self._inputs(args, kwargs)
         runs = [self._executor.profile(inputs)[1] for _ in range(repeats + 2)][2:]
         return [median(times) for times in zip(*runs, strict=True)]
+
+    def timeline(self, *args: Any, **kwargs: Any) -> list[tuple[float, float]]:
+        """Return when each step of one run began, and what it took.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Inputs; random ones when none are given.
+
+        Returns
+        -------
+        list of (float, float)
+            Seconds since 1970 and seconds, in the order of ``plan.steps``.
+
+        Raises
+        ------
+        InputError
+            An input does not fit.
+        """
+        spans = self._executor.timeline(self._inputs(args, kwargs))
+        epoch = time() - perf_counter()
+        return [(epoch + start, seconds) for start, seconds in spans]
 
     def random_inputs(self, seed: int = 0) -> list[torch.Tensor]:
         """Return seeded random inputs that fit the model: normal for floats, 0 or 1 for integers and booleans."""

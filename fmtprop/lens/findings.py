@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +77,15 @@ class Lens:
     channels_last_saves_seconds : float, optional
         Seconds of a run that ``channels_last`` should save, below 0 where it costs: each operator was timed in both
         formats. None for a program.
+    calls : tuple of Call
+        The calls of the run; not in the JSON form.
     """
 
     name: str
     rows: tuple[OperatorRow, ...]
     variants: tuple[Variant, ...] = ()
     channels_last_saves_seconds: float | None = None
+    calls: tuple[Call, ...] = field(default=(), repr=False)
 
     @property
     def primitive_seconds(self) -> float:
@@ -140,6 +143,34 @@ class Lens:
             write_text(text, path)
         return text
 
+    def to_trace(self, path: str | PathLike[str] | None = None, profile: str | PathLike[str] | None = None) -> str:
+        """Return the run in Chrome's trace format, for Perfetto; also write it when a path is given.
+
+        oneDNN's primitives, hidden reorders among them, are events within the operators. The clock is that of
+        :mod:`torch.profiler`: explain a module inside ``torch.profiler.profile()``, and give its export here.
+
+        Parameters
+        ----------
+        path : path-like, optional
+            The file.
+        profile : path-like, optional
+            What :meth:`torch.profiler.profile.export_chrome_trace` wrote of the same run: the result has its events,
+            and the primitives within them.
+
+        Raises
+        ------
+        FmtpropError
+            The file cannot be written, or the profile is none.
+        """
+        from fmtprop.lens.trace import trace
+
+        text = trace(self.calls, profile)
+        if path is not None:
+            from fmtprop.report.files import OURS_TRACE, write_text
+
+            write_text(text, path, OURS_TRACE)
+        return text
+
     def to_text(self) -> str:
         """Return tables for a terminal."""
         from fmtprop.report.text import render
@@ -185,11 +216,13 @@ def lens_of(
     saves_seconds : float, optional
         Seconds of a run that channels_last should save.
     """
+    calls = tuple(calls)
     groups: dict[tuple[str, str, str, str], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
     rows = [_row(key, group) for key, group in groups.items()]
-    return Lens(name, tuple(sorted(rows, key=lambda row: -row.reorder_seconds)), tuple(variants), saves_seconds)
+    rows.sort(key=lambda row: -row.reorder_seconds)
+    return Lens(name, tuple(rows), tuple(variants), saves_seconds, calls)
 
 
 def lens_from(data: Mapping[str, Any]) -> Lens:

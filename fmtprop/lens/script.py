@@ -1,4 +1,4 @@
-"""A Python program under the tracer: ``python -m fmtprop.lens.script RESULT PROGRAM ARGUMENTS…``.
+"""A Python program under the tracer: ``python -m fmtprop.lens.script FOLDER PROGRAM ARGUMENTS…``.
 
 Runs in a process of its own, whose command line :mod:`fmtprop.cli` makes.
 """
@@ -17,14 +17,15 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program, and write what the tracer saw to a file, however the program ends.
+    """Run a program, and write what the tracer saw, however the program ends.
 
     Parameters
     ----------
     arguments : list of str
-        The file for the result, then the program (``-m MODULE`` or a path) and its own arguments.
+        The folder for ``lens.json`` and ``trace.json``, then the program (``-m MODULE`` or a path) and its own
+        arguments.
     """
-    result, *words = arguments
+    folder, *words = arguments
     tracer = Tracer()
     try:
         with tracer.watching():
@@ -37,7 +38,9 @@ def main(arguments: list[str]) -> None:
                 runpy.run_path(words[0], run_name="__main__")
     finally:
         program = words[1] if words[0] == "-m" else os.path.basename(words[0])
-        Path(result).write_text(lens_of(program, tracer.calls).to_json())
+        lens = lens_of(program, tracer.calls)
+        Path(folder, "lens.json").write_text(lens.to_json())
+        Path(folder, "trace.json").write_text(lens.to_trace())
 
 
 if __name__ == "__main__":

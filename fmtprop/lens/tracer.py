@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter, time
 from typing import Any
 
 import torch
@@ -45,6 +47,10 @@ class Call:
         ``file:line`` of the user's program.
     executions : tuple of Execution
         What oneDNN logged.
+    start_seconds, seconds : float
+        When it began, in seconds since 1970, and what it took.
+    thread : int
+        The operating system's number of the thread.
     """
 
     operator: str
@@ -52,6 +58,9 @@ class Call:
     kind: str
     line: str
     executions: tuple[Execution, ...]
+    start_seconds: float
+    seconds: float
+    thread: int
 
 
 @dataclass
@@ -83,12 +92,13 @@ class Tracer:
             stack.enter_context(_Watch(self, sink))
             yield self
 
-    def add(self, operator: str, text: str) -> None:
+    def add(self, operator: str, text: str, start_seconds: float, seconds: float) -> None:
         """Keep what oneDNN logged in an operator."""
         found = tuple(one for line in text.splitlines() for one in executions_of(line))
         if found and len(self.calls) < _MOST:
             module, kind = self._stack[-1] if self._stack else ("", "")
-            self.calls.append(Call(operator, module, kind, _line(), found))
+            thread = threading.get_native_id()
+            self.calls.append(Call(operator, module, kind, _line(), found, start_seconds, seconds, thread))
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._stack:
@@ -107,8 +117,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with output_of(self._sink) as read:
+            start_seconds, start = time(), perf_counter()
             result = func(*args, **(kwargs or {}))
-        self._tracer.add(str(func), read())
+            seconds = perf_counter() - start
+        self._tracer.add(str(func), read(), start_seconds, seconds)
         return result
 
 
@@ -123,6 +135,8 @@ def logging() -> Iterator[None]:
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         raise FmtpropError("this PyTorch has no oneDNN (torch.backends.mkldnn.is_available() is False): nothing to see")
+    # the first line of a process that is logged decides for all of them
+    os.environ.setdefault("ONEDNN_VERBOSE_TIMESTAMP", "1")
     try:
         switch = torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON)  # type: ignore[no-untyped-call]
         with switch:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from statistics import median
-from time import perf_counter, time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fmtprop.ir.graph import Graph
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _WARNED_SHARE, _NAMED_OPS = 0.05, 3
 
 #: version of the JSON form
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Compiled(Protocol):
@@ -50,6 +50,9 @@ class Compiled(Protocol):
 
     def profile(self, *, repeats: int) -> list[float]:
         """Return the median seconds of each step."""
+
+    def timeline(self) -> list[tuple[float, float]]:
+        """Return when each step of a run began, in seconds since 1970, and its seconds."""
 
     def random_inputs(self) -> list[torch.Tensor]:
         """Return inputs that fit."""
@@ -125,8 +128,8 @@ class Report:
         The tensors between them.
     buffers : tuple of BufferRow
         The arena's buffers and their lifetimes.
-    measured_at_seconds : float
-        Time of the measurement, in seconds since 1970.
+    timeline : tuple of (float, float)
+        One run: when each step began, in seconds since 1970, and its seconds.
     """
 
     model: str
@@ -147,7 +150,7 @@ class Report:
     nodes: tuple[NodeRow, ...] = ()
     edges: tuple[EdgeRow, ...] = ()
     buffers: tuple[BufferRow, ...] = ()
-    measured_at_seconds: float = 0.0
+    timeline: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def of(cls, net: Compiled, *, repeats: int = 10) -> Report:
@@ -160,8 +163,8 @@ class Report:
         repeats : int
             Number of runs for each median.
         """
-        started = time()
         times = net.profile(repeats=repeats)
+        timeline = tuple(net.timeline())
         seconds = _whole_run(net, repeats)
         plan = net.plan
         steps = tuple(_step_row(step, t) for step, t in zip(plan.steps, times, strict=True))
@@ -187,7 +190,7 @@ class Report:
             nodes=nodes_of(net.graph),
             edges=edges_of(net.graph),
             buffers=buffers_of(plan),
-            measured_at_seconds=started,
+            timeline=timeline,
         )
 
     @property
@@ -291,20 +294,26 @@ class Report:
             write_text(text, path)
         return text
 
-    def to_trace(self, path: str | PathLike[str] | None = None) -> str:
-        """Return a run's steps in Chrome's trace format, for Perfetto; also write it when a path is given.
+    def to_trace(self, path: str | PathLike[str] | None = None, profile: str | PathLike[str] | None = None) -> str:
+        """Return the steps of one run in Chrome's trace format, for Perfetto; also write it when a path is given.
 
-        Steps take their median times and follow each other without a gap. The trace begins at the time of the
-        measurement, on the clock of :mod:`torch.profiler`'s traces, so both open in one window.
+        The clock is that of :mod:`torch.profiler`'s own traces: ``ts`` counts from the same moment.
+
+        Parameters
+        ----------
+        path : path-like, optional
+            The file.
+        profile : path-like, optional
+            What :meth:`torch.profiler.profile.export_chrome_trace` wrote: the result has its events too.
 
         Raises
         ------
         FmtpropError
-            The file cannot be written.
+            The file cannot be written, or the profile is none.
         """
         from fmtprop.report.trace import trace
 
-        text = trace(self)
+        text = trace(self, profile)
         if path is not None:
             write_text(text, path, OURS_TRACE)
         return text

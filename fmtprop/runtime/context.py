@@ -142,30 +142,32 @@ class Context:
             self._arena.copy_(before)
         return results
 
-    def profile(self, inputs: Sequence[torch.Tensor], limit: float = inf) -> tuple[list[torch.Tensor], list[float]]:
-        """Execute like :meth:`run`, step by step; return the results and the seconds of each step.
+    def profile(
+        self, inputs: Sequence[torch.Tensor], limit: float = inf
+    ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
+        """Execute like :meth:`run`, step by step; return the results, and when each step began and its seconds.
 
         After the limit, in seconds, no step begins, and there are no results.
         """
         self._bind(self._inputs, inputs, self._outputs)
-        seconds: list[float] = []
+        spans: list[tuple[float, float]] = []
         end = perf_counter() + limit
         with as_planned():
             for bound in self._bounds:
                 start = perf_counter()
                 if start > end:
                     self.clear()
-                    return [], seconds
+                    return [], spans
                 for call in bound.calls:
                     function, a, b, c, d = call
                     status = function(a, b, c, d)
                     self._stream.wait()
                     if status:
                         self._fail(call, status)
-                seconds.append(perf_counter() - start)
+                spans.append((start, perf_counter() - start))
         results = self._results(self._outputs)
         self.clear()
-        return results, seconds
+        return results, spans
 
     def clear(self) -> None:
         """Let go of the tensors that were bound for a run, or for both halves of one."""

@@ -108,8 +108,12 @@ class Executor:
 
         After the limit, in seconds, no step begins: then there are fewer times than steps, and no results.
         """
-        tensors = self._boundary.read(inputs)
-        return dnnl.after_fork(partial(self._profile, tensors, current_threads(), limit))
+        results, spans = self._stepwise(inputs, limit)
+        return results, [seconds for _, seconds in spans]
+
+    def timeline(self, inputs: Sequence[object]) -> list[tuple[float, float]]:
+        """Execute the plan once, step by step; return when each step began, by ``perf_counter``, and its seconds."""
+        return self._stepwise(inputs, inf)[1]
 
     def prepare(self, threads: int) -> Plan:
         """Return the plan for a number of threads; it is made on the first request.
@@ -141,9 +145,13 @@ class Executor:
         runner.free.append(context)
         return results
 
+    def _stepwise(self, inputs: Sequence[object], limit: float) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
+        tensors = self._boundary.read(inputs)
+        return dnnl.after_fork(partial(self._profile, tensors, current_threads(), limit))
+
     def _profile(
         self, tensors: Sequence[torch.Tensor], threads: int, limit: float
-    ) -> tuple[list[torch.Tensor], list[float]]:
+    ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
         runner = self._runner(threads)
         context = runner.take()
         with running_with(runner.plan.threads):

@@ -50,6 +50,9 @@ _OPERAND = re.compile(r"(\w+?)[_:]([a-z]+\d[a-z0-9_]*):[^: ]*:(\w+):(\w*)")
 #: ``in:f32_nchw`` of v0.x
 _OLD_OPERAND = re.compile(r"(in|out):([a-z]+\d+)_(\w+)")
 
+#: milliseconds since 1970, in logs of ONEDNN_VERBOSE_TIMESTAMP
+_TIMESTAMP = re.compile(r"_verbose,(?:v\d+,)?(\d{1,15}\.\d{1,9}),(?:primitive,)?exec,")
+
 #: sizes of a tensor, each of at most as many digits as a 64-bit number has
 _SIZES = re.compile(r"[0-9]{1,19}(?:x[0-9]{1,19}){0,11}")
 _BITS = {
@@ -89,6 +92,8 @@ class Execution:
         Sizes, as oneDNN spells them.
     seconds : float
         What it took.
+    start_seconds : float, optional
+        When it began, in seconds since 1970; None where the log does not tell.
     """
 
     kind: str
@@ -97,6 +102,7 @@ class Execution:
     operands: tuple[Operand, ...]
     problem: str
     seconds: float
+    start_seconds: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -201,10 +207,13 @@ def parse_body(body: str) -> Execution | None:
 
 def executions_of(line: str) -> Iterator[Execution]:
     """Yield all executions that a line reports."""
+    times = _TIMESTAMP.finditer(line)
     for body, milliseconds in executions(line):
         found = parse_body(body)
-        if found is not None:
-            yield replace(found, seconds=milliseconds / 1e3)
+        if found is None:
+            continue
+        start = next((float(match.group(1)) / 1e3 for match in times if line.startswith(body, match.end())), None)
+        yield replace(found, seconds=milliseconds / 1e3, start_seconds=start)
 
 
 def parse_line(line: str) -> Execution | None:

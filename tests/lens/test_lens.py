@@ -107,6 +107,69 @@ def test_other_ways_are_measured():
     assert "in other ways, measured in turns" in lens.to_text()
 
 
+def spans(text, category):
+    return [event for event in json.loads(text)["traceEvents"] if event.get("cat") == category]
+
+
+def within(inner, outer):
+    end = outer["ts"] + outer["dur"]
+    return inner["tid"] == outer["tid"] and outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= end + 1e-3
+
+
+def test_reorders_are_within_the_spans_of_torch_profiler(tmp_path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        lens = fp.explain_torch(Net().eval(), INPUT, variants=[])
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    before = json.loads((tmp_path / "torch.json").read_text())["traceEvents"]
+    text = lens.to_trace(tmp_path / "both.json", profile=tmp_path / "torch.json")
+    reorders, ours = spans(text, "reorder"), spans(text, "reorder") + spans(text, "oneDNN")
+    assert len(reorders) == lens.reorders > 0
+    assert len(json.loads(text)["traceEvents"]) == len(before) + len(ours)
+    convolutions = [event for event in spans(text, "cpu_op") if event["name"] == "aten::mkldnn_convolution"]
+    for one in reorders:
+        assert any(within(one, convolution) for convolution in convolutions), one
+    seen = sum(event["dur"] for event in ours)
+    assert seen == pytest.approx(sum(row.primitive_seconds for row in lens.rows) * 1e6, rel=1e-3), "nothing is cut off"
+    assert {event["args"]["module"] for event in reorders} == {row.module for row in lens.rows if row.reorders}
+    lens.to_trace(tmp_path / "both.json")  # a trace is replaced by a trace
+    with pytest.raises(FmtpropError, match="cannot be written"):
+        lens.to_trace(tmp_path / "torch.json")
+
+
+def test_a_trace_alone_has_operators_and_their_reorders(script, tmp_path):
+    file = tmp_path / "trace.json"
+    done = run("-m", "fmtprop", "lens", "--trace", file, "--", sys.executable, script, "0")
+    assert done.returncode == 0, done.stderr
+    operators, reorders = spans(file.read_text(), "operator"), spans(file.read_text(), "reorder")
+    assert reorders and all(any(within(one, operator) for operator in operators) for one in reorders)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": 3}'])
+def test_a_profile_that_is_none(text, tmp_path):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(InputError, match=r"p\.json is no trace of torch\.profiler"):
+        lens_of("x", []).to_trace(profile=tmp_path / "p.json")
+
+
+def test_a_plan_has_the_clock_of_torch_profiler(tmp_path):
+    """Target mkldnn runs PyTorch's operators: both saw the same calls."""
+    net = fp.compile("chain", target="mkldnn", tune="model")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        report = net.report(repeats=1)
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    for text in (report.to_trace(), report.to_trace(profile=tmp_path / "torch.json")):
+        steps = [event for event in json.loads(text)["traceEvents"] if event.get("cat", "").startswith("conv")]
+        operators = spans(report.to_trace(profile=tmp_path / "torch.json"), "cpu_op")
+        calls = [event for event in operators if "conv" in event["name"]]
+        assert steps and calls
+        base = json.loads(text)["baseTimeNanoseconds"]
+        other = json.loads((tmp_path / "torch.json").read_text())["baseTimeNanoseconds"]
+        shift = (base - other) / 1e3
+        for step in steps:
+            near = min(calls, key=lambda call: abs(call["ts"] - step["ts"] - shift))
+            assert abs(near["ts"] - step["ts"] - shift) < 1e3 and near["dur"] <= step["dur"] + 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"), [("resnet", "resnet50"), ("densenet", "densenet121"), ("mobilenetv2", "mobilenetv2_w1")]

@@ -86,10 +86,10 @@ def test_reports_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it is not JSON"), ("[1]", "its schema is None, not 2"), ('{"schema": 1}', "its schema is 1, not 2"),
-        ('{"schema": 2, "model": "x"}', "a field is missing"), ('{"schema": 2, "policies": 3}', "of another type"),
-        ('{"schema": 2, "policies": []}', "there is no policy in it"), ("[" * 100_000, "it is not JSON"),
-        ('{"schema": 2, "seconds": NaN}', "NaN is no number of JSON"),
+        ("", "it is not JSON"), ("[1]", "its schema is None, not 3"), ('{"schema": 1}', "its schema is 1, not 3"),
+        ('{"schema": 3, "model": "x"}', "a field is missing"), ('{"schema": 3, "policies": 3}', "of another type"),
+        ('{"schema": 3, "policies": []}', "there is no policy in it"), ("[" * 100_000, "it is not JSON"),
+        ('{"schema": 3, "seconds": NaN}', "NaN is no number of JSON"),
     ],
 )  # fmt: skip
 def test_what_is_no_report(tmp_path, text, why):

@@ -78,7 +78,8 @@ def test_a_trace_has_each_step(measured, tmp_path):
     events = [event for event in data["traceEvents"] if event["ph"] == "X"]
     steps = [event for event in events if event["tid"] == 0]
     assert [event["name"] for event in steps] == [row.name for row in measured.steps]
-    assert sum(event["dur"] for event in steps) == pytest.approx(1e6 * sum(row.seconds for row in measured.steps))
+    ends = [event["ts"] + event["dur"] for event in steps]
+    assert all(end <= event["ts"] + 0.01 for end, event in zip(ends, steps[1:], strict=False)), "one after the other"
     assert len(events) - len(steps) == len(measured.reorders) and data["baseTimeNanoseconds"] > 1.6e18
     measured.to_trace(tmp_path / "t.json")
 
