@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,10 @@ def trace(report: Report, profile: str | PathLike[str] | None = None) -> str:
         named("thread_name", _PROCESS, 0, "steps"),
         named("thread_name", _PROCESS, 1, "reorders"),
     ]
-    for row, (start, seconds) in zip(report.steps, report.timeline, strict=True):
+    # a time since 1970 has no digits below a fraction of a microsecond, and a step may not overlap the next one
+    following = [*(start for start, _ in report.timeline[1:]), inf]
+    for row, (start, took), end in zip(report.steps, report.timeline, following, strict=True):
+        seconds = min(took, end - start)
         arguments = {"implementation": row.impl, "formats": row.formats, "reason": row.reason, "module": row.origin}
         events.append(span(start, seconds, pid=_PROCESS, tid=0, cat=row.op, name=row.name, args=arguments))
         reorder = reorders.get(row.name)
