@@ -278,8 +278,9 @@ class _Walk:
             return (parts.value,)
         if str(target) == "aten.view_as_complex.default":
             return (args["self"],)
-        call = TorchCall(self.graph, str(target), _spelled(args), types, _origin(node))
-        found = None if _is_complex(node) else self._by_importer(call, _used_results(node, len(types)))
+        used = _used_results(node, len(types))
+        call = TorchCall(self.graph, str(target), _spelled(args), types, _origin(node), used)
+        found = None if _is_complex(node) else self._by_importer(call)
         if found is not None:
             return found
         try:
@@ -287,7 +288,7 @@ class _Walk:
         except UnsupportedOpError as error:
             raise ImportModelError(f"{_where(node)}: {error}") from error
 
-    def _by_importer(self, call: TorchCall, used: set[int]) -> tuple[Value | None, ...] | None:
+    def _by_importer(self, call: TorchCall) -> tuple[Value | None, ...] | None:
         """Call the importer of the overload; None if it declines or makes results of other types."""
         if call.target not in self.table:
             return None
@@ -297,7 +298,7 @@ class _Walk:
         found = (made,) if isinstance(made, Value) else made
         for index, expected in enumerate(call.results):
             value = found[index] if index < len(found) else None
-            if value is None and index not in used:
+            if value is None and index not in call.used:
                 continue
             if value is None:  # the op does not make this result, such as the indices of maxima
                 return None
@@ -364,13 +365,13 @@ def _is_wider(made: TensorType, recorded: TensorType) -> bool:
     return made.dims == recorded.dims and made.dtype is DataType.F32 and recorded.dtype in NATIVE_FLOATS
 
 
-def _used_results(node: fx.Node, count: int) -> set[int]:
+def _used_results(node: fx.Node, count: int) -> frozenset[int]:
     """Return the indices of the results of a call that are read."""
     used: set[int] = set()
     for user in node.users:
         index: Any = user.args[1] if user.target is operator.getitem else None
         used |= set(range(count)) if index is None else {index % count}
-    return used
+    return frozenset(used)
 
 
 def _check_device(node: fx.Node, args: Mapping[str, Any]) -> None:

@@ -98,6 +98,8 @@ class TorchCall:
         Types of the results according to the exporter.
     origin : str
         Path of the module that makes the call.
+    used : frozenset of int
+        Indices of the results that are read.
     """
 
     graph: Graph
@@ -105,6 +107,7 @@ class TorchCall:
     args: Mapping[str, Any]
     results: tuple[TensorType, ...]
     origin: str = ""
+    used: frozenset[int] = frozenset({0})
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument by its schema name."""

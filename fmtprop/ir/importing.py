@@ -26,11 +26,14 @@ class Call(Protocol):
         :class:`~fmtprop.layout.DataType`.
     results : tuple of TensorType
         Types of the results according to the exporter.
+    used : frozenset of int
+        Indices of the results that are read.
     """
 
     target: str
     args: Mapping[str, Any]
     results: tuple[TensorType, ...]
+    used: frozenset[int]
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument by its schema name."""

@@ -15,6 +15,7 @@ from fmtprop.ops.eltwise_backward import ELTWISE_BACKWARD
 from fmtprop.ops.host import ATEN
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
+from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.matmul import MATMUL, MatMul
 from fmtprop.ops.normalization import (
@@ -54,6 +55,8 @@ OPS = (
     BATCH_NORMALIZATION_TRAINING,
     BATCH_NORMALIZATION_BACKWARD,
     LAYER_NORMALIZATION,
+    LAYER_NORMALIZATION_TRAINING,
+    LAYER_NORMALIZATION_BACKWARD,
     GROUP_NORMALIZATION,
     LRN,
     RESAMPLING,

@@ -172,8 +172,8 @@ def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[st
 # ---------------------------------------------------------------- primitives
 
 
-def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
-    """Return the flags for the given operands; refuse vectors that are not f32."""
+def affine_flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
+    """Return the flags for the given scale and shift; refuse vectors that are not f32."""
     from fmtprop import dnnl
 
     for name in _VECTORS:
@@ -182,13 +182,18 @@ def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
                 f"{op}: {name} is {descs[name].data_type} but oneDNN takes f32 here: keep it in f32, whatever src is"
             )
     flags = dnnl.NormFlags.NONE
-    if "mean" in descs:
-        flags |= dnnl.NormFlags.USE_GLOBAL_STATS
     if "scale" in descs:
         flags |= dnnl.NormFlags.USE_SCALE
     if "shift" in descs:
         flags |= dnnl.NormFlags.USE_SHIFT
     return flags
+
+
+def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
+    """Return the flags for the given operands, statistics included."""
+    from fmtprop import dnnl
+
+    return affine_flags(op, descs) | (dnnl.NormFlags.USE_GLOBAL_STATS if "mean" in descs else dnnl.NormFlags.NONE)
 
 
 def _primitive(problem: str, op: str) -> Primitive:
@@ -229,7 +234,8 @@ def _batch_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
     return (dst, *(call.constant([0.0] * type_.size) for type_ in call.results[1:]))
 
 
-def _layer(call: Call) -> Value | None:
+def layer_inputs(call: Call) -> tuple[Value, dict[str, Value | None]] | None:
+    """Return src as rows, and scale and shift as vectors; None if oneDNN takes no such tensors."""
     src, scale, shift = call["input"], call["weight"], call["bias"]
     if not computable(call, src) or not _vectors_fit(call, scale, shift):
         return None
@@ -238,17 +244,20 @@ def _layer(call: Call) -> Value | None:
     lead = dims[: len(dims) - inner]
     # oneDNN normalizes the last of 2 to 5 axes
     work = (*lead, size) if 1 <= len(lead) <= 4 else (prod(lead), size)
-    inputs = {
-        "src": reshaped(call, src, work),
-        "scale": None if scale is None else reshaped(call, scale, (size,)),
-        "shift": None if shift is None else reshaped(call, shift, (size,)),
+    vectors = {"scale": scale, "shift": shift}
+    return reshaped(call, src, work), {
+        name: None if vector is None else reshaped(call, vector, (size,)) for name, vector in vectors.items()
     }
-    return reshaped(call, call.emit("layer_normalization", inputs, LayerNorm(call["eps"])), dims)
 
 
-def _layer_with_statistics(call: Call) -> tuple[Value | None, ...] | None:
-    dst = _layer(call)
-    return None if dst is None else (dst, None, None)
+def import_layer(call: Call) -> Value | None:
+    """Import a layer normalization whose statistics nobody reads."""
+    inputs = layer_inputs(call)
+    if inputs is None:
+        return None
+    src, affine = inputs
+    dst = call.emit("layer_normalization", {"src": src, **affine}, LayerNorm(call["eps"]))
+    return reshaped(call, dst, call.type(call["input"]).dims)
 
 
 def _emit_group(call: Call, src: Value, groups: int) -> Value | None:
@@ -390,10 +399,7 @@ LAYER_NORMALIZATION = OpDef(
     short="ln",
     samples=samples_layer,
     onnx=Onnx(_write_layer),
-    torch={
-        "aten.layer_norm.default": _layer,
-        "aten.native_layer_norm.default": _layer_with_statistics,
-    },
+    torch={"aten.layer_norm.default": import_layer},
 )
 
 GROUP_NORMALIZATION = OpDef(

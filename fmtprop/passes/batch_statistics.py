@@ -1,24 +1,26 @@
-"""Gradients of batch normalization that read the variance itself, not a function of the inverse deviation."""
+"""Gradients of normalizations that read the variance itself, not a function of the inverse deviation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import LayerNorm
 
 __all__ = ["ReadVariance"]
 
 
 @dataclass(frozen=True)
 class ReadVariance:
-    """Give the gradients of a batch normalization the variance that the forward pass wrote.
+    """Give the gradients of a batch or layer normalization the variance that the forward pass wrote.
 
     PyTorch saves ``(variance + epsilon) ** -0.5`` for the backward pass, and oneDNN reads the variance. So imported
     graphs compute the first from the variance, and the variance from the first: two functions each, of a few numbers.
+    The gradient of a layer normalization is imported with an epsilon of 0 and the sum of both; it gets the forward's.
 
     Notes
     -----
@@ -31,21 +33,43 @@ class ReadVariance:
         """Return the graph without detours."""
         graph = graph.copy()
         for node in graph.nodes():
-            if not isinstance(node.attrs, BatchStatistics) or "variance" not in graph.inputs(node.name):
+            own = graph.inputs(node.name).get("variance")
+            if own is None or not isinstance(node.attrs, BatchStatistics | LayerNorm):
                 continue
-            variance = _written(graph, graph.inputs(node.name)["variance"], node.attrs.epsilon)
-            if variance is not None:
-                graph.set_input(node.name, "variance", variance)
+            forward = _written(graph, own, node.attrs.epsilon)
+            if forward is None or graph.type_of(forward) != graph.type_of(own):
+                continue
+            graph.replace(replace(node, attrs=graph.node(forward.node).attrs))
+            graph.set_input(node.name, "variance", forward)
         graph.remove_dead()
         return graph
 
 
-def _written(graph: Graph, value: Value, epsilon: float) -> Value | None:
+def _written(graph: Graph, value: Value, subtracted: float) -> Value | None:
     """Return the variance from which a value was computed, by way of its inverse deviation."""
-    detour = Eltwise("linear", 1.0, -epsilon), Eltwise("pow", 1.0, -2.0), Eltwise("pow", 1.0, -0.5)
-    for function in (*detour, Eltwise("linear", 1.0, epsilon)):
-        node = graph.node(value.node)
-        if node.attrs != function or node.post_ops:
+    functions = [Eltwise("pow", 1.0, -2.0), Eltwise("pow", 1.0, -0.5)]
+    if subtracted:
+        functions.insert(0, Eltwise("linear", 1.0, -subtracted))
+    for function in functions:
+        source = _before(graph, value, function)
+        if source is None:
             return None
+        value = source
+    statistics = _before(graph, value)
+    if statistics is None:
+        return None
+    forward = graph.node(statistics.node).attrs
+    if not isinstance(forward, BatchStatistics | LayerNorm) or subtracted not in (0, forward.epsilon):
+        return None
+    return _before(graph, value, Eltwise("linear", 1.0, forward.epsilon))
+
+
+def _before(graph: Graph, value: Value, function: Eltwise | None = None) -> Value | None:
+    """Return the source of an element-wise node, reshapes aside; None if it computes another function."""
+    node = graph.node(value.node)
+    while node.op == "reshape":
         value = graph.inputs(node.name)["src"]
-    return value
+        node = graph.node(value.node)
+    if node.op != "eltwise" or node.post_ops or function not in (None, node.attrs):
+        return None
+    return graph.inputs(node.name)["src"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.deconvolution import Deconv
+from fmtprop.ops.normalization import LayerNorm
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request, is_loop
 
@@ -77,9 +78,9 @@ def _deconvolution_with_bias_on_amx(node: Node, formats: Request, impl: str) -> 
 
 
 def _layer_normalization_with_gaps(node: Node, formats: Request, impl: str) -> bool:
-    if node.op != "layer_normalization" or is_loop(impl):
+    if not isinstance(node.attrs, LayerNorm) or is_loop(impl):
         return False
-    return not (formats["src"].is_dense and formats["dst"].is_dense)
+    return not all(formats[name].is_dense for name in ("src", "dst", "diff_src", "diff_dst") if name in formats)
 
 
 #: `fixed` of defects that the newest tested version, 3.13.2, still has

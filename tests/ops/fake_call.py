@@ -32,6 +32,7 @@ class FakeCall:
         self._inputs: list[Value] = []
         function = _function(target)
         self.results = self._results(function, args, kwargs)
+        self.used = frozenset({0})
         given = {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)} | kwargs
         self.args = {}
         for argument in function._schema.arguments:

@@ -131,6 +131,16 @@ def test_gradients_of_averages_and_softmax_are_planned():
     assert_same_step(ours, theirs, torch.randn(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
+def test_a_layer_normalization_and_its_gradients_run_on_onednn(epsilon):
+    ours, theirs = compiled(nn.Sequential(nn.Linear(24, 48), nn.LayerNorm(48, epsilon)), torch.randn(16, 24))
+    plan = ours.nets[0].plan
+    targets = {step.node.op: step.target for step in plan.steps if "layer" in step.node.op}
+    assert targets == {"layer_normalization_training": "onednn", "layer_normalization_backward": "onednn"}
+    assert "eltwise" not in {step.node.op for step in plan.steps}  # the variance itself is read
+    assert_same_step(ours, theirs, torch.randn(16, 24))
+
+
 def test_what_has_a_gradient_of_its_own_runs_on_onednn():
     layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)
     ours, _ = compiled(nn.Sequential(*layers), torch.randn(2, 3, 8, 8))

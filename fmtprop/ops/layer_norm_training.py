@@ -1,0 +1,245 @@
+"""Layer normalization in training: each row's statistics are results too, and its gradients read them.
+
+PyTorch's call gives the inverse deviation instead of the variance: that is a node of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Reads
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops import normalization
+from fmtprop.ops.arguments import computable
+from fmtprop.ops.building import lowering
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.normalization import LAYER_NORMALIZATION, LayerNorm, import_layer, infer_layer, layer_inputs
+from fmtprop.ops.view_attrs import reshaped
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+
+#: operands and results of f32 numbers, in plain formats
+_VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: LayerNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of dst, and of mean and variance: [...], a number for each row."""
+    (dst,) = infer_layer(attrs, types)
+    statistics = TensorType(dst.dims[:-1])
+    return dst, statistics, statistics
+
+
+def infer_backward(attrs: LayerNorm, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of diff_src and, where these are operands, of the gradients of scale and shift."""
+    affine = {name: types[name] for name in ("scale", "shift") if name in types}
+    (src,) = infer_layer(attrs, {"src": types["src"], **affine})
+    if "shift" in affine and "scale" not in affine:
+        raise ShapeError("there is a shift but no scale: give a scale of ones")
+    expected = {"diff_dst": src.dims, "mean": src.dims[:-1], "variance": src.dims[:-1]}
+    for name, dims in expected.items():
+        if types[name].dims != dims:
+            raise ShapeError(f"{name} has dims {types[name].dims} but src with dims {src.dims} needs {dims}")
+    return (src, *affine.values())
+
+
+def reference(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch; bf16 and f16 are normalized in f32."""
+    src, vectors = _widened(tensors)
+    dst, _, inverse = torch.native_layer_norm(
+        src, src.shape[-1:], vectors.get("scale"), vectors.get("shift"), attrs.epsilon
+    )
+    variance = (inverse.double().pow(-2) - attrs.epsilon).clamp_min(0).to(src.dtype)
+    # of infinities, PyTorch's operator says that the mean is NaN
+    return dst.to(tensors["src"].dtype), src.mean(-1), variance.squeeze(-1)
+
+
+def reference_backward(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch; bf16 and f16 are computed with in f32."""
+    src, vectors = _widened(tensors)
+    inverse = (vectors["variance"] + attrs.epsilon).rsqrt()
+    scale, shift = vectors.get("scale"), vectors.get("shift")
+    diff_src, *others = torch.ops.aten.native_layer_norm_backward(
+        tensors["diff_dst"].to(src.dtype).contiguous(), src, src.shape[-1:], vectors["mean"].unsqueeze(-1),
+        inverse.unsqueeze(-1), scale, shift, [True, scale is not None, shift is not None],
+    )  # fmt: skip
+    affine = (scale, shift)
+    found = [diff for diff, vector in zip(others, affine, strict=True) if vector is not None]
+    return (diff_src.to(tensors["src"].dtype), *found)
+
+
+def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    src = tensors["src"]
+    dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
+    vectors = {name: tensors[name].to(dtype).contiguous() for name in _VECTORS if name in tensors}
+    return src.to(dtype).contiguous(), vectors
+
+
+# ---------------------------------------------------------------- primitives
+
+
+def primitive(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the forward pass."""
+    return _lowered(_forward(attrs, descs, descs["dst"], attr), ("src", "dst"), descs)
+
+
+def primitive_backward(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the gradients; the forward one that it takes as a hint has src in the same format."""
+    from fmtprop import dnnl
+
+    images = {name: descs[name] for name in ("src", "diff_src", "diff_dst")}
+    problem = dnnl.LayerNormalization(
+        prop="backward" if "scale" in descs else "backward_data",
+        mean=_statistics(descs),
+        epsilon=attrs.epsilon,
+        flags=normalization.affine_flags("layer_normalization", descs),
+        **images,
+    )
+    return _lowered(dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr)), tuple(images), descs)
+
+
+def _forward(
+    attrs: LayerNorm, descs: Mapping[str, NativeDesc], dst: NativeDesc, attr: PrimitiveAttr | None
+) -> PrimitiveDesc:
+    from fmtprop import dnnl
+
+    problem = dnnl.LayerNormalization(
+        prop="forward_training",
+        src=descs["src"],
+        dst=dst,
+        mean=_statistics(descs),
+        epsilon=attrs.epsilon,
+        flags=normalization.affine_flags("layer_normalization", descs),
+    )
+    return dnnl.create(problem, attr)
+
+
+def _statistics(descs: Mapping[str, NativeDesc]) -> NativeDesc:
+    from fmtprop import dnnl
+
+    return dnnl.NativeDesc.from_desc(MemoryDesc(descs["src"].dims[:-1], "f32"))
+
+
+def _lowered(pd: PrimitiveDesc, images: tuple[str, ...], descs: Mapping[str, NativeDesc]) -> Lowering:
+    """Return the lowering: images as the primitive says, every vector plain."""
+    own = lowering(pd, images)
+    vectors = {name: MemoryDesc(descs[name].dims, "f32") for name in _VECTORS if name in descs}
+    return Lowering(pd, lambda candidate: {**own.resolve(candidate), **vectors})
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _native(call: Call) -> tuple[Value | None, ...] | None:
+    if not call.used & {1, 2}:
+        dst = import_layer(call)
+        return None if dst is None else (dst, None, None)
+    inputs = layer_inputs(call)
+    if inputs is None or (call["weight"] is None and call["bias"] is not None):
+        return None
+    rows, affine = inputs
+    epsilon, statistics = float(call["eps"]), call.results[1].dims
+    dst = call.emit("layer_normalization_training", {"src": rows, **affine}, LayerNorm(epsilon))
+    above = call.emit("eltwise", {"src": Value(dst.node, 2)}, Eltwise("linear", 1.0, epsilon))
+    inverse = call.emit("eltwise", {"src": above}, Eltwise("pow", 1.0, -0.5))
+    mean = reshaped(call, Value(dst.node, 1), statistics)
+    return reshaped(call, dst, call.results[0].dims), mean, reshaped(call, inverse, statistics)
+
+
+def _backward(call: Call) -> tuple[Value | None, ...] | None:
+    src, diff_dst, mean, inverse = call["input"], call["grad_out"], call["mean"], call["rstd"]
+    wants = call["output_mask"]
+    inputs = layer_inputs(call)
+    if inputs is None or (call["weight"] is None and call["bias"] is not None):
+        return None
+    rows, affine = inputs
+    plain = all(call.type(value).dtype is DataType.F32 for value in (mean, inverse))
+    if not plain or not computable(call, diff_dst) or call.type(diff_dst) != call.type(src):
+        return None
+    work = call.type(rows).dims
+    # gradients depend on the sum of variance and epsilon, and PyTorch's call does not say which part is which
+    both = call.emit("eltwise", {"src": reshaped(call, inverse, work[:-1])}, Eltwise("pow", 1.0, -2.0))
+    operands = {
+        "src": rows,
+        **affine,
+        "mean": reshaped(call, mean, work[:-1]),
+        "variance": both,
+        "diff_dst": reshaped(call, diff_dst, work),
+    }
+    diff_src = call.emit("layer_normalization_backward", operands, LayerNorm(0.0))
+    found: list[Value | None] = [reshaped(call, diff_src, call.type(src).dims) if wants[0] else None]
+    for index, name in ((1, "weight"), (2, "bias")):
+        wanted = wants[index] and call[name] is not None
+        gradient = Value(diff_src.node, index)
+        found.append(reshaped(call, gradient, call.type(call[name]).dims) if wanted else None)
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- samples and declarations
+
+
+def samples() -> Iterable[Sample]:
+    """Yield the layer normalization's own samples."""
+    return normalization.samples_layer()
+
+
+def samples_backward() -> Iterable[Sample]:
+    """Yield the same rows with a gradient; any statistics will do."""
+    for sample in samples():
+        src = sample.types["src"]
+        statistics = TensorType(src.dims[:-1])
+        types = {**sample.types, "mean": statistics, "variance": statistics, "diff_dst": src}
+        yield Sample(sample.name, sample.attrs, types, 0.1, 2.0)
+
+
+_SCALE, _SHIFT = (Operand(name, name.upper(), optional=True, parameter=True) for name in ("scale", "shift"))
+_MEAN, _VARIANCE = (Operand(name, name.upper(), parameter=True) for name in ("mean", "variance"))
+
+LAYER_NORMALIZATION_TRAINING = OpDef(
+    name="layer_normalization_training",
+    attrs=LayerNorm,
+    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
+    results=(Operand("dst", "DST"), _MEAN, _VARIANCE),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    spreads=True,
+    cost=LAYER_NORMALIZATION.cost,
+    reads=Reads.ROWS,
+    short="ln",
+    samples=samples,
+    torch={"aten.native_layer_norm.default": _native},
+)
+
+LAYER_NORMALIZATION_BACKWARD = OpDef(
+    name="layer_normalization_backward",
+    attrs=LayerNorm,
+    operands=(Operand("src", "SRC"), _MEAN, _VARIANCE, _SCALE, _SHIFT, Operand("diff_dst", "DIFF_DST")),
+    results=(
+        Operand("diff_src", "DIFF_SRC"),
+        Operand("diff_scale", "DIFF_SCALE", parameter=True),
+        Operand("diff_shift", "DIFF_SHIFT", parameter=True),
+    ),
+    category=Category.BANDWIDTH,
+    infer=infer_backward,
+    reference=reference_backward,
+    primitive=primitive_backward,
+    spreads=True,
+    positive=lambda attrs: frozenset({"variance"}),
+    cost=LAYER_NORMALIZATION.cost,
+    reads=Reads.ROWS,
+    short="ln_back",
+    samples=samples_backward,
+    torch={"aten.native_layer_norm_backward.default": _backward},
+)
