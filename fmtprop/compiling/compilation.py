@@ -18,12 +18,12 @@ from fmtprop.compiling.attempts import Attempts
 from fmtprop.compiling.entrants import DIRECT, GREEDY, Entrant, Entrants
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, race
+from fmtprop.compiling.readable import with_constants
 from fmtprop.compiling.stages import check_memory, make_room, normalise, random_inputs
 from fmtprop.errors import PlanError, UnsupportedOpError
-from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node, Value
+from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import defer
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Observer
@@ -272,14 +272,11 @@ class Compilation:
     def with_constants(self) -> Graph:
         """Return the formatted graph with constants that are read from packed forms where somebody needs them.
 
+        Where only products of a constant are left, these are constants.
+
         ``fmtprop.save(net.compilation.with_constants(), "plan.onnx")`` shows a plan in viewers of ONNX models.
         """
-        graph = self.formatted.copy()
-        for node in graph.nodes():
-            if node.op == "constant":
-                make = partial(self.weights.read, Value(node.name))
-                graph.constants[node.name] = Deferred(node.results[0], node.descs[0].strides, make, fresh=True)
-        return graph
+        return with_constants(self.formatted, self.weights)
 
     def _begin(self, ended: str) -> None:
         if self.options.stage is not None:

@@ -138,6 +138,10 @@ class PackedForms:
         if self._shared is not None and numbers is not None:
             self._shared.note(numbers, desc, flat)
 
+    def origins(self) -> set[Value]:
+        """Return the constants that can be read."""
+        return {origin for origin, desc in list(self._known) if desc.kind == "blocked"}
+
     def read(self, origin: Value) -> torch.Tensor:
         """Return a constant, dense and row-major, from any of its formats.
 

@@ -1,0 +1,63 @@
+"""The formatted graph of a plan with data for its constants, which the plan's packed forms still have.
+
+Packing may have consumed a constant: products of it are left. Then these products are the graph's constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from fmtprop.ir.deferred import Deferred
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.weights import PackedForms
+
+__all__ = ["with_constants"]
+
+
+def with_constants(formatted: Graph, weights: PackedForms) -> Graph:
+    """Return a graph with constants that are read from packed forms where somebody needs them.
+
+    Parameters
+    ----------
+    formatted : Graph
+        It is not changed.
+    weights : PackedForms
+        The constants of its plans.
+    """
+    graph, known = formatted.copy(), weights.origins()
+    computed = graph.dependents()
+    for node in graph.nodes():
+        value = Value(node.name)
+        if node.op != "constant" and node.name not in computed and value in known and _is_consumed(graph, node, known):
+            _replace(graph, node)
+    graph.remove_dead()
+    for node in graph.nodes():
+        if node.op == "constant":
+            make = partial(weights.read, Value(node.name))
+            graph.constants[node.name] = Deferred(node.results[0], node.descs[0].strides, make, fresh=True)
+    return graph
+
+
+def _is_consumed(graph: Graph, node: Node, known: set[Value]) -> bool:
+    """Return whether a node needs a constant that no packed form has."""
+    above = (graph.node(name) for name in graph.ancestors(node.name))
+    return any(one.op == "constant" and Value(one.name) not in known for one in above)
+
+
+def _replace(graph: Graph, node: Node) -> None:
+    """Put a constant in a node's place, in row-major order where only reorders read it."""
+    if len(node.results) != 1:
+        return
+    value, dense = Value(node.name), MemoryDesc(node.results[0].dims, node.results[0].dtype)
+    readers = [graph.node(name) for name, _ in graph.readers(value)]
+    if node.descs[0] != dense and any(reader.op != "reorder" for reader in readers):
+        return
+    for reader in readers:
+        if reader.op == "reorder" and reader.choice is not None:
+            operands = {**reader.choice.operands, "src": dense}
+            graph.replace(reader.with_(choice=replace(reader.choice, operands=operands)))
+    graph.set_inputs(node.name, {})
+    graph.replace(Node(node.name, "constant", Attrs(), node.results, descs=(dense,), origin=node.origin))

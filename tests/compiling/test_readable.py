@@ -1,0 +1,36 @@
+"""A plan's graph gets its constants back, from what packing left of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fmtprop as fp
+from fmtprop.frontends import load
+from fmtprop.ir.builtin import builtin_names
+from fmtprop.ops.evaluate import evaluate
+
+#: seconds rather than minutes; unet is the one in which packing consumes constants
+SMALL = ("chain", "concat", "unet")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in builtin_names()]
+)
+def test_plans_of_built_in_networks_are_saved(name, tmp_path):
+    net = fp.compile(name, tune="model", confirm=False)
+    fp.save(net.compilation.with_constants(), tmp_path / "plan.json")
+    fp.save(net.compilation.with_constants(), tmp_path / "plan.onnx")
+    assert len(load(str(tmp_path / "plan.json"))) > 0
+
+
+def test_a_graph_without_consumed_constants_computes_the_same():
+    net = fp.compile("unet", tune="model", confirm=False)
+    graph = net.compilation.with_constants()
+    consumed = {node.name for node in net.graph.nodes()} - {node.name for node in graph.nodes()}
+    if not any(net.graph.node(name).op == "constant" for name in consumed):
+        pytest.skip("on this instruction set the plan consumes no constant")
+    inputs = net.random_inputs()
+    names = [node.name for node in graph.input_nodes]
+    for got, expected in zip(evaluate(graph, dict(zip(names, inputs, strict=True))), net.run_flat(inputs), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
