@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Each command's work is done in the room that it belongs to.
+"""The command line: parses, calls, prints. Other rooms do the work of the commands.
 
 Nothing heavy is imported before a command runs: ``fmtprop --help`` loads neither torch nor oneDNN.
 """

@@ -46,7 +46,7 @@ def program(
     ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the program an error arose.")] = False,
 ) -> None:
-    """Plan the memory format of every tensor of a neural network, run it on oneDNN, and say what each reorder costs.
+    """Plan the memory format of every tensor of a neural network, run it on oneDNN, and report each reorder's cost.
 
     MODEL is a built-in name, a graph file (.json) or an exported program (.pt2).
     """

@@ -13,7 +13,7 @@ from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 
 
 def _named(model: str) -> str:
-    """Refuse no name at all: as a path, it would be the working directory."""
+    """Refuse an empty name: as a path, it would be the working directory."""
     if not model:
         raise typer.BadParameter("the name is empty; `fmtprop models` lists the built-in graphs")
     return model
@@ -53,8 +53,8 @@ Tune = Annotated[
     str,
     typer.Option(
         "--tune",
-        help="Where the costs of policy optimal come from: model (a roofline), measure (timed here, and remembered), "
-        "remeasure (all timed again) or auto (what was measured before, the model elsewhere).",
+        help="Source of the costs of policy optimal: model (a roofline), measure (timed here, and recorded), "
+        "remeasure (all timed again) or auto (recorded times, else the model).",
     ),
 ]
 Target = Annotated[
@@ -106,7 +106,7 @@ TableFile = Annotated[
 
 
 def words(values: Sequence[str]) -> list[str]:
-    """Return the names in options that take several: repeated, or separated by commas, or both."""
+    """Return the values of an option that takes several: repeated, or separated by commas, or both."""
     found = [word.strip() for value in values for word in value.split(",") if word.strip()]
     if not found:
         raise typer.BadParameter(f"{','.join(values)!r} has no name in it")

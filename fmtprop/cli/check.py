@@ -1,4 +1,4 @@
-"""``fmtprop diff``, ``fmtprop check`` and ``fmtprop whatif``: reports compared with each other and with limits."""
+"""``fmtprop diff``, ``fmtprop check`` and ``fmtprop whatif``: comparison of reports with each other and with limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmtprop.cli.console import FAILED, USAGE, emit, failing, note, progress, sa
 if TYPE_CHECKING:
     from fmtprop.report.check import Limits, Violation
 
-#: how outcomes of a check begin: nothing else is replaced by one
+#: the beginning of a check's results: only such files are replaced
 _OURS = re.compile(rb'<\?xml version="1\.0" encoding="utf-8"\?>\n<testsuite|\{\s*"version": "2\.1\.0"')
 
 ReportPath = Annotated[Path, typer.Argument(metavar="REPORT", help="A report: .json.", show_default=False)]
@@ -30,9 +30,9 @@ def diff(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two reports: which reorders and implementations changed, and what that costs.
+    """Compare two reports: changed reorders and implementations, and their costs.
 
-    Reports are JSON as `fmtprop report MODEL -o FILE.json` writes it: of other versions, machines, options or policies.
+    Reports are JSON files of `fmtprop report MODEL -o FILE.json`, for other versions, machines, options or policies.
     """
     from fmtprop.report.diff import chosen, compare, read_reports
 
@@ -80,8 +80,8 @@ def check(
 ) -> None:
     """Check a model's plan against limits, for automatic tests: one line for each violation, and exit code 1.
 
-    Costs come from the model by default, so that the outcome does not change from run to run. Times are measured for
-    --max-reorder-share alone. Example: fmtprop check resnet50 --max-reorders 2 --max-ref 0 --baseline last.json
+    Costs come from the model by default, so the result does not change from run to run. Only --max-reorder-share needs
+    measured times. Example: fmtprop check resnet50 --max-reorders 2 --max-ref 0 --baseline last.json
     """
     with progress() as say:
         from fmtprop.api import Options, compile_graph
@@ -192,7 +192,7 @@ def whatif(
 ) -> None:
     """Plan and measure a model in several ways, side by side, each in a process of its own.
 
-    All combinations of what is given. Example: fmtprop whatif resnet50 --isa AVX2,AVX512_CORE --threads 1,2
+    Tries all combinations of the options. Example: fmtprop whatif resnet50 --isa AVX2,AVX512_CORE --threads 1,2
     """
     from fmtprop.bench.whatif import cases, side_by_side, table
 

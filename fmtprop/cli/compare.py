@@ -70,11 +70,11 @@ def report(
     repeats: Repeats = 10,
     as_json: Json = False,
 ) -> None:
-    """Report what each reorder costs, policies side by side.
+    """Report the cost of each reorder, and compare policies.
 
-    Of each policy (default: all of them): every reorder with its cost and its reason, implementations, formats, the
-    slowest steps, what oneDNN does not run, memory and compile time. Policy optimal comes with its certificate: what
-    its choice costs, what no choice can cost less than, and what propagate's choices cost by the same costs.
+    It has for each policy (default: all): every reorder with its cost and its reason, implementations, formats, the
+    slowest steps, steps outside oneDNN, memory and compile time. Policy optimal has a certificate: the cost of its
+    choice, a lower bound for any choice, and the cost of propagate's choice.
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["plain,naive,propagate,optimal"])

@@ -54,7 +54,7 @@ def note(text: str) -> None:
 
 
 def pass_on(text: str) -> None:
-    """Print what another program printed, as it is."""
+    """Print another program's output unchanged."""
     if sys.stderr is None:
         return
     try:
@@ -65,7 +65,7 @@ def pass_on(text: str) -> None:
 
 
 def exit_code(returned: int) -> int:
-    """Return the exit code of a program that ended; of one that a signal ended, the number that shells give."""
+    """Return the exit code of a program that ended; after a signal, the number of shells for it."""
     return returned if returned >= 0 else 128 - returned
 
 
@@ -180,7 +180,7 @@ def _abandon(stream: TextIO) -> None:
 def progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a description, steps done and steps in all; silent unless on a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield lambda task, done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -190,4 +190,4 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("loading", total=None)
         bar.refresh()
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total, refresh=True)
+        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total, refresh=True)

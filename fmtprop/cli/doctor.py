@@ -11,15 +11,15 @@ from fmtprop.cli.console import FAILED, emit
 
 
 def doctor(as_json: Json = False) -> None:
-    """Tell what runs here and what is missing.
+    """Show the libraries in use and the missing ones.
 
-    Which oneDNN library was found, what this CPU can do, what to install. Exits with 1 if oneDNN cannot be used.
+    Shows the oneDNN library, the instruction set, and packages to install. Exits with 1 if oneDNN cannot be used.
     """
     from fmtprop.dnnl.doctor import diagnose
     from fmtprop.jit import unavailable
 
     diagnosis = diagnose()
-    missing = unavailable() if diagnosis.ok else "they run beside oneDNN's"
+    missing = unavailable() if diagnosis.ok else "they need oneDNN"
     if as_json:
         emit(json.dumps({**diagnosis.to_dict(), "kernels": not missing}, indent=1))
     else:

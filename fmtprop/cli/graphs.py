@@ -50,8 +50,8 @@ def show(
 ) -> None:
     """Show the graph after a stage, or after every pass.
 
-    One line for each node: name, op with its post-ops, what it reads, result types, and once formats are chosen, those,
-    the implementation and the reason. For a picture: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
+    One line for each node: name, op with its post-ops, operands, result types, and the formats, implementation and
+    reason if they are chosen already. For a picture: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
     """
     from fmtprop.api import Options
     from fmtprop.compiling.snapshots import snapshots

@@ -34,8 +34,8 @@ def lens(
 ) -> None:
     """Show the reorders that PyTorch's own oneDNN executes in a program: by module and source line.
 
-    The program runs as it is, in eager mode, with its operators watched; what it prints stays its own, on stderr. For
-    what channels_last, mkldnn tensors, Inductor and fmtprop would save of one model, use fmtprop.explain_torch.
+    The unchanged program runs in eager mode under a tracer; its own output goes to stderr. For the gain of
+    channels_last, mkldnn tensors, Inductor and fmtprop for one model, use fmtprop.explain_torch.
     Example: fmtprop lens -- python script.py
     """
     from fmtprop.lens.findings import lens_from
@@ -69,7 +69,7 @@ def _program(command: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(command: list[str]) -> int:
-    """Run the program; what it prints goes to stderr, as stdout has the result."""
+    """Run the program; its output goes to stderr, as stdout has the result."""
     try:
         return exit_code(subprocess.run(command, stdout=sys.stderr.fileno()).returncode)
     except OSError as error:

@@ -22,7 +22,7 @@ def tune(
         typer.Option("--budget", "-b", min=0.001, help="Seconds after which measuring ends.", show_default="no end"),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure anew what is known: after a change, or if the machine was busy.")
+        bool, typer.Option("--again", help="Measure recorded costs again: after a change, or if the machine was busy.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -19,12 +19,12 @@ from fmtprop.verbose import Ledger
 from fmtprop.verbose.parse import MARKER
 from fmtprop.verbose.source import PIECE_CHARACTERS, pieces
 
-#: how the log was and is asked for; every version knows 1
+#: environment variables of the log, by oneDNN's age; every version knows the value 1
 _SWITCHES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKLDNN_VERBOSE")
 
 
 class LogCommand(TyperCommand):
-    """Tells the command whether ``--`` stood before its words: then one word alone is a program, too."""
+    """A command that knows whether ``--`` precedes its words: then a single word is a program, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as any command does."""
@@ -34,7 +34,7 @@ class LogCommand(TyperCommand):
 
 def verbose(
     context: typer.Context,
-    what: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="LOG | -- COMMAND...", help="A file, - for stdin, or a command to run.", show_default=False
@@ -44,16 +44,16 @@ def verbose(
 ) -> None:
     """Add up the log that oneDNN prints in any program (ONEDNN_VERBOSE=1).
 
-    Tells what reorders take, by kind, by implementation and by format, and what should not be there. Examples: fmtprop
+    Shows the time of reorders by kind, implementation and format, and avoidable executions. Examples: fmtprop
     verbose log.txt; ONEDNN_VERBOSE=1 python script.py | fmtprop verbose -; fmtprop verbose -- python script.py. Exits
     with 1 if the log has no execution.
     """
     ledger, code = Ledger(), 0
     with failing(USAGE):
-        if context.obj or len(what) > 1:
-            code = _run(what, ledger)
+        if context.obj or len(words) > 1:
+            code = _run(words, ledger)
         else:
-            with closing(pieces(what[0])) as found:
+            with closing(pieces(words[0])) as found:
                 ledger.read(found)
     emit(json.dumps(ledger.to_dict(), indent=1) if as_json else ledger.to_text())
     if not ledger.primitives.count:
@@ -63,7 +63,7 @@ def verbose(
 
 
 def _run(command: list[str], ledger: Ledger) -> int:
-    """Run a program; its log goes to the ledger, whatever else it prints to stderr. Return its exit code."""
+    """Run a program; its log goes to the ledger, its other output to stderr. Return its exit code."""
     environment = {**dict.fromkeys(_SWITCHES, "1"), **os.environ}
     try:
         process = subprocess.Popen(
@@ -77,7 +77,7 @@ def _run(command: list[str], ledger: Ledger) -> int:
 
 
 def _log_alone(output: IO[str] | None) -> Iterator[str]:
-    """Yield the pieces that may have oneDNN's lines, as they come; pass on whatever else the program prints."""
+    """Yield the pieces that may have oneDNN's lines at once; pass on all other output of the program."""
     while output is not None and (piece := output.readline(PIECE_CHARACTERS)):
         marker = MARKER.search(piece)
         if marker is not None:

@@ -1,6 +1,6 @@
-"""What ``torch.compile`` calls: a graph in, a callable out.
+"""The backend of ``torch.compile``: it takes a graph and returns a callable.
 
-Owns the options, and which graphs are worth a plan at all. How a graph is run is :mod:`fmtprop.dynamo.region`'s affair.
+Owns the options, and the choice of graphs that are worth a plan. :mod:`fmtprop.dynamo.region` runs graphs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fmtprop.training.step import Step
 
 __all__ = ["backend", "options_of", "regions_by"]
 
-#: options of fp.compile that a captured graph has no use for: its inputs and outputs have no names of the user's
+#: options of fp.compile without a meaning for a captured graph: its inputs and outputs do not have the user's names
 _NAMELESS = ("boundary", "pin", "progress", "stage")
 
-#: torch.compile's modes, by the `tune` that they mean here
+#: torch.compile's modes -> the `tune` option with this meaning
 _MODES: Mapping[str | None, str | None] = {
     None: None,
     "default": None,
@@ -33,7 +33,7 @@ _MODES: Mapping[str | None, str | None] = {
     "max-autotune-no-cudagraphs": "measure",
 }
 
-#: told of each region, and each training step, that is made
+#: a function that is called with each new region and training step
 Observer = Callable[[Any], None]
 
 
@@ -44,7 +44,7 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Make a graph that TorchDynamo captured ready to run; ``torch.compile(model, backend="fmtprop")`` calls this.
+    """Make a graph of TorchDynamo ready to run; ``torch.compile(model, backend="fmtprop")`` calls this.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def backend(
     Returns
     -------
     callable
-        Of a graph that needs gradients, forward and backward are one plan (:mod:`fmtprop.training`).
+        If the graph needs gradients, forward and backward are one plan (:mod:`fmtprop.training`).
 
     Raises
     ------
@@ -107,7 +107,7 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
             return Region(piece.module, piece.constants, options)
         return InPyTorch(piece.module, "it has sizes that change, or writes to its inputs")
 
-    # a loss that became NaN must be seen
+    # training must show a loss that became NaN
     trained = replace(options, special_values="exact")
 
     def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:

@@ -74,8 +74,8 @@ def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwa
     return Explanation(found, tuple(str(one.reason) for one in breaks))
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _steps(outcome: Outcome) -> list[tuple[str, int]]:

@@ -1,8 +1,8 @@
-"""A captured graph in pieces: plans for what has fixed sizes, and PyTorch between them.
+"""A captured graph in pieces: plans for calls with fixed sizes, and PyTorch between them.
 
-A decoder's step reads and grows its cache: a few calls a layer have sizes that change with each token, or write to the
-caller's tensors. These run in PyTorch, on the caller's own memory. All others have fixed sizes, so their plans serve
-every length. Owns which calls are in which piece, and their order.
+A decoder's step reads and grows its cache: a few calls of each layer have sizes that change with each token, or write
+to the caller's tensors. These run in PyTorch, on the caller's own memory. All others have fixed sizes, so their plans
+serve every length. Owns the distribution of calls to pieces, and their order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pieces:
     module : torch.fx.GraphModule
         The whole graph.
     runs : sequence of (callable, Piece)
-        What runs each piece, of a list of its arguments, in order.
+        The executors of the pieces, in order; each takes a list of arguments.
     """
 
     _boxed_call = True
@@ -120,7 +120,7 @@ def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
     last = max(levels.values()) | 1
     for node in calls:
         if node.target is _ATEN.copy_.default and all(user.op == "output" for user in node.users):
-            levels[node] = last  # all who read the old numbers come before
+            levels[node] = last  # after all readers of the old numbers
     groups = [[node for node in levels if levels[node] == level] for level in range(last + 1)]
     known = {node.name for place, node in enumerate(_placeholders(module)) if place in constants}
     return [_piece(module, known, group, level % 2 == 0) for level, group in enumerate(groups) if group]
@@ -155,7 +155,7 @@ def _piece(module: fx.GraphModule, known: set[str], group: Sequence[fx.Node], is
 
 
 def in_place(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph with functions that write to an input itself, where nobody reads its old numbers.
+    """Return the graph with functions that write directly to an input, if no other call reads its old numbers.
 
     AOTAutograd makes a copy of a changed input and, at the end, copies it back. A cache has many rows, and a step
     writes one of them.
@@ -179,7 +179,7 @@ def in_place(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_read_by(target: fx.Node, source: fx.Node, copy: fx.Node) -> bool:
-    """Say whether a source changes the target, its first argument, and nobody else reads that but the copy."""
+    """Return whether a source changes the target, its first argument, and only the copy reads the target otherwise."""
     first, *others = source.args or (None,)
     if first is not target or target in others or set(target.users) != {source, copy}:
         return False
@@ -188,7 +188,7 @@ def _is_read_by(target: fx.Node, source: fx.Node, copy: fx.Node) -> bool:
 
 
 def _writer(target: Any) -> Callable[..., torch.Tensor] | None:
-    """Return the function that writes to its first argument what another computes from it."""
+    """Return the form of a function that writes its result to its first argument."""
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return None
     name = target._opname
@@ -223,7 +223,7 @@ class _Writing:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Say whether a recorded value is, or has a size, that is known only at the call."""
+    """Return whether a recorded value, or one of its sizes, is known only at the call."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return True
     if isinstance(value, list | tuple):
@@ -236,7 +236,7 @@ def _meets_symbols(node: fx.Node) -> bool:
 
 
 def _has_fixed_products(module: fx.GraphModule, constants: frozenset[int]) -> bool:
-    """Say whether there are products of constants, all of which have fixed sizes."""
+    """Return whether there are products of constants, and all of them have fixed sizes."""
     fixed = {node for place, node in enumerate(_placeholders(module)) if place in constants}
     found = False
     for node in _calls(module):

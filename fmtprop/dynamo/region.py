@@ -1,6 +1,6 @@
-"""One captured graph: a plan for each shape that it is called with, or PyTorch where that is as fast or the only way.
+"""One captured graph: a plan for each shape of its inputs, or PyTorch if it is as fast or the only way.
 
-Owns which inputs are constants, when a plan is stale, and who runs the graph.
+Owns the choice of constant inputs, the check for stale plans, and the choice between a plan and PyTorch.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _TRIALS, _TRIAL_SECONDS = 5, 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Who runs a graph for inputs of one shape, and why.
+    """The executor of a graph for inputs of one shape, and the reason.
 
     Parameters
     ----------
     net : CompiledModel, optional
-        The plan; None where PyTorch runs the graph.
+        The plan; None if PyTorch runs the graph.
     reason : str
-        Why PyTorch does, or how much faster the plan is.
+        The reason for PyTorch, or the speed-up of the plan.
     """
 
     net: CompiledModel | None
@@ -60,14 +60,14 @@ class Outcome:
 
 
 class InPyTorch:
-    """Calls that PyTorch runs in any case.
+    """Calls that PyTorch always runs.
 
     Parameters
     ----------
     module : torch.fx.GraphModule
         The calls.
     reason : str
-        Why.
+        The reason.
     """
 
     _boxed_call = True
@@ -110,7 +110,7 @@ class Region:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Who runs the graph, for each shape that it was called with."""
+        """The executor of the graph for each shape so far."""
         outcomes = [plan.outcome for plan in self._plans.values()] or [Outcome(None, "it was never called")]
         rare = len(self._unplanned)
         reason = f"{rare} shapes were met less than {_CALLS_FOR_PLAN} times after the first {_FIRST_SHAPES} shapes"
@@ -118,7 +118,7 @@ class Region:
 
     @property
     def is_left_to_pytorch(self) -> bool:
-        """Whether PyTorch runs all calls from now on: there is one shape, and its plan is not the faster."""
+        """Whether PyTorch runs all calls from now on: there is one shape, and its plan is not faster."""
         return not self._symbolic and bool(self._plans) and all(plan.weights is None for plan in self._plans.values())
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -132,7 +132,7 @@ class Region:
         return plan.run(args)
 
     def _is_rare(self, key: object) -> bool:
-        """Say whether this shape is one of many, and has not been met often enough to be worth a plan."""
+        """Return whether this shape is one of many, and was used too rarely for a plan."""
         if len(self._plans) < _FIRST_SHAPES:
             return False
         if len(self._unplanned) > _MOST_COUNTED:
@@ -144,7 +144,7 @@ class Region:
         return False
 
     def _key(self, args: Sequence[Any]) -> object:
-        """Return what tells apart calls that need plans of their own."""
+        """Return a key that differs between calls with different plans."""
         if not self._symbolic:
             return ()
         varying = (args[i] for i in self._varying)
@@ -178,7 +178,7 @@ class Region:
             return self._eager(str(error))
         if not faster:
             net.close()
-            return self._eager(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us beside {seconds[0] * 1e6:.0f}")
+            return self._eager(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us")
         reason = f"{seconds[0] * 1e6:.0f} us, PyTorch takes {seconds[1] * 1e6:.0f}"
         return _Plan(packed, run, Outcome(net, reason))
 
@@ -198,14 +198,14 @@ class Region:
 
 @dataclass
 class _Plan:
-    """How a graph is run; by PyTorch, whatever the weights are, where none are packed."""
+    """The executor of a graph. Without packed weights, it is right for any weights."""
 
     weights: Weights | None
     run: Callable[[list[Any]], Sequence[Any]]
     outcome: Outcome
 
     def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Say whether what is packed is not what these tensors hold now."""
+        """Return whether the packed weights differ from the present content of these tensors."""
         return self.weights is not None and not self.weights.are(weights)
 
 
@@ -222,7 +222,7 @@ def _is_here(value: Any) -> bool:
 
 
 def compare(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
-    """Return whether ours is the faster, and the median seconds of both, run in turns."""
+    """Return whether ours is faster, and the median seconds of both, run in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     start = perf_counter()
     ours(), theirs()

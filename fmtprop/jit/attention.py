@@ -21,7 +21,7 @@ __all__ = ["AttentionKernel", "Tensor", "attention_kernel_for", "lanes_for"]
 #: vectors of queries of a block, and most masks of a kernel
 VECTORS, MASKS = 2, 2
 
-#: most keys whose scores are computed side by side
+#: most keys with scores that are computed at a time
 _KEYS = 12
 
 #: most bytes of the stack that a thread uses
@@ -31,7 +31,7 @@ _STACK_NBYTES = 512 << 10
 _FEWEST_QUERIES = 4
 
 
-#: a key that comes n places too late has n times this added to its score
+#: the score of a key n places after the limit gets n times this summand
 _MASKED = 1e37
 
 _FloatVector = c_float * 16
@@ -83,7 +83,7 @@ class AttentionKernel(StandaloneKernel):
     limit : int or None
         Query i has no weight for keys after i + limit, of which there is one at least; None if it has for all.
     lowest : float
-        Scores with masks that are below it count as this.
+        Lower bound of the scores with masks.
     src, key, value, dst : Tensor
         Where they are. Numbers of a row follow one another (of key: those of a column).
     masks : tuple of Tensor

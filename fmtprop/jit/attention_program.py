@@ -33,14 +33,14 @@ _MASKS, _LAST, _NUMBER, _VECTORS = 64, 80, 88, 128
 
 @dataclass(frozen=True)
 class Shape:
-    """What the code depends on.
+    """The sizes that the code depends on.
 
     Parameters
     ----------
     depth, width : int
         Numbers of a query, and of a value.
     keys : int
-        Most keys whose scores are computed side by side; there are at least so many.
+        Number of keys with scores that are computed at a time; there are at least so many keys.
     key_row, value_row : int
         Bytes from key to key, from value to value.
     masks : tuple of {"blocks", "row"}
@@ -61,9 +61,9 @@ def attention(isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool) -> 
     Parameters
     ----------
     isa : Isa
-        For which machine.
+        Instruction set of the machine.
     shape : Shape
-        For which problem.
+        Sizes of the problem.
     is_limited : bool
         Whether the last queries of a block have more keys than the first.
     is_bounded : bool
@@ -166,7 +166,7 @@ class _Attention:
             self._keep(_MASKS + 8 * index, _D)
 
     def _pack(self) -> None:
-        """Multiply the queries by the scale and transpose them; what is missing of the last block is 0."""
+        """Multiply the queries by the scale and transpose them; missing queries of the last block are 0."""
         p, xmm, zero = self.p, Register.XMM0, self.register(2)
         p.move(_A, at(_FRAME, _ROWS))
         p.emit("CMP_R64_RM64", _A, p.argument("block"))

@@ -85,7 +85,7 @@ class _GroupNorm(Program):
         self.emit("VEX_VMOVSS_M32_XMM", at(_AREA, -self.isa.nbytes), Register.XMM0)
 
     def _find_pivots(self, width: int) -> None:
-        """Average the first places of each channel: what is subtracted from all numbers, to keep sums of squares small.
+        """Average the first places of each channel: this pivot is subtracted from all numbers, so squares stay small.
 
         As these places are among the others, the mean is at most so far from the pivot, in deviations, as the root of
         all places over these.

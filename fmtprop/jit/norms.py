@@ -1,6 +1,6 @@
 """Kernels of group normalization on channels-last tensors.
 
-PyTorch's operator for this format loses digits where a mean is large beside the deviation, so it would need a copy to
+PyTorch's operator for this format loses digits if a mean is large relative to the deviation, so it would need a copy to
 rows and back, and oneDNN has no fast one. Networks that generate or restore images have dozens of these steps.
 
 A thread has some places (pixels) of an image and reads them twice. First it adds up each channel's deviations from a
@@ -21,10 +21,10 @@ from fmtprop.layout import DataType
 
 __all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel", "group_norm_kernel_for"]
 
-#: places that are treated column by column, which stay in the nearest cache; places whose mean is the pivot
+#: number of places that are treated column by column, which stay in the nearest cache; number of places for the pivot
 BLOCK_PLACES, PIVOT_PLACES = 8, 64
 
-#: vectors that a thread keeps for each vector of channels
+#: number of vectors that a thread keeps for each vector of channels
 SLOTS = 4
 
 #: most vectors of channels that are treated at a time

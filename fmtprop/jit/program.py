@@ -60,7 +60,7 @@ class Program(Assembler):
     # ------------------------------------------------------------------ integers
 
     def argument(self, name: str, nbytes: int = 0) -> MemoryOperand:
-        """Return the operand of a named argument, or of what is so many bytes behind its start."""
+        """Return the operand of a named argument, or of the memory `nbytes` after its start."""
         return at(_ARGUMENTS, getattr(self._arguments, name).offset + nbytes)
 
     def move(self, register: int, value: int | MemoryOperand) -> None:

@@ -1,7 +1,7 @@
-"""PyTorch's hidden reorders: which module and which line of a program cause them, and what would save them.
+"""PyTorch's hidden reorders: the modules and lines of a program that cause them, and ways to avoid them.
 
-``tracer.py`` watches operators and reads oneDNN's log between two of them, ``findings.py`` adds up what it saw,
-``shadow.py`` predicts what channels_last saves,
-``variants.py`` runs a model in other ways, ``script.py`` runs a program under the tracer. Nothing here changes a model.
-The package loads nothing by itself: the command line reads findings without torch.
+``tracer.py`` watches operators and reads oneDNN's log between two of them, ``findings.py`` adds up the log,
+``shadow.py`` predicts the gain of channels_last, ``variants.py`` runs a model in other ways, ``script.py`` runs a
+program under the tracer. Nothing here changes a model. The package loads nothing by itself: the command line reads
+findings without torch.
 """

@@ -1,4 +1,4 @@
-"""``fp.explain_torch``: a module as PyTorch runs it, watched, and in other ways."""
+"""``fp.explain_torch``: a module under the tracer, and measured in other ways to run it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["explain_torch"]
 def explain_torch(
     module: torch.nn.Module, inputs: Any, *, variants: Sequence[str] = tuple(VARIANTS), repeats: int = 10
 ) -> Lens:
-    """Say which hidden oneDNN reorders PyTorch executes in a module, which parts cause them, and what would save them.
+    """Return the hidden oneDNN reorders that PyTorch executes in a module, with their causes and ways to avoid them.
 
-    The module runs in eager mode as it is, without gradients. oneDNN's own log tells what it executes in each operator
-    and how long that takes.
+    The unchanged module runs in eager mode, without gradients. oneDNN's own log has its executions in each operator and
+    their times.
 
     Parameters
     ----------
@@ -32,19 +32,19 @@ def explain_torch(
     inputs : torch.Tensor or sequence of torch.Tensor
         Its positional arguments.
     variants : sequence of {"channels_last", "mkldnn", "inductor", "fmtprop"}
-        Other ways to run it, each measured beside eager.
+        Other ways to run it, each measured in turns with eager.
     repeats : int
-        Turns over which medians are taken.
+        Number of turns for each median.
 
     Returns
     -------
     Lens
-        With ``to_text``, ``to_json`` and ``to_dict``.
+        The reorders; methods ``to_text``, ``to_json`` and ``to_dict`` render them.
 
     Raises
     ------
     InputError
-        The module is none, or is in training mode; an input is no tensor on the CPU; a variant is unknown.
+        The object is no module, or is in training mode; an input is no tensor on the CPU; a variant is unknown.
     FmtpropError
         PyTorch has no oneDNN.
 
@@ -58,7 +58,7 @@ def explain_torch(
     """
     arguments = _checked(module, inputs, variants, repeats)
     with torch.no_grad():
-        for _ in range(2):  # what is done once is no part of a run
+        for _ in range(2):  # work that is done only once is no part of a run
             module(*arguments)
         with Tracer().watching() as tracer:
             module(*arguments)

@@ -1,4 +1,4 @@
-"""What a tracer saw, added up: by module, by line, by operator; and what channels_last should save."""
+"""Sums of a tracer's calls by module, line and operator, and the predicted gain of channels_last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """What oneDNN did in the calls of one operator, from one module and one line.
+    """oneDNN's executions in the calls of one operator, from one module and one line.
 
     Parameters
     ----------
@@ -37,13 +37,13 @@ class OperatorRow:
     operator : str
         PyTorch's name.
     calls, primitives, reorders : int
-        How often it was called, and what oneDNN executed then.
+        Number of calls, and of oneDNN's executions in them.
     primitive_seconds, reorder_seconds : float
-        What these took, reorders among the primitives.
+        Times of all primitives, reorders included, and of the reorders.
     weights_seconds : float
-        Of the reorders, those that pack weights.
+        Time of the reorders that pack weights.
     activation_seconds : float
-        Of the reorders, those of activations between row-major and channels-last or blocked formats.
+        Time of the reorders of activations between row-major and channels-last or blocked formats.
     formats : tuple of str
         The reorders: formats and sizes, each once.
     """
@@ -69,13 +69,13 @@ class Lens:
     Parameters
     ----------
     name : str
-        Of the model or program.
+        Name of the model or program.
     rows : tuple of OperatorRow
         The costliest reorders first.
     variants : tuple of Variant
         The model in other ways, measured; empty for a program.
     channels_last_saves_seconds : float, optional
-        Seconds of a run that ``channels_last`` should save, below 0 where it costs: each operator was timed in both
+        Seconds of a run that ``channels_last`` should save, negative for a loss: each operator was timed in both
         formats. None for a program.
     calls : tuple of Call
         The calls of the run; not in the JSON form.
@@ -104,13 +104,13 @@ class Lens:
 
     @property
     def attributed_share(self) -> float:
-        """Part of the reorders' time, 0 to 1, that is known to belong to a module."""
+        """Part of the reorders' time with a known module, 0 to 1."""
         named = sum(row.reorder_seconds for row in self.rows if row.kind)
         return named / self.reorder_seconds if self.reorder_seconds else 1.0
 
     @property
     def activation_seconds(self) -> float:
-        """Seconds of reorders of activations, which ``channels_last`` removes; weights are packed all the same."""
+        """Seconds of reorders of activations, which ``channels_last`` removes; it does not change those of weights."""
         return sum(row.activation_seconds for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,9 +208,9 @@ def lens_of(
     Parameters
     ----------
     name : str
-        Of the model or program.
+        Name of the model or program.
     calls : iterable of Call
-        What a tracer saw.
+        The calls of a tracer.
     variants : sequence of Variant
         The model in other ways.
     saves_seconds : float, optional
@@ -226,7 +226,7 @@ def lens_of(
 
 
 def lens_from(data: Mapping[str, Any]) -> Lens:
-    """Return the lens of what :meth:`Lens.to_dict` gave."""
+    """Return the lens from the result of :meth:`Lens.to_dict`."""
     from fmtprop.lens.variants import Variant
 
     rows = (OperatorRow(**{**row, "formats": tuple(row["formats"])}) for row in data["operators"])

@@ -1,6 +1,6 @@
 """A Python program under the tracer: ``python -m fmtprop.lens.script FOLDER PROGRAM ARGUMENTS…``.
 
-Runs in a process of its own, whose command line :mod:`fmtprop.cli` makes.
+Runs in a separate process; :mod:`fmtprop.cli` makes its command line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program, and write what the tracer saw, however the program ends.
+    """Run a program, and write the tracer's findings, however the program ends.
 
     Parameters
     ----------

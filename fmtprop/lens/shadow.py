@@ -1,7 +1,8 @@
-"""What channels_last should save, operator by operator: each runs in both memory formats, one after the other.
+"""Prediction of the gain of channels_last: each operator runs in both memory formats, one after the other.
 
-Tensors have shadows: the same numbers as a run in channels-last memory has them. Each operator runs on both and is
-timed, and the shadow's result goes on to the next operator, so formats spread as PyTorch itself spreads them.
+Each tensor has a shadow: the same numbers in the memory format that they have in a channels-last run. An operator runs
+on tensors and on shadows, and both are timed. The next operator takes the shadow's result, so PyTorch's own rules
+propagate the formats.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WARMUP_RUNS, _RUNS = 2, 5
 
 
 def channels_last_saving(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> float:
-    """Return the seconds of a run that channels_last should save, below 0 where it costs.
+    """Return the seconds of a run that channels_last should save, negative for a loss.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ def channels_last_saving(module: torch.nn.Module, inputs: Sequence[torch.Tensor]
     for tensor in (*module.parameters(), *module.buffers(), *inputs):
         if tensor.dim() == 4:
             shadows[tensor] = tensor.detach().to(memory_format=torch.channels_last, copy=True)
-    # the second of two runs of an operator finds more in caches: each is the second as often as the first
+    # the second of two runs finds more in caches, so each format comes second equally often
     for _ in range(_WARMUP_RUNS):
         _saved(module, inputs, shadows, shadow_first=False)
     orders: tuple[list[list[float]], ...] = ([], [])
@@ -49,7 +50,7 @@ def channels_last_saving(module: torch.nn.Module, inputs: Sequence[torch.Tensor]
 def _saved(
     module: torch.nn.Module, inputs: Sequence[torch.Tensor], shadows: WeakTensorKeyDictionary, *, shadow_first: bool
 ) -> list[float]:
-    """Return the seconds that each operator of a run takes less on shadows."""
+    """Return the seconds that each operator of a run saves on shadows."""
     with _Both(shadows, shadow_first) as both:
         module(*inputs)
     saved: list[float] = both.saved
@@ -67,7 +68,7 @@ class _Both(TorchDispatchMode):
     def __init__(self, shadows: WeakTensorKeyDictionary, shadow_first: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shadows, self._shadow_first = shadows, shadow_first
-        #: seconds that each operator takes less on shadows
+        #: seconds that each operator saves on shadows
         self.saved: list[float] = []
 
     def _shadow_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ def _timed(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
     start = perf_counter()
     try:
         result = func(*args, **kwargs)
-    except RuntimeError:  # a view that the format cannot express: a copy, as reshape makes it
+    except RuntimeError:  # the format cannot express this view: copy like reshape
         args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.contiguous(), (args, kwargs))
         result = func(*args, **kwargs)
     return result, perf_counter() - start

@@ -1,7 +1,7 @@
-"""Watches PyTorch's operators, and says what oneDNN executed in each.
+"""Tracer of PyTorch's operators and of oneDNN's executions in each.
 
-oneDNN writes its log to the process's standard output. Around each operator, that goes to a file of the tracer's own.
-What is found there belongs to the operator, to the module whose ``forward`` runs, and to the line that called.
+oneDNN writes its log to the process's standard output, which goes to a temporary file around each operator. The log
+in this file belongs to the operator, to the module with the running ``forward``, and to the calling line.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fmtprop.verbose import Execution, executions_of
 
 __all__ = ["Call", "Tracer", "logging", "output_of"]
 
-#: files whose lines are none of the user's
+#: folder of PyTorch's files: their lines are not the user's
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
-#: calls that are kept one by one
+#: most calls that are kept
 _MOST = 1_000_000
 
 
@@ -46,9 +46,9 @@ class Call:
     line : str
         ``file:line`` of the user's program.
     executions : tuple of Execution
-        What oneDNN logged.
+        oneDNN's log of the call.
     start_seconds, seconds : float
-        When it began, in seconds since 1970, and what it took.
+        Its beginning, in seconds since 1970, and its time.
     thread : int
         The operating system's number of the thread.
     """
@@ -93,7 +93,7 @@ class Tracer:
             yield self
 
     def add(self, operator: str, text: str, start_seconds: float, seconds: float) -> None:
-        """Keep what oneDNN logged in an operator."""
+        """Record oneDNN's log of an operator."""
         found = tuple(one for line in text.splitlines() for one in executions_of(line))
         if found and len(self.calls) < _MOST:
             module, kind = self._stack[-1] if self._stack else ("", "")
@@ -149,7 +149,7 @@ def logging() -> Iterator[None]:
 
 @contextmanager
 def output_of(sink: Any) -> Iterator[Any]:
-    """Let standard output go to a file in the block; yield a function that reads it afterwards."""
+    """Redirect standard output to a file in the block; yield a function that reads it afterwards."""
     flush_output()
     keep = os.dup(1)
     sink.seek(0)
@@ -170,7 +170,7 @@ def output_of(sink: Any) -> Iterator[Any]:
 
 
 def _line() -> str:
-    """Return the innermost line of the program that is neither PyTorch's nor ours; the outermost one of none."""
+    """Return the innermost line that is neither PyTorch's nor ours; if there is none, the outermost line."""
     frame = sys._getframe(1)
     last = ""
     while frame is not None:

@@ -1,4 +1,4 @@
-"""A model in other ways, measured: channels-last, mkldnn tensors, Inductor with frozen weights, fmtprop."""
+"""Measurement of other ways to run a model: channels-last, mkldnn tensors, Inductor with frozen weights, fmtprop."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fmtprop.verbose import Ledger
 
 __all__ = ["VARIANTS", "Variant", "measure"]
 
-#: what may go wrong with a way to run a model: that PyTorch or we cannot; it is told, and the others go on
+#: errors of a way to run a model that PyTorch or fmtprop does not support: they are reported, and the others run
 _FAILURES = (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError, FmtpropError)
 
-#: turns before those that count
+#: number of turns before the measured ones
 _WARMUP = 2
 
 
@@ -37,15 +37,15 @@ class Variant:
     name : str
         ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``.
     seconds : float
-        Median time of a run; 0 where it failed.
+        Median time of a run; 0 if it failed.
     reorders : int
         Reorders that oneDNN executed in a run.
     reorder_seconds : float
-        What they took.
+        Time of these reorders.
     error : float
         Largest error relative to eager.
     failure : str
-        Why the model cannot be run so; empty where it can.
+        The reason why the model cannot run in this way; empty if it can.
     """
 
     name: str
@@ -73,12 +73,12 @@ def measure(
     names : sequence of str
         Ways of :data:`VARIANTS`.
     repeats : int
-        Turns over which medians are taken.
+        Number of turns for each median.
 
     Returns
     -------
     tuple of Variant
-        Eager first.
+        The measured ways, eager first.
     """
     runs: dict[str, Run] = {"eager": lambda: module(*inputs)}
     failed: dict[str, Variant] = {}
@@ -150,7 +150,7 @@ class _Fmtprop:
         return self.net(*self._inputs)
 
 
-#: ways to run a model beside eager
+#: ways to run a model, except eager
 VARIANTS: dict[str, Callable[[torch.nn.Module, Sequence[torch.Tensor]], Run]] = {
     "channels_last": _channels_last,
     "mkldnn": _mkldnn,

@@ -1,7 +1,7 @@
-"""ONNX models as ONNX Runtime's users know them: a session, and the interface of ONNX's own test runner.
+"""ONNX models with ONNX Runtime's interface: a session, and the interface of ONNX's own test runner.
 
-``fmtprop.compile("model.onnx")`` plans a model for fixed shapes; what is here plans for each shape that it meets, takes
-and returns numpy arrays by name, and runs node by node what no plan can hold.
+``fmtprop.compile("model.onnx")`` plans a model for fixed shapes. A session makes a plan for each new shape, takes and
+returns numpy arrays by name, and runs models that a plan cannot express node by node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of ONNX's own test runner and of programs that are written for any backend.
+"""The backend interface of ONNX, for its test runner and for programs that use any backend.
 
 Examples
 --------
@@ -131,7 +131,7 @@ class FmtpropBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Tell whether models run on a device: on the CPU alone.
+        """Return whether models run on a device: only on the CPU.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 """A session: an ONNX model, planned for each set of input shapes that it is called with.
 
-A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must not know what nodes mean.
+A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must not know the meaning of nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fmtprop.frontends.onnx import open_program
 
 __all__ = ["IOBinding", "InferenceSession", "NodeArg"]
 
-#: plans that a session keeps, the last used ones
+#: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 
 _Shapes = tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class NodeArg:
     Parameters
     ----------
     name : str
-        As the model calls it.
+        Name in the model.
     type : str
         In ONNX Runtime's words: ``"tensor(float)"``, ``"seq(tensor(int64))"``.
     shape : list of (int, str or None)
@@ -48,9 +48,9 @@ class NodeArg:
 class InferenceSession:
     """An ONNX model that is run by names.
 
-    A plan is made for each set of shapes, and the last 8 are kept. A model that no plan can hold (shapes that depend on
-    data, sequences, strings) runs node by node in PyTorch, and :attr:`reason` says why; so does one whose inputs are
-    16-bit floats, with PyTorch's rounding.
+    A plan is made for each set of shapes, and the last 8 are kept. A model that a plan cannot express (shapes that
+    depend on data, sequences, strings) runs node by node in PyTorch, and :attr:`reason` says why. A model with 16-bit
+    float inputs also does, with PyTorch's rounding.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class InferenceSession:
         self._program = open_program(model)
         self._options = options
         self._plans: Plans[_Shapes, CompiledModel] = Plans(MAX_SHAPES)
-        #: why the model runs node by node, or None where it is planned
+        #: the reason for running node by node; None if the model is planned
         self.reason: str | None = None
         self._inputs = [_node_arg(info) for info in self._program.inputs]
         self._outputs = [_node_arg(info) for info in self._program.outputs]
@@ -97,7 +97,7 @@ class InferenceSession:
             self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
 
     def get_inputs(self) -> list[NodeArg]:
-        """Return the model's inputs, without those that it has values for."""
+        """Return the model's inputs, without those that have an initialiser."""
         return list(self._inputs)
 
     def get_outputs(self) -> list[NodeArg]:
@@ -105,7 +105,7 @@ class InferenceSession:
         return list(self._outputs)
 
     def get_providers(self) -> list[str]:
-        """Return who runs the model, as ONNX Runtime calls it."""
+        """Return the execution providers, by ONNX Runtime's names."""
         return ["CPUExecutionProvider"]
 
     @property
@@ -115,7 +115,7 @@ class InferenceSession:
 
     @property
     def reference_nodes(self) -> list[str]:
-        """The nodes that ran on ONNX's reference, which is slow, for lack of a function of PyTorch's."""
+        """The nodes that ran on ONNX's slow reference, since PyTorch lacks a function for them."""
         return sorted(set(self._program.reference_nodes))
 
     def run(
@@ -126,11 +126,11 @@ class InferenceSession:
         Parameters
         ----------
         output_names : sequence of str, optional
-            The outputs that are wanted; all by default.
+            The requested outputs; all by default.
         input_feed : mapping of str to numpy.ndarray
             All inputs by name; a sequence is a list of arrays.
         run_options : object
-            ONNX Runtime's, which have no meaning here.
+            Accepted for ONNX Runtime's programs, and ignored.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class InferenceSession:
         return [_written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
 
     def _planned(self, values: Mapping[str, Any]) -> CompiledModel | None:
-        """Return the plan for these inputs; None where the model runs node by node."""
+        """Return the plan for these inputs; None if the model runs node by node."""
         if self.reason is not None:
             return None
         if not all(isinstance(value, torch.Tensor) for value in values.values()) or set(values) != set(self._names()):
@@ -236,7 +236,7 @@ class IOBinding:
     Parameters
     ----------
     session : InferenceSession
-        The session whose model is run.
+        The session of the model.
 
     Examples
     --------
@@ -259,7 +259,7 @@ class IOBinding:
         self.results: dict[str, Any] = {}
 
     def bind_cpu_input(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Read an input from an array, at each run as it is then."""
+        """Bind an input to an array; each run reads the array's present content."""
         self.inputs[name] = array
 
     def bind_output(self, name: str, array: np.ndarray[Any, Any] | None = None) -> None:
@@ -279,7 +279,7 @@ class IOBinding:
         self.outputs[name] = array
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Return what the last run made, as arrays of its own."""
+        """Return copies of the last run's outputs."""
         from fmtprop.frontends.onnx.elements import array_of
 
         return [np.array(array_of(self.results[name])) for name in self._names if name in self.results]

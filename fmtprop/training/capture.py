@@ -1,9 +1,9 @@
-"""From a captured graph to a training step: the compilers that AOTAutograd is given.
+"""From a captured graph to a training step: the compilers for AOTAutograd.
 
-AOTAutograd traces forward and backward as one graph, takes mutation of buffers out of it, and is the autograd function
-behind which both halves run: it saves what we return for the backward half, and tells PyTorch's users what they know
-when a tensor was changed meanwhile or a graph is walked twice. Owns what is saved; how the halves run is
-:mod:`fmtprop.training.step`'s affair.
+AOTAutograd traces forward and backward as one graph, and takes mutation of buffers out of it. It is also the autograd
+function that runs both halves: it saves tensors for the backward half, and raises PyTorch's usual errors if a saved
+tensor was changed or a graph is walked twice. Owns the list of saved tensors; :mod:`fmtprop.training.step` runs the
+halves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Compiler", "training_backend"]
 #: a backend of torch.compile, or a compiler of AOTAutograd's
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-#: by the `memory` option, what parts a step into its halves: PyTorch's, the second one by a minimal cut
+#: `memory` option -> PyTorch's function that splits a step into its halves, the second one by a minimal cut
 _PARTITIONS: Mapping[str, Callable[..., tuple[fx.GraphModule, fx.GraphModule]]] = {
     "save": default_partition,
     "recompute": min_cut_rematerialization_partition,
@@ -38,16 +38,16 @@ def training_backend(
     *,
     writes: bool = False,
 ) -> Compiler:
-    """Return a backend of ``torch.compile`` for graphs of which some need gradients.
+    """Return a backend of ``torch.compile`` for graphs with and without gradients.
 
     Parameters
     ----------
     make_step : callable
-        Makes the step of a forward and a backward program, and the number of the forward's own results.
+        Makes a step from a forward program, a backward program, and the number of the forward's own results.
     inference : callable
-        Compiles a functional graph that needs none.
+        Compiles a functional graph that needs no gradients.
     memory : {"save", "recompute"}
-        Whether the backward half computes again what is cheap, instead of reading what was saved.
+        Whether the backward half recomputes cheap results instead of reading saved ones.
     writes : bool
         Whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
     """
@@ -67,7 +67,7 @@ def training_backend(
             bw_compiler=lambda *_: _boxed(made[-1].backward),
             inference_compiler=inference,
             partition_fn=partition,
-            # where gradients are recorded, AOTAutograd must see who changes an input
+            # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
         with _step_by_step(module):
@@ -78,13 +78,14 @@ def training_backend(
 
 @contextmanager
 def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
-    """Have an LSTM traced as its products and functions.
+    """Make PyTorch trace an LSTM as products and functions.
 
-    The workspace of PyTorch's own call (``mkldnn_rnn_layer``) has another size than it says: no graph can hold it.
+    The workspace of PyTorch's own call (``mkldnn_rnn_layer``) has another size than its declaration, so a graph cannot
+    express it.
     """
     enabled = torch._C._get_mkldnn_enabled()
     recurrent = any(getattr(node.target, "__name__", "") == "lstm" for node in module.graph.nodes)
-    # torch.backends.mkldnn.flags warns of what it sets beside this
+    # not torch.backends.mkldnn.flags: it sets more, and warns
     torch._C._set_mkldnn_enabled(enabled and not recurrent)
     try:
         yield
@@ -93,7 +94,7 @@ def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Return a function that takes its arguments as one list, as AOTAutograd calls it."""
+    """Return a function that takes its arguments as one list, the form of AOTAutograd's calls."""
 
     def boxed(args: list[Any]) -> Any:
         return run(args)

@@ -1,7 +1,7 @@
-"""The module that a user trains: the parameters, buffers and state of the original, and planned steps behind its call.
+"""The module that a user trains: the original's parameters, buffers and state, with planned training steps.
 
-Owns when plans are made and for what; PyTorch's own capture (``torch.compile``) decides when another one is needed:
-another shape, another mode, other frozen parameters.
+Owns the capture of the original and the list of its plans. PyTorch's own capture (``torch.compile``) decides when
+another plan is needed: for another shape, another mode, other frozen parameters.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fmtprop.training.step import Evaluation, Planner, Step
 
 __all__ = ["TrainingModule"]
 
-#: options that name inputs or outputs of a graph, which a captured one has no names for
+#: options with names of inputs or outputs, which a captured graph does not have
 _NAMELESS = ("boundary", "pin")
 
 
 class TrainingModule(nn.Module):
-    """A module whose forward and backward passes run as plans. Made by :func:`fmtprop.compile` with ``training=True``.
+    """A module with plans for forward and backward passes. :func:`fmtprop.compile` with ``training=True`` makes it.
 
-    Its parameters, buffers and submodules are the original's own, under their own names: optimisers, ``state_dict``,
-    ``train`` and ``eval``, hooks on parameters and ``requires_grad_`` work on either. Attributes and methods that it
-    has not itself are the original's.
+    Its parameters, buffers and submodules are the original's, under the same names: optimisers, ``state_dict``,
+    ``train`` and ``eval``, hooks on parameters and ``requires_grad_`` work on either. All other attributes and methods
+    are the original's too.
 
     Parameters
     ----------
     module : torch.nn.Module
         The original.
     example_inputs : torch.Tensor or tuple
-        What to call it with, once, so that errors come now; its buffers and torch's generator are put back after.
+        Arguments of one call, which shows errors early; buffers and torch's generator are restored afterwards.
     options : Options
-        How to compile.
+        Options of the compilation.
     plan : callable
         Plans an imported graph.
 
@@ -55,7 +55,7 @@ class TrainingModule(nn.Module):
     ImportModelError
         PyTorch cannot capture the module as one graph, or the graph cannot be imported.
     UnsupportedOpError
-        An option has no meaning here, or nobody can run an op.
+        An option has no meaning here, or no target can run an op.
     """
 
     def __init__(self, module: nn.Module, example_inputs: Any, options: Options, plan: Planner) -> None:
@@ -81,14 +81,14 @@ class TrainingModule(nn.Module):
         self._prepare(example_inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the original's arguments, return its results; a backward pass from these runs as planned."""
-        # layers that torch.compile leaves to Python unless it is told otherwise
+        """Take the original's arguments, return its results; their backward pass runs as planned."""
+        # torch.compile leaves recurrent layers to Python by default
         with torch._dynamo.config.patch(allow_rnn=True):
             return self._compiled(*args, **kwargs)
 
     @property
     def nets(self) -> tuple[CompiledModel, ...]:
-        """The plans that were made for training steps, each of a forward and a backward half."""
+        """The plans of training steps, each of a forward and a backward half."""
         return tuple(step.net for step in self.steps if step.net is not None)
 
     def train(self, mode: bool = True) -> TrainingModule:
@@ -106,7 +106,7 @@ class TrainingModule(nn.Module):
         return self._original.load_state_dict(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the original's that this module has not."""
+        """Return an attribute of the original that this module lacks."""
         return getattr(self.__dict__["_original"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -155,7 +155,7 @@ def _check(module: Any, options: Options) -> None:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Any:
-    """Put back what a call changes: buffers, such as running statistics, and torch's generator."""
+    """Restore the state that a call changes: buffers, such as running statistics, and torch's generator."""
     kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=[]):
         try:

@@ -1,6 +1,6 @@
 """One training step of one captured graph: planned at its first call, run in two halves.
 
-Owns what is returned to AOTAutograd to be saved between the halves.
+Owns the values that AOTAutograd saves between the halves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fmtprop.system.locks import ProcessLock
 
 __all__ = ["Evaluation", "Planner", "Step"]
 
-#: says whether the first of two calls is the faster, and the seconds that each takes
+#: returns whether the first of two calls is faster, and the seconds of both
 Compare = Callable[[Callable[[], object], Callable[[], object]], tuple[bool, tuple[float, float]]]
 
 #: plans an imported graph
@@ -39,16 +39,16 @@ class Step:
     Parameters
     ----------
     forward, backward : torch.fx.GraphModule
-        Functional programs, as :func:`fmtprop.frontends.joint.import_joint` takes them.
+        Functional programs, as for :func:`fmtprop.frontends.joint.import_joint`.
     outputs : int
-        How many results of the forward are its caller's.
+        Number of the forward's results for its caller.
     options : Options
-        How to compile.
+        Options of the compilation.
     plan : callable
         Plans an imported graph.
     compare : callable, optional
-        Says of two calls whether the first is faster, and the seconds of both. With it, PyTorch runs the step where
-        that is as fast, or the only way; without it, that the step cannot be planned is an error.
+        Returns whether the first of two calls is faster, and the seconds of both. With it, PyTorch runs the step if
+        PyTorch is as fast, or if the step cannot be planned; without it, such a step is an error.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Step:
         self.programs, self.outputs = (forward, backward), outputs
         self.options = options
         self._plan, self._compare = plan, compare
-        #: the plan of both halves, once the step was run
+        #: the plan of both halves, after the step's first run
         self.net: CompiledModel | None = None
-        #: why PyTorch runs it
+        #: the reason for running it in PyTorch
         self.reason = ""
         self._made: tuple[Joint, Halves] | None = None
         self._making = ProcessLock()
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
-        """Run the forward half; return its results, the ticket of this run, and what autograd saves."""
+        """Run the forward half; return its results, the ticket of this run, and the saved tensors."""
         made = self._ready(args)
         if made is None:
             results = self.programs[0].forward(*args)
@@ -84,7 +84,7 @@ class Step:
         return [*results[: self.outputs], ticket, *saved]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
-        """Run the backward half on the ticket, what was saved, and the gradients of the forward's results."""
+        """Run the backward half on the ticket, the saved tensors, and the gradients of the forward's results."""
         made, (ticket, *given) = self._made, args
         if made is None:
             results: Sequence[Any] = self.programs[1].forward(*given)
@@ -111,7 +111,7 @@ class Step:
             return self._made
 
     def _race(self, args: Sequence[Any]) -> str:
-        """Return why PyTorch runs the step, if it does: neither side changes anything but torch's generator."""
+        """Time both sides, which change only torch's generator; return the reason if PyTorch shall run the step."""
         if self._compare is None or self._made is None:
             return ""
         (joint, halves), (forward, backward) = self._made, self.programs
@@ -129,7 +129,7 @@ class Step:
 
         with torch.random.fork_rng(devices=[]):
             faster, seconds = self._compare(ours, theirs)
-        return "" if faster else f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us beside {seconds[0] * 1e6:.0f}"
+        return "" if faster else f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us"
 
     def _planned(self) -> tuple[Joint, Halves]:
         joint = import_joint(*self.programs, self.outputs, "step")
@@ -138,14 +138,14 @@ class Step:
 
 
 class Evaluation:
-    """A captured graph that needs no gradients: an ordinary plan, of which parameters are inputs, as they change.
+    """A captured graph that needs no gradients: an ordinary plan with parameters as inputs, since they change.
 
     Parameters
     ----------
     program : torch.fx.GraphModule
-        Functional.
+        A functional program.
     options : Options
-        How to compile.
+        Options of the compilation.
     plan : callable
         Plans an imported graph.
     """
@@ -155,7 +155,7 @@ class Evaluation:
     def __init__(self, program: fx.GraphModule, options: Options, plan: Planner) -> None:
         self.program, self.options = program, options
         self._plan = plan
-        #: the plan, once the graph was run
+        #: the plan, after the graph's first run
         self.net: CompiledModel | None = None
         self._functional: Functional | None = None
         self._making = ProcessLock()
@@ -170,5 +170,5 @@ class Evaluation:
         return self._functional.results(self.net.run_flat(self._functional.inputs(args)), args)
 
 
-#: what stands for a ticket where PyTorch runs a step
+#: the ticket of a step that PyTorch runs
 _NO_TICKET = torch.zeros((), dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""The log of any program that runs oneDNN (``ONEDNN_VERBOSE``): what each primitive and each reorder took.
+"""The log of any program that runs oneDNN (``ONEDNN_VERBOSE``): the times of primitives and reorders.
 
-Knows text alone: neither torch nor oneDNN is loaded. ``parse.py`` reads lines, ``ledger.py`` adds them up,
-``findings.py`` says what should not be there.
+Works on text only: neither torch nor oneDNN is loaded. ``parse.py`` reads lines, ``ledger.py`` adds them up,
+``findings.py`` reports avoidable executions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What should not be in a log, and the advice that follows. Reads sums of distinct executions."""
+"""Findings: avoidable executions of a log, with advice. Reads sums of distinct executions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fmtprop.verbose.parse import LAST, PLAIN, Execution
 
 __all__ = ["Sum", "Tally", "findings"]
 
-#: how loops without optimized code are called; a fused depthwise pair is called so too, but runs the kernels it names
+#: names of loops without optimized code; a fused depthwise pair also has such a name, but runs the kernels in it
 _LOOP = re.compile(r"(?:^|[:_])ref(?::|_int8|$)")
 
 _ADVICE = {
     "reference implementation": "another format, data type or size has a fast kernel; a newer oneDNN may have one",
     "reference reorder": "nobody has a fast way between these two formats: take another format on one side",
-    "weights packed again": "pack them once, and keep what comes of it, as torch.compile with freezing does, "
-    "torch.utils.mkldnn.to_mkldnn or fmtprop.compile",
-    "reorder that is undone": "let what stands between take the format that is there",
+    "weights packed again": "pack them once, and keep the result, as torch.compile with freezing, "
+    "torch.utils.mkldnn.to_mkldnn or fmtprop.compile do",
+    "reorder that is undone": "let the primitive between the two take the first format",
     "reorders in a row": "one reorder from the first format to the last one would do",
-    "reorder that changes nothing": "a copy of what is strided, unaligned or a temporary: let it be dense where it is "
-    "made, once",
+    "reorder that changes nothing": "a copy of a strided, unaligned or temporary tensor: make it dense where it is "
+    "created, once",
     "activations in row-major": "channels_last would remove these {count}: "
     "model.to(memory_format=torch.channels_last), and the input likewise",
     "activations leave their blocks": "channels_last may remove these {count}, and so does whatever keeps "
@@ -33,7 +33,7 @@ _ADVICE = {
 
 @dataclass
 class Sum:
-    """How often, how long and how many bytes."""
+    """Number, time and bytes of executions."""
 
     count: int = 0
     seconds: float = 0.0
@@ -48,17 +48,18 @@ class Sum:
 
 @dataclass(eq=False)
 class Tally:
-    """One distinct execution: what it is, and what all of it took.
+    """One distinct execution, and the sums of its repetitions.
 
     Parameters
     ----------
     execution : Execution
-        What it is; its own seconds mean nothing.
+        The execution; its own seconds have no meaning.
     count, milliseconds : int, float
-        How often and how long.
-    undone, chained : dict
-        How often and how long where it took back an earlier reorder, by what stood between; and where it went on from
-        the reorder just before.
+        Number and time of its repetitions.
+    undone : dict
+        The repetitions that undo an earlier reorder, by the kind of the primitive between the two.
+    chained : Sum
+        The repetitions that follow another reorder of the same tensor.
     """
 
     execution: Execution
@@ -68,12 +69,12 @@ class Tally:
     chained: Sum = field(default_factory=Sum)
 
     def __post_init__(self) -> None:
-        """Work out once what is asked at each line."""
+        """Compute the properties that each line needs."""
         one = self.execution
         formats = tuple((operand.dtype, operand.tag) for operand in one.operands[:2])
         self.is_reorder = one.kind == "reorder"
         self.moves = self.is_reorder and len(formats) == 2
-        #: sizes, source and destination; and those of the reorder that would take it back
+        #: sizes, source and destination; and those of the inverse reorder
         self.edge = (one.problem, *formats) if self.moves else ()
         self.inverse = (one.problem, *formats[::-1]) if self.moves and formats[0] != formats[1] else None
         self.nbytes = one.nbytes if self.moves else 0
@@ -86,7 +87,7 @@ class Tally:
 
     @property
     def sum(self) -> Sum:
-        """All of it."""
+        """The sum of all repetitions."""
         return Sum(self.count, self.milliseconds / 1e3, self.count * self.nbytes)
 
     def follow(self, before: Tally | None, earlier: Tally | None, milliseconds: float) -> None:
@@ -106,7 +107,7 @@ class Tally:
 
 
 def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
-    """Return what should not be there, the costliest first.
+    """Return the avoidable executions, the costliest first.
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, st
         return
     src, dst = one.operands[:2]
     if one.packs:
-        # of equal layers each is packed once: then kernels read what was packed more often
+        # equal layers are packed once each, and then kernels read their weights more often than that
         if tally.count > 1 and tally.count >= reads[dst.tag, one.problem]:
             yield "weights packed again", tally.name, tally.sum
     elif src[1:] == dst[1:]:
@@ -157,7 +158,7 @@ def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, st
 
 
 def _activation(one: Execution) -> str:
-    """Return what a change of an activation's format says of the program, empty for nothing."""
+    """Return the finding of a reorder of an activation; empty if there is none."""
     if not one.moves_activations:
         return ""
     tags = {operand.tag for operand in one.operands[:2]}
@@ -165,7 +166,7 @@ def _activation(one: Execution) -> str:
 
 
 def _weights_reads(tallies: Iterable[Tally]) -> Counter[tuple[str, str]]:
-    """Return how often weights of a format and size were read."""
+    """Return the number of reads of weights by format and size."""
     reads: Counter[tuple[str, str]] = Counter()
     for tally in tallies:
         for operand in tally.execution.operands:

@@ -1,4 +1,4 @@
-"""A log added up as it is read: the share of reorders in all primitives' time, and findings.
+"""Sums of a log, updated line by line: the share of reorders in all primitives' time, and findings.
 
 Holds sums of distinct executions, never the lines: a log may have gigabytes.
 """
@@ -16,7 +16,7 @@ from fmtprop.verbose.parse import Execution, executions, parse_body, unwrapped
 
 __all__ = ["Ledger"]
 
-#: distinct executions that are kept apart, and their characters; others are added up by kind and implementation
+#: most distinct executions, and most characters of them; further ones are added up by kind and implementation
 _ENTRIES, _CHARACTERS = 20_000, 1 << 25
 _REST = "(others)"
 _SHOWN = 20
@@ -40,20 +40,20 @@ class Ledger:
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally | None] = {}
-        #: what came after there were too many, by kind and implementation
+        #: executions beyond the limit, by kind and implementation
         self._others: dict[tuple[str, str], Tally] = {}
         self._before: Tally | None = None
         self._earlier: Tally | None = None
         self._room = _CHARACTERS
-        #: several of each, where a process has several oneDNNs: PyTorch's and OpenVINO's
+        #: facts about the library; a process can have several oneDNNs, PyTorch's and OpenVINO's
         self._library: dict[str, dict[str, None]] = {}
         self._created: dict[str, Sum] = {}
 
     def read(self, lines: Iterable[str]) -> None:
-        """Add whatever these lines report."""
+        """Add the executions of these lines."""
         known = self._tallies
         for line in lines:
-            # most lines are like one before, but for their time: they are not taken apart
+            # most lines repeat an earlier one except for the time, so they are not parsed again
             begin = line.find(",exec,")
             if begin < 0 and "_verbose," not in line:
                 continue
@@ -71,7 +71,7 @@ class Ledger:
             self._count(body, milliseconds)
 
     def read_line(self, line: str) -> bool:
-        """Add whatever a line reports; return whether it is of oneDNN's log at all."""
+        """Add the executions of a line; return whether it is a line of oneDNN's log."""
         if "_verbose," not in line:
             return False
         found = False
@@ -103,13 +103,13 @@ class Ledger:
             return tally
         if execution is None:
             return None
-        # the formats and sizes are left out, so that memory has an end
+        # without formats and sizes, to bound the memory
         kind, impl = (execution.kind, execution.impl) if len(self._others) < _ENTRIES else (_REST, "")
         rest = Execution(kind, impl, "", (), "", 0.0)
         return self._others.setdefault((kind, impl), Tally(rest))
 
     def _note(self, line: str) -> None:
-        """Keep what a line says that reports no execution: the library, and what was created."""
+        """Record a line without an execution: facts about the library, or a created primitive."""
         line = unwrapped(line)
         if (version := _VERSION.search(line)) is not None:
             self._library.setdefault("version", {})[version.group(1)] = None
@@ -136,7 +136,7 @@ class Ledger:
         return _total(tally for tally in self._all() if tally.is_reorder)
 
     def findings(self) -> list[dict[str, Any]]:
-        """Return what should not be there, the costliest first."""
+        """Return the avoidable executions, the costliest first."""
         return findings(self._all())
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One line of oneDNN's log, of any version from v0.x (MKL-DNN) to v3.x.
 
-Version of the format, timestamp and component may stand before the word ``exec``, or not.
+Version of the format, timestamp and component are optional before the word ``exec``.
 
 ::
 
@@ -32,16 +32,16 @@ __all__ = [
     "unwrapped",
 ]
 
-#: how each line begins, wherever that is in a line of a program's output
+#: the beginning of the log's lines, which may be anywhere in a line of a program's output
 MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
-#: no line has it: a container's log in JSON goes on there
+#: characters that the log never has: the text of a container's JSON log continues there
 _QUOTED = re.compile(r'["\\]')
 #: characters before the word ``exec``: version of the format, timestamp, component
 _HEADER = 80
-#: characters; oneDNN's own buffer for a line is a fraction
+#: most characters of a line; oneDNN's own buffer is much smaller
 _LONGEST = 1 << 14
 
-#: a time and, where another thread goes on in the same line, whatever can't belong to a number or to sizes
+#: a time that no character of a number or of sizes follows: another thread may continue in the same line
 _TIME = re.compile(r"(\d{1,15}(?:\.\d*)?(?:e[+-]?\d{1,2})?)(?![\w.:+-])")
 _CUT_TIME = re.compile(r"(\d{1,15}\.\d+(?:e[+-]\d{1,2})?)")
 
@@ -89,11 +89,11 @@ class Execution:
     operands : tuple of Operand
         Those with a format.
     problem : str
-        Sizes, as oneDNN spells them.
+        Sizes, in oneDNN's notation.
     seconds : float
-        What it took.
+        Its time.
     start_seconds : float, optional
-        When it began, in seconds since 1970; None where the log does not tell.
+        Its beginning, in seconds since 1970; None if the log does not tell.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Execution:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a reorder reads and writes, without padding; 0 where the line does not tell."""
+        """Bytes that a reorder reads and writes, without padding; 0 if the line does not tell."""
         if _SIZES.fullmatch(self.problem) is None:
             return 0
         elements = math.prod(map(int, self.problem.split("x")))
@@ -114,7 +114,7 @@ class Execution:
 
     @property
     def packs(self) -> bool:
-        """Whether this is a reorder of weights into blocks: of the batch, or of two axes; activations have neither."""
+        """Whether this reorder packs weights: dst has blocks of the first axis or of two axes, unlike activations."""
         if self.kind != "reorder" or len(self.operands) < 2:
             return False
         tag = self.operands[1].tag
@@ -134,7 +134,7 @@ class Execution:
 
     @property
     def weights_sizes(self) -> str:
-        """Sizes of the weights that this reads, as a reorder of them spells it; empty where the line does not tell."""
+        """Sizes of the weights that this reads, in the notation of reorders; empty if the line does not tell."""
         if ":" in self.problem:  # of a matmul
             return self.problem.partition(":")[2].partition(":")[0].partition("_")[0]
         found = _CONVOLUTION.match(self.problem)
@@ -152,8 +152,8 @@ def executions(line: str) -> Iterator[tuple[str, float]]:
     Parameters
     ----------
     line : str
-        Of any program's output. What another thread printed before the marker is left out, and where two threads
-        wrote into one line, both are found.
+        A line of any program's output. Text before the marker is ignored. If two threads wrote into one line, both
+        executions are found.
     """
     if len(line) > _LONGEST:
         return
@@ -166,7 +166,7 @@ def executions(line: str) -> Iterator[tuple[str, float]]:
 
 
 def unwrapped(text: str) -> str:
-    """Return a line from its marker on, without what a container's log in JSON has behind it."""
+    """Return a line from its marker on, without the rest of a container's JSON log."""
     return _QUOTED.split(text[max(0, text.find("_verbose,") - len("onednn")) :], 1)[0]
 
 
@@ -191,11 +191,11 @@ def _execution(text: str) -> tuple[str, float] | None:
 
 
 def parse_body(body: str) -> Execution | None:
-    """Return the execution that a text from the engine to the problem reports, of no seconds; None if it is none."""
+    """Return the execution in a text from the engine to the problem, with 0 seconds; None if there is none."""
     fields = body.split(",")
     if fields[0][:3] in ("cpu", "gpu"):  # before v1.0 there was no engine
         del fields[0]
-        while fields and fields[0].isdigit():  # the engine's number, where it is a field of its own
+        while fields and fields[0].isdigit():  # the engine's number can be a separate field
             del fields[0]
     if len(fields) < 6:
         return None
@@ -217,12 +217,12 @@ def executions_of(line: str) -> Iterator[Execution]:
 
 
 def parse_line(line: str) -> Execution | None:
-    """Return the execution that a line reports, None if it reports none; the last one where it has several.
+    """Return the execution that a line reports, the last one if it has several; None if it has none.
 
     Parameters
     ----------
     line : str
-        Of any program's output; what another thread printed before the marker is left out.
+        A line of any program's output; text before the marker is ignored.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A log's pieces, from a file, standard input or a program: compressed or not, and however long its lines are."""
+"""The lines of a log, from a file or standard input, compressed or not; long lines come in pieces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fmtprop.errors import FmtpropError
 
 __all__ = ["PIECE_CHARACTERS", "pieces"]
 
-#: characters that are read at once, and of the longest line: what is longer comes in pieces
+#: characters that are read at once, and characters of a piece: longer lines come in several pieces
 _BLOCK_CHARACTERS, PIECE_CHARACTERS = 1 << 20, 1 << 16
 
-#: how files begin: compressed ones, and text of two bytes for each character, which PowerShell's ``>`` writes
+#: the beginnings of compressed files, and of text with two bytes per character, which PowerShell's ``>`` writes
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _ENCODINGS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -35,7 +35,7 @@ def pieces(name: str) -> Generator[str, None, None]:
     Raises
     ------
     FmtpropError
-        It cannot be read, or is compressed and damaged.
+        The file cannot be read, or it is compressed and damaged.
     """
     try:
         with open(0 if name == "-" else Path(name), "rb", closefd=name != "-") as file, _text(file, name) as text:
