@@ -22,8 +22,7 @@ _ADVICE = {
     "torch.utils.mkldnn.to_mkldnn or fmtprop.compile do",
     "reorder that is undone": "let the primitive between the two take the first format",
     "reorders in a row": "one reorder from the first format to the last one would do",
-    "reorder that changes nothing": "a copy of a strided, unaligned or temporary tensor: make it dense where it is "
-    "created, once",
+    "reorder that changes nothing": "a copy of a strided, unaligned or temporary tensor: create it dense, once",
     "activations in row-major": "channels_last would remove these {count}: "
     "model.to(memory_format=torch.channels_last), and the input likewise",
     "activations leave their blocks": "channels_last may remove these {count}, and so does whatever keeps "
