@@ -103,7 +103,7 @@ def save(graph: Graph, path: str | Path) -> None:
     ImportModelError
         Not a graph, another extension, a directory that does not exist, or the file system refused.
     GraphError
-        The graph cannot be written, such as one whose constants were released after compilation.
+        The graph cannot be written, such as after its constants were released by compilation.
     UnsupportedOpError
         ONNX cannot express a node; the message names it.
     """

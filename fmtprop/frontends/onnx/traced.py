@@ -60,7 +60,7 @@ class Traced:
     Parameters
     ----------
     steps : iterable of (Node, mapping of str to TensorType)
-        Nodes whose ops declare no ONNX nodes, and the types of their operands.
+        Nodes of ops that declare no ONNX nodes, and the types of their operands.
 
     Raises
     ------
