@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
 from fmtprop.dynamo.pieces import Piece, Pieces, in_place, parted
-from fmtprop.dynamo.region import InPyTorch, Region, compare
+from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region, compare
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Step
@@ -96,15 +96,16 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         functional = in_place(functional)
         pieces = parted(functional, _constant_inputs())
-        runs = [run_of(piece) for piece in pieces]
+        is_all = len(pieces) == 1 and _changes_nothing()
+        runs = [run_of(piece, is_all) for piece in pieces]
         made.extend(runs)
         for run in runs:
             observe(run)
         return runs[0] if len(runs) == 1 else Pieces(functional, list(zip(runs, pieces, strict=True)))
 
-    def run_of(piece: Piece) -> Region | InPyTorch:
+    def run_of(piece: Piece, is_all: bool) -> Region | InPyTorch:
         if piece.is_ours:
-            return Region(piece.module, piece.constants, options)
+            return Region(piece.module, piece.constants, options, is_all=is_all)
         return InPyTorch(piece.module, "it has sizes that change, or writes to its inputs")
 
     # training must show a loss that became NaN
@@ -121,13 +122,13 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
         made.clear()
         run = functionalised(module, example_inputs)
         only = made[0] if len(made) == 1 else None
-        return _settling(run, module.forward, only) if isinstance(only, Region) else run
+        return _beside(run, module.forward, only) if isinstance(only, Region) and only.is_all else run
 
     return compile_captured
 
 
-def _settling(run: Callable[..., Any], captured: Callable[..., Any], region: Region) -> Callable[..., Any]:
-    """Return a function that calls the captured graph itself once its functional form is left to PyTorch for good.
+def _beside(run: Callable[..., Any], captured: Callable[..., Any], region: Region) -> Callable[..., Any]:
+    """Return a function that runs a region where it is faster than the captured graph, and else that graph.
 
     The functional form has about twice as many calls: each linear layer is a transposition and a product there.
     """
@@ -137,11 +138,23 @@ def _settling(run: Callable[..., Any], captured: Callable[..., Any], region: Reg
         nonlocal settled
         if settled:
             return captured(*args)
-        results = run(*args)
+        try:
+            results = run(*args)
+            if region.wins(lambda: run(*args), lambda: captured(*args)):
+                return results
+        except LeftToPyTorch:
+            pass
         settled = region.is_left_to_pytorch
-        return results
+        return captured(*args)
 
     return call
+
+
+def _changes_nothing() -> bool:
+    """Say whether the graph in the making changes none of its inputs."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return metadata is not None and not any(one.mutates_data or one.mutates_metadata for one in metadata.input_info)
 
 
 def _constant_inputs() -> frozenset[int]:

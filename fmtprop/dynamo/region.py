@@ -6,6 +6,7 @@ Owns the choice of constant inputs, the check for stale plans, and the choice be
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
@@ -25,8 +25,9 @@ from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
+from fmtprop.frontends.specialise import specialised_module
 
-__all__ = ["InPyTorch", "Outcome", "Region", "compare"]
+__all__ = ["InPyTorch", "LeftToPyTorch", "Outcome", "Region", "compare"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ class Outcome:
 
     net: CompiledModel | None
     reason: str
+
+
+class LeftToPyTorch(Exception):
+    """A region is called that PyTorch is to run, as it was captured: its functional form takes up to twice as long."""
 
 
 class InPyTorch:
@@ -93,12 +98,18 @@ class Region:
         Positions of the inputs that are constants as long as they are not changed.
     options : Options
         How to compile.
+    is_all : bool
+        Whether the region is all of a captured graph, which changes no input. The region's caller runs that graph at
+        :class:`LeftToPyTorch`, and asks whether a new plan :meth:`wins` beside it. Else plans compete with `module`.
     """
 
     _boxed_call = True
 
-    def __init__(self, module: fx.GraphModule, constants: frozenset[int], options: Options) -> None:
-        self.module, self.options = module, options
+    def __init__(
+        self, module: fx.GraphModule, constants: frozenset[int], options: Options, *, is_all: bool = False
+    ) -> None:
+        self.module, self.options, self.is_all = module, options, is_all
+        self._new = _New()
         self._constants = sorted(constants)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
@@ -156,7 +167,10 @@ class Region:
         def make() -> _Plan:
             self._changes += self._plans.known(key) is not None
             made = self._made(args, weights)
-            _LOG.info("a graph runs %s: %s", "as a plan" if made.outcome.net else "in PyTorch", made.outcome.reason)
+            if self.is_all and made.outcome.net is not None:
+                self._new.plan = made
+            else:
+                _tell(made.outcome)
             return made
 
         return self._plans.get(key, make, lambda plan: not plan.is_stale(weights))
@@ -173,25 +187,58 @@ class Region:
             def run(given: Sequence[Any]) -> Sequence[Any]:
                 return functional.results(net.run_flat(functional.inputs(given)), given)
 
-            faster, seconds = compare(lambda: run(args), lambda: self._run_eager(args))
+            made = _Plan(packed, run, Outcome(net, ""))
+            if self.is_all:
+                run(args)
+            else:
+                self._decide(made, lambda: run(args), lambda: self._run_eager(args))
         except FmtpropError as error:
             return self._eager(str(error))
-        if not faster:
-            net.close()
-            return self._eager(f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us")
-        reason = f"{seconds[0] * 1e6:.0f} us, PyTorch takes {seconds[1] * 1e6:.0f}"
-        return _Plan(packed, run, Outcome(net, reason))
+        return made
+
+    def wins(self, ours: Callable[[], object], theirs: Callable[[], object]) -> bool:
+        """Compare the plan that this thread's last call has made, if it made one, with the captured graph.
+
+        Parameters
+        ----------
+        ours, theirs : callable
+            The same call, by way of the region and by the captured graph.
+
+        Returns
+        -------
+        bool
+            Whether the plan is the faster, or was chosen before.
+        """
+        made, self._new.plan = self._new.plan, None
+        if made is None:
+            return True
+        self._decide(made, ours, theirs)
+        _tell(made.outcome)
+        return made.outcome.net is not None
+
+    def _decide(self, made: _Plan, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
+        """Keep a new plan where it is the faster."""
+        net = made.outcome.net
+        faster, (seconds, others) = compare(ours, theirs)
+        if faster or net is None:
+            made.outcome = Outcome(net, f"{seconds * 1e6:.0f} us, PyTorch takes {others * 1e6:.0f}")
+            return
+        made.weights, made.run = None, self._run_eager
+        made.outcome = Outcome(None, f"PyTorch is as fast: {others * 1e6:.0f} us, the plan {seconds * 1e6:.0f} us")
+        net.close()
 
     def _eager(self, reason: str) -> _Plan:
         return _Plan(None, self._run_eager, Outcome(None, reason))
 
     def _compiled(self, args: Sequence[Any]) -> tuple[Functional, CompiledModel]:
-        program = _specialised(self.module, args) if self._symbolic else self.module
+        program = specialised_module(self.module, args) if self._symbolic else self.module
         functional = import_functional(program, {i: args[i] for i in self._constants}, "region")
         options = replace(self.options, boundary=functional.boundary)
         return functional, compile_graph(functional.graph, options)
 
     def _run_eager(self, args: Sequence[Any]) -> Sequence[Any]:
+        if self.is_all:
+            raise LeftToPyTorch
         results: Sequence[Any] = self.module.forward(*args)
         return results
 
@@ -206,13 +253,18 @@ class _Plan:
 
     def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
         """Return whether the packed weights differ from the present content of these tensors."""
-        return self.weights is not None and not self.weights.are(weights)
+        packed = self.weights  # read once: another thread may leave the plan to PyTorch
+        return packed is not None and not packed.are(weights)
 
 
-def _specialised(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
-    """Return the graph for the sizes of these inputs, its symbols replaced by numbers."""
-    with torch.fx.traceback.preserve_node_meta():
-        return make_fx(lambda *values: fx.Interpreter(module).run(*values), tracing_mode="fake")(*args)
+class _New(threading.local):
+    """The plan that this thread has made and not yet compared."""
+
+    plan: _Plan | None = None
+
+
+def _tell(outcome: Outcome) -> None:
+    _LOG.info("a graph runs %s: %s", "as a plan" if outcome.net else "in PyTorch", outcome.reason)
 
 
 def _is_here(value: Any) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx.node import map_arg
 
 from fmtprop.errors import ImportModelError, InputError
 
-__all__ = ["Sizes", "specialised"]
+__all__ = ["Sizes", "specialised", "specialised_module"]
 
 
 class Sizes:
@@ -132,25 +134,50 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     ]
-    graph = _Specialiser(program, dict(zip(names, given, strict=True))).graph
+    recorded = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    mode = torch._guards.detect_fake_mode(recorded) or FakeTensorMode()
+    with mode:
+        known = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in zip(names, given, strict=True)}
     made = copy.copy(program)
-    made._graph_module = fx.GraphModule(program.graph_module, graph)
+    made._graph_module = fx.GraphModule(program.graph_module, _Specialiser(program.graph, known, mode).graph)
     return made
+
+
+def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> fx.GraphModule:
+    """Return a functional graph for the sizes of some inputs; any number of threads may call this.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        ATen calls.
+    given : sequence
+        One tensor or number for each placeholder; of a tensor, only its type, shape and strides are read.
+
+    Raises
+    ------
+    ImportModelError
+        A call fails for these sizes.
+
+    Notes
+    -----
+    ``make_fx`` would do, but while it traces, all calls of compiled functions in other threads raise.
+    """
+    mode = FakeTensorMode()
+    known = dict(zip((node.name for node in module.graph.nodes if node.op == "placeholder"), given, strict=True))
+    known |= {node.name: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
+    fake = {name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in known.items()}
+    return fx.GraphModule(module, _Specialiser(module.graph, fake, mode).graph)
 
 
 class _Specialiser:
     """One walk over a program. A node is copied with numbers in place of symbols, or becomes a number."""
 
-    def __init__(self, program: ExportedProgram, given: dict[str, torch.Tensor]) -> None:
+    def __init__(self, graph: fx.Graph, given: dict[str, Any], mode: FakeTensorMode) -> None:
         self.graph = fx.Graph()
         self._given = given
         self._made: dict[fx.Node, Any] = {}
-        mode = torch._guards.detect_fake_mode(
-            [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
-        )
-        self._mode = mode or torch._subclasses.FakeTensorMode()
-        with self._mode, torch.no_grad():
-            for node in program.graph.nodes:
+        with mode, torch.no_grad():
+            for node in graph.nodes:
                 self._made[node] = self._specialise(node)
 
     def _specialise(self, node: fx.Node) -> Any:
@@ -158,10 +185,10 @@ class _Specialiser:
             return self._call(node)
         made = self.graph.node_copy(node, self._made.__getitem__) if node.op != "output" else self._output(node)
         made.name = node.name  # a new graph renames nodes with the name of a builtin
-        if node.name in self._given:
-            tensor = self._given[node.name]
-            made.meta["val"] = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return made
+        if node.name not in self._given:
+            return made
+        made.meta["val"] = value = self._given[node.name]
+        return value if isinstance(value, int | float) else made
 
     def _output(self, node: fx.Node) -> fx.Node:
         made: fx.Node = self.graph.output(map_arg(node.args[0], self._made.__getitem__))

@@ -344,3 +344,46 @@ def test_an_explanation_names_graphs_and_breaks():
     assert len(found.regions) == 2
     assert len(found.breaks) == 1
     assert str(found).startswith("2 graphs, 1 graph break")
+
+
+def test_plans_compete_with_the_captured_graph_and_not_with_its_functional_form(monkeypatch):
+    competed: list[bool] = []
+    functional = monkeypatch.context
+
+    def compare(ours: Callable, theirs: Callable) -> tuple[bool, tuple[float, float]]:
+        with functional() as during:
+            during.setattr(region.Region, "__call__", lambda self, args: pytest.fail("the functional form was run"))
+            competed.append(isinstance(theirs(), torch.Tensor | tuple | list))
+        ours()
+        return True, (1.0, 2.0)
+
+    monkeypatch.setattr(region, "compare", compare)
+    run, regions = compiled(network(), dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3, 2):
+            run(image(batch))
+    assert competed == [True, True]
+    assert [outcome.net is not None for outcome in regions[0].outcomes] == [True, True]
+
+
+@pytest.mark.usefixtures("always")
+def test_nothing_is_traced_while_a_shape_is_planned():
+    """While one thread traces, PyTorch refuses calls of compiled functions in all threads."""
+    traced: list[bool] = []
+
+    @torch.library.custom_op("fmtprop_tests::same", mutates_args=())
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @same.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        traced.append(torch.fx._symbolic_trace._is_fx_tracing_flag)
+        return torch.empty_like(x)
+
+    run, regions = compiled(lambda x: same(x) @ x.t(), dynamic=True)
+    with torch.no_grad():
+        run(torch.ones(2, 8))
+        traced.clear()
+        run(torch.ones(3, 8))
+    assert len(regions[0].outcomes) == 2
+    assert traced and not any(traced)

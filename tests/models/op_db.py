@@ -1,5 +1,7 @@
 """PyTorch's operator database through ``fp.compile``: every operator's own samples, as a small model each.
 
+With ``--dynamo`` they go through ``torch.compile(backend="fmtprop")``, where nothing may be refused.
+
 ``python -m tests.models.op_db`` runs the samples in child processes and writes what is refused, and why, to
 ``refused_ops.txt`` beside this file; a slow test compares. None may be wrong, and none may take its process down.
 """
@@ -11,7 +13,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import fmtprop as fp
+from fmtprop.dynamo import region
+from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.errors import FmtpropError
 
 REFUSED = Path(__file__).with_name("refused_ops.txt")
@@ -30,6 +34,10 @@ TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 3e-2, tor
 
 #: operators per child process, and the seconds that one of them may take
 _PER_CHILD, _SECONDS = 12, 600
+
+
+#: computes the results of a model on inputs, by options
+Door = Callable[["One", Sequence[torch.Tensor], Any], Any]
 
 
 @dataclass(frozen=True)
@@ -75,16 +83,16 @@ def name_of(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def check(info: Any, most: int | None, special: str = "", **options: Any) -> Iterator[Outcome]:
+def check(info: Any, most: int | None, special: str, door: Door, **options: Any) -> Iterator[Outcome]:
     """Yield the outcome of an operator's samples, of some where there are more than `most`."""
     name = name_of(info)
     samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))
     for index, sample in enumerate(samples[:most]):
         model = One(info.op, ((sample.input, *sample.args), sample.kwargs)).eval()
-        yield Outcome(name, index, *outcome_of(model, special, options))
+        yield Outcome(name, index, *outcome_of(model, special, door, options))
 
 
-def outcome_of(model: One, special: str, options: Any) -> tuple[str, str]:
+def outcome_of(model: One, special: str, door: Door, options: Any) -> tuple[str, str]:
     inputs = [poisoned(tensor, special) for tensor in model.tensors()]
     try:
         with torch.no_grad():
@@ -98,12 +106,34 @@ def outcome_of(model: One, special: str, options: Any) -> tuple[str, str]:
     if difference(again, expected, {}) is not None:
         return "skipped", "random"
     try:
-        net = fp.compile(model, tuple(inputs), **options)
-        got = net(*inputs)
+        got = door(model, inputs, options)
     except FmtpropError as error:
         return "refused", reason(str(error))
+    except Exception as error:
+        return "wrong", f"raised {type(error).__name__}: {reason(str(error))}"
     wrong = difference(got, expected, TOLERANCE)
     return ("wrong", wrong) if wrong else ("right", "")
+
+
+def by_export(model: One, inputs: Sequence[torch.Tensor], options: Any) -> Any:
+    """Return what ``fp.compile`` computes."""
+    return fp.compile(model, tuple(inputs), **options)(*inputs)
+
+
+def by_dynamo(model: One, inputs: Sequence[torch.Tensor], options: Any) -> Any:
+    """Return the results of plans of the captured graphs; eager PyTorch's where PyTorch cannot capture them."""
+    region.compare = lambda ours, theirs: (ours() is not None, (0.0, 1.0))
+
+    def through(backend: Any) -> Any:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            return torch.compile(model, backend=backend)(*(tensor.clone() for tensor in inputs))
+
+    try:
+        through("aot_eager")
+    except Exception:
+        return model(*inputs)
+    return through(regions_by(options_of(None, options), lambda region: None))
 
 
 def reason(text: str) -> str:
@@ -206,6 +236,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=None, help="samples of each operator")
     parser.add_argument("--special", default="", choices=["", "nan", "inf", "all"])
     parser.add_argument("--exact", action="store_true", help="special_values='exact'")
+    parser.add_argument("--dynamo", action="store_true", help="through torch.compile")
     parser.add_argument("--default", action="store_true", help="compile with default settings")
     parser.add_argument("--write", action="store_true", help=f"write {REFUSED.name}")
     options = parser.parse_args()
@@ -217,7 +248,7 @@ def main() -> None:
     refused: list[Outcome] = []
     flags = [f"--most={options.most}"] if options.most else []
     flags += [f"--special={options.special}"] if options.special else []
-    flags += [flag for flag, given in (("--exact", options.exact), ("--default", options.default)) if given]
+    flags += [f"--{flag}" for flag in ("exact", "default", "dynamo") if getattr(options, flag)]
     for outcome in run(names, flags):
         counts[outcome.status] = counts.get(outcome.status, 0) + 1
         if outcome.status == "refused":
@@ -234,12 +265,13 @@ def main() -> None:
 def _child(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     known = {name_of(info): info for info in operators()}
+    door = by_dynamo if options.dynamo else by_export
     how: dict[str, Any] = {} if options.default else {"tune": "model", "confirm": False}
     if options.exact:
         how["special_values"] = "exact"
     for name in options.names:
         print(f"@{name}", flush=True)
-        for outcome in check(known[name], options.most, options.special, **how):
+        for outcome in check(known[name], options.most, options.special, door, **how):
             print(f"#{outcome}", flush=True)
 
 

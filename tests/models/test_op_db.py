@@ -18,3 +18,11 @@ def test_the_operator_database_is_right_or_refused():
     refused, known = op_db.listing([o for o in outcomes if o.status == "refused"]), op_db.REFUSED.read_text("utf-8")
     if refused.splitlines()[0] == known.splitlines()[0]:  # another version says it in other words
         assert refused == known
+
+
+@pytest.mark.slow
+def test_the_operator_database_is_right_through_dynamo():
+    names = sorted({op_db.name_of(info) for info in op_db.operators()})
+    outcomes = list(op_db.run(names, ["--most=2", "--dynamo"]))
+    assert sum(outcome.status == "right" for outcome in outcomes) > 1000
+    assert [str(outcome) for outcome in outcomes if outcome.status not in ("right", "skipped")] == []
