@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 from fmtprop import __version__
@@ -158,7 +160,7 @@ def sarif(model: str, violations: Sequence[Violation]) -> str:
             "ruleId": one.rule,
             "level": "error",
             "message": {"text": printable(one.message)},
-            "locations": [{"logicalLocations": [{"name": printable(model), "kind": "module"}]}],
+            "locations": [_location(model)],
         }
         for one in violations
     ]
@@ -169,3 +171,13 @@ def sarif(model: str, violations: Sequence[Violation]) -> str:
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
     return json.dumps(data, indent=1)
+
+
+def _location(model: str) -> dict[str, Any]:
+    """Return a model's place: its file, if it is one, so that viewers attach results to it."""
+    named = {"logicalLocations": [{"name": printable(model), "kind": "module"}]}
+    path = Path(model)
+    if not path.is_file():
+        return named
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}}, **named}

@@ -56,7 +56,8 @@ class Counterfactual:
     seconds : float, optional
         Cost of the cheapest plan without it; None if there is no such plan.
     extra_seconds : float, optional
-        The difference: the price of avoiding the reorder, negative for a gain.
+        The difference of the two plans, negative for a gain. The cheapest plan without it may differ in other places
+        too, so differences of several reorders do not add up.
     why : str
         The reason for not solving it, or the rule or node that forces it.
     """

@@ -72,6 +72,23 @@ def test_outcomes_for_other_programs():
     assert {row["ruleId"] for row in run["results"]} <= {rule["id"] for rule in run["tool"]["driver"]["rules"]}
 
 
+def test_a_result_names_the_file_of_its_model(tmp_path, monkeypatch):
+    (tmp_path / "my model.onnx").touch()
+    found = check(with_edges(A), Limits(max_reorders=0))
+
+    def places(model):
+        (result,) = json.loads(sarif(model, found))["runs"][0]["results"]
+        return result["locations"]
+
+    monkeypatch.chdir(tmp_path)
+    (place,) = places("my model.onnx")
+    assert place["physicalLocation"] == {"artifactLocation": {"uri": "my%20model.onnx"}}
+    (place,) = places(str(tmp_path / "my model.onnx"))
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == (tmp_path / "my model.onnx").as_uri()
+    (place,) = places("resnet50")
+    assert place == {"logicalLocations": [{"name": "resnet50", "kind": "module"}]}
+
+
 def test_reports_are_read(tmp_path):
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     with_edges(A).to_json(one)

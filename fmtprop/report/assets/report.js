@@ -232,7 +232,7 @@
     const told = {
       forced: "No plan of these nodes does without it. " + c.why,
       pays: "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ".",
-      avoidable: "A plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ".",
+      avoidable: "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ". It may differ in other places too: gains of several reorders do not add up.",
     }[c.verdict] || "Not solved: " + c.why;
     const facts = [
       ["edge", row.producer + " → " + row.readers.join(", ")],
