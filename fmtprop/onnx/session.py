@@ -12,11 +12,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fmtprop.api import compile as compile_model
+from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
+from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.onnx import open_program
+from fmtprop.runtime.threads import on_cpu
+from fmtprop.runtime.weights import SharedForms
 
 __all__ = ["IOBinding", "InferenceSession", "NodeArg"]
 
@@ -84,7 +87,9 @@ class InferenceSession:
         if providers is not None and "CPUExecutionProvider" not in list(providers):
             raise ImportModelError(f"providers are {list(providers)}; fmtprop runs on the CPU: CPUExecutionProvider")
         self._program = open_program(model)
-        self._options = options
+        self._options = Options(**options)
+        tensors = self._program.body.constants.values()
+        self._shared = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
         self._plans: Plans[_Shapes, CompiledModel] = Plans(MAX_SHAPES)
         #: the reason for running node by node; None if the model is planned
         self.reason: str | None = None
@@ -199,9 +204,9 @@ class InferenceSession:
         from fmtprop.frontends.onnx.graph import graph_of
 
         def make() -> CompiledModel:
-            graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
-            plan: CompiledModel = compile_model(graph, **self._options)
-            return plan
+            with on_cpu():
+                graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
+                return compile_graph(graph, self._options, shared=self._shared)
 
         try:
             return self._plans.get(shapes, make)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import helper, parser
+import torch
+from onnx import helper, numpy_helper, parser
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.onnx import limits
 from fmtprop.onnx import backend
+from fmtprop.runtime.constants import ConstantStore
 
 DYNAMIC = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -42,6 +44,30 @@ def test_a_plan_for_each_shape():
     assert list(made.plans) == [((3, 2), (3,)), ((1, 2), (1,))]
     assert made.reason is None
     assert made.run(["twice"], {"x": x, "extra": extra})[0].tolist() == [0]
+
+
+def test_plans_for_other_shapes_do_not_pack_weights_again(monkeypatch):
+    packed, plain = [], ConstantStore.compute
+    monkeypatch.setattr(
+        ConstantStore, "compute", lambda self, node, *args: packed.append(node.name) or plain(self, node, *args)
+    )
+    weights = np.random.default_rng(0).standard_normal((64, 33, 3, 3)).astype(np.float32)
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 33, 8, 8] x, float[64, 33, 3, 3] w) => '
+        "(float[n, 64, 6, 6] y) { y = Conv(x, w) }"
+    )
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    made, counts = fp.onnx.InferenceSession(model, **OPTIONS), []
+    for n in (2, 3):
+        x = np.random.default_rng(n).standard_normal((n, 33, 8, 8)).astype(np.float32)
+        want = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(weights)).numpy()
+        np.testing.assert_allclose(made.run(None, {"x": x})[0], want, atol=1e-3)
+        counts.append(len(packed))
+    first, second = (
+        {c.data_ptr() for c in net.plan.constants if c.nbytes >= weights.nbytes} for net in made.plans.values()
+    )
+    assert counts[0] == counts[1] > 0 and first == second != set()
 
 
 def test_few_plans_are_kept():
