@@ -170,12 +170,7 @@ def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onn
     version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
     if version is None or version >= limits.OLDEST_OPSET:
         return model
-    slopes = [weights.get(node.input[1]) for node in model.graph.node if node.op_type == "PRelu"]
-    if any(slope is None or len(slope.reshape(-1)) > 1 for slope in slopes):
-        raise ImportModelError(
-            f"{name} is of opset {version} and has PRelu, with a slope per channel, which the converter does not "
-            "express: export it again"
-        )
+    _spread_slopes(model, weights, name)
     try:
         return onnx.version_converter.convert_version(model, limits.OLDEST_OPSET)
     except _INVALID as error:
@@ -183,6 +178,52 @@ def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onn
             f"{name} is of opset {version}, which onnx.version_converter cannot make newer: "
             f"{str(error).strip().splitlines()[0]}; export it again"
         ) from error
+
+
+def _spread_slopes(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> None:
+    """Let slopes of PRelu, one for each channel before opset 7, broadcast as they do since; the converter does not."""
+    old = [node for node in model.graph.node if node.op_type == "PRelu" and not _is_single(weights.get(node.input[1]))]
+    if not old:
+        return
+    ranks = _ranks(onnx.shape_inference.infer_shapes(model).graph)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node in old:
+            source, slope = ranks.get(node.input[0]), ranks.get(node.input[1])
+            if source is None or slope is None:
+                raise ImportModelError(
+                    f"{name}: node {node.name or node.output[0]} (PRelu, opset < {limits.OLDEST_OPSET}) has a slope "
+                    "for each channel, and the number of its operands' axes is unknown: export it again"
+                )
+            nodes += _with_spread_slope(node, source, slope)
+        else:
+            nodes.append(node)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def _is_single(slope: Any) -> bool:
+    return slope is not None and len(slope.reshape(-1)) <= 1
+
+
+def _ranks(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the number of axes of each value, where it is known."""
+    return {
+        info.name: len(info.type.tensor_type.shape.dim)
+        for info in (*graph.input, *graph.value_info, *graph.output)
+        if info.type.tensor_type.HasField("shape")
+    }
+
+
+def _with_spread_slope(node: onnx.NodeProto, source: int, slope: int) -> list[onnx.NodeProto]:
+    """Return a PRelu whose slope has axes of one element behind the channels."""
+    if slope != 1 or source < 3:
+        return [node]
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[1] = f"{node.output[0]}/slope"
+    return [helper.make_node("Unsqueeze", [node.input[1]], [copy.input[1]], axes=list(range(1, source - 1))), copy]
 
 
 # ---------------------------------------------------------------- weights

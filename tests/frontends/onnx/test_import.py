@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -229,7 +230,7 @@ def test_positions_that_are_known_are_constants_of_a_plan(node):
         '<ir_version: 8, opset_import: ["" : 18]> g (float[1, 2, 4, 5] x) => (float[1, 2, 7, 6] y) '
         "<int64[4] s = {1, 2, 7, 6}, float[8] r = {0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.5, 1.2}> { y = " + node + " }"
     )
-    model = onnx.parser.parse_model(text)
+    model = parser.parse_model(text)
     x = torch.rand(1, 2, 4, 5)
     (want,) = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
     torch.testing.assert_close(fp.compile(model, policy="plain")(x), torch.from_numpy(want))
@@ -244,3 +245,26 @@ def test_a_view_of_a_view_of_weights_is_a_constant():
     x = torch.rand(2, 64)
     y = fp.compile(with_weights(text, w=weights), policy="plain")(x)
     torch.testing.assert_close(y, x @ torch.from_numpy(weights), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 3), (2, 3, 4, 5)])
+def test_slopes_of_old_opsets_are_for_channels(shape):
+    """The converter leaves them as they are: then they would be for the last axis, without an error where it fits."""
+    x, slope = np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape), np.float32([0.1, 0.2, 0.3])
+    sizes = ", ".join(map(str, shape))
+    model = parser.parse_model(
+        f'<ir_version: 3, opset_import: ["" : 6]> g (float[{sizes}] a, float[3] slope) => (float[{sizes}] y) '
+        "{ x = Abs(a) z = Neg(x) y = PRelu(z, slope) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(slope, "slope"))
+    got = fp.onnx.InferenceSession(model, policy="propagate").run(None, {"a": x})[0]
+    np.testing.assert_allclose(got, -abs(x) * slope.reshape(1, 3, *[1] * (len(shape) - 2)), atol=1e-6)
+
+
+def test_the_rank_behind_slopes_of_old_opsets_must_be_known():
+    model = parser.parse_model(
+        '<ir_version: 3, opset_import: ["" : 6]> g (float[12] a, int64[k] sizes, float[3] slope) => (float[n, 3] y) '
+        "{ z = Reshape(a, sizes) y = PRelu(z, slope) }"
+    )
+    with pytest.raises(ImportModelError, match="number of its operands' axes is unknown"):
+        fp.onnx.InferenceSession(model, policy="propagate")
