@@ -78,9 +78,12 @@ class Sizes:
             for axis, (expected, size) in enumerate(sizes):
                 where = f"input {name} axis {axis}"
                 if isinstance(expected, int):
-                    self._check_fixed(expected, size, where)
+                    self._check_fixed(expected, size, where, "mark it in dynamic_shapes")
                     continue
                 expression = expected.node.expr
+                if not expression.free_symbols:
+                    self._check_fixed(int(expression), size, where, "the model itself takes no other size")
+                    continue
                 if expression.is_Symbol and expression not in bound:
                     bound[expression] = (size, where)
                     self._check_range(expression, size, where)
@@ -93,11 +96,9 @@ class Sizes:
                 raise InputError(f"{where}: got {size}, but it must be {wanted} because of {others}")
 
     @staticmethod
-    def _check_fixed(expected: int, size: int, where: str) -> None:
+    def _check_fixed(expected: int, size: int, where: str, why: str) -> None:
         if size != expected:
-            raise InputError(
-                f"{where}: got {size}, but it must be {expected}, which is fixed: mark it in dynamic_shapes"
-            )
+            raise InputError(f"{where}: got {size}, but it must be {expected}, which is fixed: {why}")
 
     def _check_range(self, symbol: Any, size: int, where: str) -> None:
         allowed = self._ranges.get(symbol)

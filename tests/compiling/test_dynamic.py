@@ -229,3 +229,16 @@ def test_many_threads_meet_new_shapes_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_size_that_the_model_fixes_is_named():
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._check(x.shape[1] == 8)
+            return x @ x.t()
+
+    anything = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    net = fp.compile(Fixed(), (torch.ones(2, 8),), dynamic_shapes=(anything,), tune="model")
+    assert net(torch.ones(3, 8)).shape == (3, 3)
+    with pytest.raises(InputError, match="x axis 1: got 7, but it must be 8, which is fixed: the model itself"):
+        net(torch.ones(3, 7))
