@@ -55,6 +55,8 @@ class Tally:
         The execution; its own seconds have no meaning.
     count, milliseconds : int, float
         Number and time of its repetitions.
+    refusals : tuple of str
+        Reasons for which other implementations were refused before its first execution, in logs that tell.
     undone : dict
         The repetitions that undo an earlier reorder, by the kind of the primitive between the two.
     chained : Sum
@@ -64,6 +66,7 @@ class Tally:
     execution: Execution
     count: int = 0
     milliseconds: float = 0.0
+    refusals: tuple[str, ...] = ()
     undone: dict[str, Sum] = field(default_factory=dict)
     chained: Sum = field(default_factory=Sum)
 
@@ -116,18 +119,22 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        ``kind``, ``name``, ``count``, ``seconds``, ``bytes``, ``advice``.
+        ``kind``, ``name``, ``count``, ``seconds``, ``bytes``, ``advice``, and ``reasons``, a list of str: oneDNN
+        refused other implementations for these before it took a reference one.
     """
     tallies = list(tallies)
     found: dict[tuple[str, str], Sum] = {}
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
     reads = _weights_reads(tallies)
     for tally in tallies:
         for kind, name, total in _of(tally, reads):
             found.setdefault((kind, name), Sum()).add(total)
+            if kind.startswith("reference"):
+                reasons.setdefault((kind, name), {}).update(dict.fromkeys(tally.refusals))
     rows = [
         {
             "kind": kind, "name": name, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes,
-            "advice": _ADVICE[kind].format(count=s.count),
+            "advice": _ADVICE[kind].format(count=s.count), "reasons": list(reasons.get((kind, name), ())),
         }
         for (kind, name), s in found.items()
     ]  # fmt: skip

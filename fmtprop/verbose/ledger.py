@@ -19,10 +19,13 @@ __all__ = ["Ledger"]
 #: most distinct executions, and most characters of them; further ones are added up by kind and implementation
 _ENTRIES, _CHARACTERS = 20_000, 1 << 25
 _REST = "(others)"
-_SHOWN = 20
+_SHOWN, _SHOWN_REASONS = 20, 3
 
 _VERSION = re.compile(r"_verbose,(?:v\d+,)?info,(?:oneDNN|DNNL|Intel\(R\) MKL-DNN|Intel MKL-DNN) v?([\w.]+)")
 _INFO = re.compile(r"_verbose,(?:v\d+,)?info,cpu,(isa|runtime):([^\r\n]{1,200})")
+#: a line of ONEDNN_VERBOSE=dispatch; fields before the reason; kinds, reasons of each and characters that are kept
+_REFUSED = re.compile(r",create:dispatch,([a-z_]{1,40}),([^\r\n]*)")
+_FIELDS, _KINDS, _REASONS, _LONGEST_REASON = 8, 100, 64, 200
 _CREATED = re.compile(r",create(?::(\w+))?,.*,(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$")
 
 
@@ -48,6 +51,8 @@ class Ledger:
         #: facts about the library; a process can have several oneDNNs, PyTorch's and OpenVINO's
         self._library: dict[str, dict[str, None]] = {}
         self._created: dict[str, Sum] = {}
+        #: by kind: sizes, where the line has them, and reasons of refusals
+        self._refused: dict[str, dict[tuple[str, str], None]] = {}
 
     def read(self, lines: Iterable[str]) -> None:
         """Add the executions of these lines."""
@@ -97,9 +102,10 @@ class Ledger:
 
     def _new(self, body: str) -> Tally | None:
         execution = parse_body(body)
+        refusals = self._refusals(execution) if execution is not None else ()
         if len(self._tallies) < _ENTRIES and self._room >= len(body):
             self._room -= len(body)
-            self._tallies[body] = tally = Tally(execution) if execution is not None else None
+            self._tallies[body] = tally = Tally(execution, refusals=refusals) if execution is not None else None
             return tally
         if execution is None:
             return None
@@ -107,6 +113,23 @@ class Ledger:
         kind, impl = (execution.kind, execution.impl) if len(self._others) < _ENTRIES else (_REST, "")
         rest = Execution(kind, impl, "", (), "", 0.0)
         return self._others.setdefault((kind, impl), Tally(rest))
+
+    def _refusals(self, execution: Execution) -> tuple[str, ...]:
+        """Return the reasons for which implementations were refused before a first execution, and forget them."""
+        found = self._refused.pop(execution.kind, {})
+        others = {key: None for key in found if key[0] not in ("", execution.problem)}
+        if others:
+            self._refused[execution.kind] = others
+        return tuple(dict.fromkeys(reason for sizes, reason in found if (sizes, reason) not in others))
+
+    def _refuse(self, kind: str, text: str) -> None:
+        """Keep a reason: ``REASON,FILE:LINE``, or with engine, kind, …, auxiliary and sizes before it."""
+        said = text.rpartition(",")[0]
+        fields = said.split(",", _FIELDS) if said.startswith(("cpu,", "gpu,")) else []
+        sizes, reason = fields[-2:] if len(fields) > _FIELDS else ("", said)
+        known = self._refused.setdefault(kind, {}) if len(self._refused) < _KINDS else self._refused.get(kind)
+        if known is not None and len(known) < _REASONS and reason:
+            known[shortened(sizes, _LONGEST_REASON), shortened(reason, _LONGEST_REASON)] = None
 
     def _note(self, line: str) -> None:
         """Record a line without an execution: facts about the library, or a created primitive."""
@@ -118,6 +141,8 @@ class Ledger:
         elif (created := _CREATED.search(line[: 1 << 14])) is not None:
             total = self._created.setdefault(created.group(1) or "create", Sum())
             total.add(Sum(1, float(created.group(2)) / 1e3))
+        elif (refused := _REFUSED.search(line[: 1 << 14])) is not None:
+            self._refuse(*refused.groups())
 
     # ------------------------------------------------------------------ sums
 
@@ -190,7 +215,7 @@ class Ledger:
             lines += [_line(row) for row in data[title][:_SHOWN]]
         if data["findings"]:
             lines += ["", "findings"]
-            lines += [f"{_line(row)}: {row['kind']}; {row['advice']}" for row in data["findings"][:_SHOWN]]
+            lines += [f"{_line(row)}: {row['kind']}; {row['advice']}{_why(row)}" for row in data["findings"][:_SHOWN]]
         return "\n".join(lines)
 
 
@@ -215,6 +240,11 @@ def _rows(table: dict[str, Sum]) -> list[dict[str, Any]]:
         {"name": n, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes, "bytes_per_second": _rate(s)}
         for n, s in ordered
     ]
+
+
+def _why(row: dict[str, Any]) -> str:
+    reasons = row["reasons"][:_SHOWN_REASONS]
+    return f" (refused before: {printable('; '.join(reasons))})" if reasons else ""
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -281,3 +281,21 @@ def test_a_program_of_one_word_and_one_that_a_signal_ends(capsys, tmp_path):
     program.chmod(0o755)
     code, out, err = fmtprop(capsys, "verbose", "--json", "--", program)
     assert (code, err) == (139, "one\ntwo... ") and json.loads(out)["reorders"]["count"] == 1
+
+
+def test_a_reference_implementation_has_the_reasons_of_refusals():
+    head = "onednn_verbose,v1,primitive,"
+    body = "forward_inference,src:f32::blocked:ab::f0 dst:f32::blocked:ab::f0,,axis:0"
+    lines = [
+        f"{head}create:dispatch,softmax,unsupported format tag,src/cpu/x64/a.cpp:1",
+        f"{head}create:dispatch,softmax,cpu,softmax,jit:avx2,{body},2x3,bad axis, not dense,src/cpu/x64/a.cpp:2",
+        f"{head}create:dispatch,softmax,cpu,softmax,jit:avx2,{body},9x9,another one's,src/cpu/x64/a.cpp:2",
+        f"{head}create:dispatch,convolution,another kind's,src/cpu/x64/a.cpp:2",
+        f"{head}exec,cpu,softmax,ref:any,{body},2x3,1.5",
+    ]
+    ledger = Ledger()
+    ledger.read(lines)
+    (row,) = ledger.findings()
+    assert row["kind"] == "reference implementation"
+    assert row["reasons"] == ["unsupported format tag", "bad axis, not dense"]
+    assert "(refused before: unsupported format tag; bad axis, not dense)" in ledger.to_text()
