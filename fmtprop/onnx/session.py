@@ -87,7 +87,8 @@ class InferenceSession:
         if providers is not None and "CPUExecutionProvider" not in list(providers):
             raise ImportModelError(f"providers are {list(providers)}; fmtprop runs on the CPU: CPUExecutionProvider")
         self._program = open_program(model)
-        self._options = Options(**options)
+        # None is the default, as of compile
+        self._options = Options(**{name: value for name, value in options.items() if value is not None})
         tensors = self._program.body.constants.values()
         self._shared = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
         self._plans: Plans[_Shapes, CompiledModel] = Plans(MAX_SHAPES)

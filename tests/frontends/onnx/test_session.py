@@ -70,6 +70,11 @@ def test_plans_for_other_shapes_do_not_pack_weights_again(monkeypatch):
     assert counts[0] == counts[1] > 0 and first == second != set()
 
 
+def test_options_that_are_none_are_the_default():
+    made = session(FIXED, boundary=None, pin=None, special_values=None)
+    assert made.run(None, {"x": np.float32([[-1, 2], [3, -4]])})[0].tolist() == [[0, 2], [3, 0]]
+
+
 def test_few_plans_are_kept():
     made = session(DYNAMIC)
     for n in range(1, 11):
