@@ -11,7 +11,7 @@ import torch
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
-from fmtprop.errors import InputError, UnsupportedOpError
+from fmtprop.errors import InputError
 from fmtprop.frontends.torch_export import Exported
 from fmtprop.ir.structure import flatten_arguments, restructure
 from fmtprop.runtime.weights import SharedForms
@@ -42,8 +42,6 @@ class DynamicModel:
         options: Options,
         max_shapes: int,
     ) -> None:
-        if not isinstance(max_shapes, int) or max_shapes < 1:
-            raise UnsupportedOpError(f"max_shapes must be a whole number of at least 1, got {max_shapes!r}")
         self.name = exported.name
         self.max_shapes = max_shapes
         self._exported, self._make, self._options = exported, make, options

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from fmtprop.errors import UnsupportedOpError
 from fmtprop.system.locks import ProcessLock
 
 __all__ = ["Plans"]
@@ -21,7 +22,12 @@ class Plans(Generic[Key, Plan]):
     Parameters
     ----------
     most : int
-        Plans that are kept.
+        Plans that are kept: users know it as ``max_shapes``.
+
+    Raises
+    ------
+    UnsupportedOpError
+        `most` is not a whole number of at least 1.
 
     Examples
     --------
@@ -33,6 +39,8 @@ class Plans(Generic[Key, Plan]):
     """
 
     def __init__(self, most: int) -> None:
+        if not isinstance(most, int) or most < 1:
+            raise UnsupportedOpError(f"max_shapes must be a whole number of at least 1, got {most!r}")
         self.most = most
         self._known: OrderedDict[Key, Plan] = OrderedDict()
         self._making = ProcessLock()

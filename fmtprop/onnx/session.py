@@ -6,7 +6,7 @@ A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
-from fmtprop.errors import ImportModelError, InputError
+from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
 from fmtprop.frontends.onnx import open_program
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.runtime.weights import SharedForms
@@ -61,6 +61,8 @@ class InferenceSession:
         The model.
     providers : sequence of str, optional
         For programs that were written for ONNX Runtime: must have its ``"CPUExecutionProvider"``.
+    max_shapes : int
+        Plans that are kept, one per combination of input shapes; the one that was used longest ago goes first.
     **options : object
         Of :func:`fmtprop.compile`: ``policy``, ``dtype``, ``tune``, ….
 
@@ -68,6 +70,8 @@ class InferenceSession:
     ------
     ImportModelError
         The model is invalid, or has an operator that is not supported.
+    UnsupportedOpError
+        There is no such option.
 
     Examples
     --------
@@ -83,15 +87,20 @@ class InferenceSession:
     [array([[0., 2.]], dtype=float32)]
     """
 
-    def __init__(self, model: object, providers: Sequence[Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: object, providers: Sequence[Any] | None = None, *, max_shapes: int = MAX_SHAPES, **options: Any
+    ) -> None:
         if providers is not None and "CPUExecutionProvider" not in list(providers):
             raise ImportModelError(f"providers are {list(providers)}; fmtprop runs on the CPU: CPUExecutionProvider")
+        known = sorted(field.name for field in fields(Options))
+        for name in options.keys() - set(known):
+            raise UnsupportedOpError(f"a session has no option {name!r}; it has max_shapes, {', '.join(known)}")
         self._program = open_program(model)
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
         tensors = self._program.body.constants.values()
         self._shared = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-        self._plans: Plans[_Shapes, CompiledModel] = Plans(MAX_SHAPES)
+        self._plans: Plans[_Shapes, CompiledModel] = Plans(max_shapes)
         #: the reason for running node by node; None if the model is planned
         self.reason: str | None = None
         self._inputs = [_node_arg(info) for info in self._program.inputs]
@@ -207,7 +216,8 @@ class InferenceSession:
         def make() -> CompiledModel:
             with on_cpu():
                 graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
-                return compile_graph(graph, self._options, shared=self._shared)
+                options = replace(self._options, confirm=False) if len(self._plans) else self._options
+                return compile_graph(graph, options, shared=self._shared)
 
         try:
             return self._plans.get(shapes, make)

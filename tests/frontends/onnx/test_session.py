@@ -8,7 +8,7 @@ import torch
 from onnx import helper, numpy_helper, parser
 
 import fmtprop as fp
-from fmtprop.errors import ImportModelError, InputError
+from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
 from fmtprop.frontends.onnx import limits
 from fmtprop.onnx import backend
 from fmtprop.runtime.constants import ConstantStore
@@ -166,3 +166,17 @@ def test_a_loop_that_does_not_end_is_an_error(body, message, monkeypatch):
     made = session(ENDLESS.replace("BODY", body))
     with pytest.raises(ImportModelError, match=message):
         made.run(None, {"m": np.int64(10**12), "c": np.bool_(True), "x": np.float32([1, 2])})
+
+
+def test_options_that_do_not_exist_are_named():
+    with pytest.raises(UnsupportedOpError, match="a session has no option 'speed'; it has max_shapes, boundary"):
+        session(FIXED, speed=2)
+    with pytest.raises(UnsupportedOpError, match="max_shapes must be a whole number of at least 1, got 0"):
+        session(DYNAMIC, max_shapes=0)
+
+
+def test_the_plan_used_longest_ago_goes_first():
+    made = session(DYNAMIC, max_shapes=1)
+    for n in (1, 3):
+        made.run(None, {"x": np.zeros((n, 2), np.float32), "extra": np.arange(n)})
+    assert list(made.plans) == [((3, 2), (3,))]
