@@ -10,7 +10,7 @@ from functools import partial
 
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.node import Attrs, Choice, Node, Value
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.weights import PackedForms
 
@@ -60,4 +60,5 @@ def _replace(graph: Graph, node: Node) -> None:
             operands = {**reader.choice.operands, "src": dense}
             graph.replace(reader.with_(choice=replace(reader.choice, operands=operands)))
     graph.set_inputs(node.name, {})
-    graph.replace(Node(node.name, "constant", Attrs(), node.results, descs=(dense,), origin=node.origin))
+    stored = Choice("boundary", "constant", {}, "read from its packed form")
+    graph.replace(Node(node.name, "constant", Attrs(), node.results, descs=(dense,), choice=stored, origin=node.origin))

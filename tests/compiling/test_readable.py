@@ -30,6 +30,7 @@ def test_a_graph_without_consumed_constants_computes_the_same():
     consumed = {node.name for node in net.graph.nodes()} - {node.name for node in graph.nodes()}
     if not any(net.graph.node(name).op == "constant" for name in consumed):
         pytest.skip("on this instruction set the plan consumes no constant")
+    assert all(node.choice is not None for node in graph.nodes())  # plans for other numbers of threads are made of it
     inputs = net.random_inputs()
     names = [node.name for node in graph.input_nodes]
     for got, expected in zip(evaluate(graph, dict(zip(names, inputs, strict=True))), net.run_flat(inputs), strict=True):
