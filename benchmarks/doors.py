@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -168,7 +169,8 @@ def _error(run: Callable[[], list[torch.Tensor]], expected: Sequence[torch.Tenso
 
 
 def _line(error: object) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+    text = re.sub(r"/\S*/site-packages/", "", str(error).strip().splitlines()[0])  # no paths of a machine
+    return f"{type(error).__name__}: {text[:160]}"
 
 
 def table(rows: Sequence[Row]) -> str:
