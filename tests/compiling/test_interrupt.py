@@ -54,7 +54,7 @@ def control_c() -> Iterator[None]:
 
 def test_a_compilation_answers(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", INTERRUPTED],
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", INTERRUPTED],
         env={**os.environ, "PYTHONPATH": str(ROOT), "FMTPROP_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
