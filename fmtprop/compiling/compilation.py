@@ -57,7 +57,7 @@ _ROUNDS = 5
 _DOUBT = 0.15
 
 #: how many times faster than its price a run is where the machine was disturbed when its peaks were measured (others
-#: can only make runs slower; the prices of 12 networks, f32 and bf16, were 0.4 to 1.7 times their seconds)
+#: can only make runs slower; the prices of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
 _DISPROVED = 3.0
 
 #: how many times as much a plan may cost as the cheapest and still be run: costs are not that wrong

@@ -11,7 +11,7 @@ import torch
 
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
-from fmtprop.ir.tensors import materialise
+from fmtprop.ir.tensors import materialise, torch_dtype
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.depthwise_fusion import Fused
@@ -127,14 +127,19 @@ def _only_read(graph: Graph, value: Value) -> Node | None:
 
 
 def _limit(graph: Graph, masks: list[Value], queries: int, keys: int) -> tuple[int | None, list[Value]]:
-    """Return the limit that some masks express, and the other masks."""
-    limits = {mask: _limit_of(graph, mask, queries, keys) for mask in masks}
+    """Return the limit that some masks express, and the other masks.
+
+    Models write the lowest finite number for minus infinity. Beside another mask it hides nothing for certain: where
+    the other one lowers all other scores too, as at padding, PyTorch's weights are equal.
+    """
+    hidden = torch.finfo(torch_dtype(graph.type_of(masks[0]).dtype)).min if len(masks) == 1 else -inf
+    limits = {mask: _limit_of(graph, mask, queries, keys, hidden) for mask in masks}
     known = [limit for limit in limits.values() if limit is not None]
     return min(known, default=None), [mask for mask in masks if limits[mask] is None]
 
 
-def _limit_of(graph: Graph, mask: Value, queries: int, keys: int) -> int | None:
-    """Return n if a constant mask is 0 for keys up to i + n of query i, and forbids the others."""
+def _limit_of(graph: Graph, mask: Value, queries: int, keys: int, hidden: float) -> int | None:
+    """Return n if a constant mask is 0 for keys up to i + n of query i, and at most `hidden` for the others."""
     node = graph.node(mask.node)
     dims = node.results[0].dims
     if node.op != "constant" or dims[-2:] != (queries, keys) or not 1 <= node.results[0].size <= _MOST_NUMBERS:
@@ -144,7 +149,6 @@ def _limit_of(graph: Graph, mask: Value, queries: int, keys: int) -> int | None:
     limit = int(allowed[0, 0].sum()) - 1
     if limit < 0 or limit >= keys - 1:
         return None
-    # models write the lowest finite number for minus infinity
-    forbidden = numbers <= torch.finfo(numbers.dtype).min
+    forbidden = numbers <= hidden
     expected = torch.ones(queries, keys, dtype=torch.bool).tril(limit)
     return limit if bool((allowed == expected).all() and (forbidden == ~expected).all()) else None

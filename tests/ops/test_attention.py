@@ -93,6 +93,30 @@ def test_written_attention_is_found_and_means_the_same(mask, limit, masks):
     torch.testing.assert_close(evaluate(out, {"x": x})[0], expected)
 
 
+class Padded(nn.Module):
+    """Attention with a causal mask and a mask of padding, as models add them."""
+
+    def __init__(self, lowest: float) -> None:
+        super().__init__()
+        self.register_buffer("causal", causal(lowest))
+
+    def forward(self, q, k, v, padding):
+        return (q @ k.transpose(-1, -2) + self.causal + padding).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(("lowest", "limit"), [(torch.finfo(torch.float32).min, None), (-torch.inf, 0)])
+def test_a_lowest_number_beside_another_mask_is_a_number(lowest, limit):
+    torch.manual_seed(5)
+    inputs = tuple(torch.randn(BATCH, HEADS, ROWS, WIDTH) for _ in range(3))
+    padding = torch.zeros(BATCH, 1, 1, ROWS)
+    padding[0, ..., : ROWS // 3] = torch.finfo(torch.float32).min  # its first queries may look at padding alone
+    module = Padded(lowest).eval()
+    graph = Pipeline(NORMALISE, Stage.NORMAL).run(from_torch(module, (*inputs, padding)))
+    assert [found.node.attrs.limit for found in fusions(graph)] == [limit]
+    net = fmtprop.compile(module, (*inputs, padding), tune="model", confirm=False)
+    torch.testing.assert_close(net(*inputs, padding), module(*inputs, padding), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("way", ["masked before the factor", "tanh", "across heads", "weights returned"])
 def test_what_is_something_else_is_not(way):
     graph, _ = normal(Written(torch.randn(1, 1, ROWS, ROWS), way=way))
