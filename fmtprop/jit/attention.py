@@ -31,9 +31,6 @@ _STACK_NBYTES = 512 << 10
 _FEWEST_QUERIES = 4
 
 
-#: the score of a key n places after the limit gets n times this summand
-_MASKED = 1e37
-
 _FloatVector = c_float * 16
 
 
@@ -63,7 +60,7 @@ class AttentionArguments(Arguments):
         *((name, c_uint64) for name in ("tasks", "blocks", "block", "queries", "keys", "limit", "entry", "mask_block")),
         *((name, c_uint64) for name in ("src_row", "key_row", "dst_row")),
         *((name, c_float) for name in ("scale", "start", "lowest")),
-        *((name, _FloatVector) for name in ("ones", "zeros", "masked")),
+        *((name, _FloatVector) for name in ("ones", "zeros", "infinity")),
         ("places", c_float * (VECTORS * 16)),
     )
 
@@ -151,8 +148,8 @@ class AttentionKernel(StandaloneKernel):
             start=-inf,
             lowest=self.lowest,
             ones=_FloatVector(*[1.0] * 16),
-            masked=_FloatVector(*[_MASKED] * 16),
-            places=(c_float * (VECTORS * 16))(*range(VECTORS * 16)),
+            infinity=_FloatVector(*[inf] * 16),
+            places=(c_float * (VECTORS * 16))(*[place + 0.5 for place in range(VECTORS * 16)]),
         )
         nbytes = 4 * prod(self.batch) * self.queries * self.keys
         return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)

@@ -274,7 +274,10 @@ class _Attention:
             self.p.v("VMAXPS", total, lowest, total)
 
     def _mask_later_keys(self, totals: Sequence[Sequence[int]], first: int) -> None:
-        """Lower the scores of keys after a query's last one; most blocks of keys have none."""
+        """Add minus infinity to the scores of keys after a query's last one; most blocks of keys have none.
+
+        The distance of a key from the last one is half a key more than it is, so it is never 0.
+        """
         p, last = self.p, self.register(VECTORS * self.keys)
         late = self.register(VECTORS * self.keys + 1)
         p.move(_A, at(_FRAME, _LAST))
@@ -287,8 +290,9 @@ class _Attention:
             p.v("VCVTDQ2PS", last, last)
             p.v("VADDPS", last, last, p.argument("places", v * self.nbytes))
             for total in totals:
-                p.v("VMINPS", late, last, p.argument("zeros"))
-                p.v("VFMADD231PS", total[v], late, p.argument("masked"))
+                p.v("VMULPS", late, last, p.argument("infinity"))
+                p.v("VMINPS", late, late, p.argument("zeros"))
+                p.v("VADDPS", total[v], total[v], late)
                 p.v("VSUBPS", last, last, p.argument("ones"))
         p.label("allowed")
 
