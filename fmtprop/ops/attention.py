@@ -82,8 +82,7 @@ def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[to
         scores = scores + mask.to(src.dtype)
     scores = scores.clamp_min(attrs.lowest)
     if attrs.limit is not None:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=src.device).tril(attrs.limit)
-        scores = scores.masked_fill(~allowed, -torch.inf)
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf, dtype=src.dtype).triu(attrs.limit + 1)
     return (torch.matmul(scores.softmax(-1), tensors["value"].to(src.dtype)),)
 
 

@@ -54,7 +54,7 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     if product is None or any(graph.node(name).exact for name in (*found.covers, softmax.name, node.name)):
         return None
     queries, keys = product.results[0].dims[-2:]
-    limit, masks = _limit(graph, found.masks, queries, keys)
+    limit, masks = _limit(graph, found, queries, keys)
     operands = graph.inputs(product.name)
     read = {"src": operands["src"], "key": operands["weights"], "value": inputs["weights"]}
     batches = {graph.type_of(value).dims[:-2] for value in read.values()}
@@ -126,13 +126,17 @@ def _only_read(graph: Graph, value: Value) -> Node | None:
     return None if node.is_boundary or graph.reader_count(value) > 1 else node
 
 
-def _limit(graph: Graph, masks: list[Value], queries: int, keys: int) -> tuple[int | None, list[Value]]:
+def _limit(graph: Graph, found: _Scores, queries: int, keys: int) -> tuple[int | None, list[Value]]:
     """Return the limit that some masks express, and the other masks.
 
     Models write the lowest finite number for minus infinity. Beside another mask it hides nothing for certain: where
-    the other one lowers all other scores too, as at padding, PyTorch's weights are equal.
+    the other one lowers all other scores too, as at padding, PyTorch's weights are equal. A lower bound of the scores
+    shows keys again that it raises.
     """
+    masks = found.masks
     hidden = torch.finfo(torch_dtype(graph.type_of(masks[0]).dtype)).min if len(masks) == 1 else -inf
+    if found.lowest > hidden:
+        return None, masks
     limits = {mask: _limit_of(graph, mask, queries, keys, hidden) for mask in masks}
     known = [limit for limit in limits.values() if limit is not None]
     return min(known, default=None), [mask for mask in masks if limits[mask] is None]

@@ -117,6 +117,21 @@ def test_a_lowest_number_beside_another_mask_is_a_number(lowest, limit):
     torch.testing.assert_close(net(*inputs, padding), module(*inputs, padding), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("bound", "limit"), [(-0.25, None), (torch.finfo(torch.float32).min, 0)])
+def test_a_bound_above_the_mask_shows_later_keys(bound, limit):
+    class Bounded(nn.Module):
+        def forward(self, q, k, v):
+            later = torch.full((ROWS, ROWS), -torch.inf).triu(1)
+            return (q @ k.transpose(-1, -2) + later).clamp_min(bound).softmax(-1) @ v
+
+    torch.manual_seed(5)
+    inputs = tuple(torch.randn(BATCH, HEADS, ROWS, WIDTH) for _ in range(3))
+    graph = Pipeline(NORMALISE, Stage.NORMAL).run(from_torch(Bounded(), inputs))
+    assert [found.node.attrs.limit for found in fusions(graph)] == [limit]
+    net = fmtprop.compile(Bounded(), inputs, tune="model", confirm=False)
+    torch.testing.assert_close(net(*inputs), Bounded()(*inputs), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("way", ["masked before the factor", "tanh", "across heads", "weights returned"])
 def test_what_is_something_else_is_not(way):
     graph, _ = normal(Written(torch.randn(1, 1, ROWS, ROWS), way=way))
