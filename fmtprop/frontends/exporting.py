@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx.experimental import _config as symbolic_shapes
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
@@ -27,6 +28,10 @@ from fmtprop.system.locks import ProcessLock
 __all__ = ["check_tensors", "export", "exporting", "functionalised"]
 
 _EXPORTING = ProcessLock()
+
+#: how a module is exported: (by analysis of its bytecode, which can sometimes do more than tracing an execution;
+#: with examples of size 1 for dynamic sizes, which PyTorch fixes otherwise)
+_ATTEMPTS = ((False, False), (False, True), (True, False))
 
 
 @contextmanager
@@ -52,14 +57,16 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
     with _eval_mode(module), torch.no_grad(), held_back():
-        try:
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
-        except Exception as first:  # the exporter runs the user's code: it raises anything
+        failures: list[Exception] = []
+        for strict, ones_are_sizes in _ATTEMPTS:
+            if ones_are_sizes and dynamic_shapes is None:
+                continue
             try:
-                # bytecode analysis can sometimes export a model that tracing by execution cannot
-                return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
-            except Exception:  # likewise
-                raise ImportModelError(_export_failure(module, first)) from first
+                with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes):  # type: ignore[attr-defined]
+                    return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+            except Exception as error:  # the exporter runs the user's code: it raises anything
+                failures.append(error)
+        raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
 
 
 def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

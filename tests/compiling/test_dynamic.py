@@ -61,6 +61,14 @@ def test_each_shape_equals_the_module() -> None:
     assert len(net.shapes) == 4
 
 
+def test_an_example_of_one_image_stands_for_any_number() -> None:
+    model = Net().eval()
+    net = fp.compile(model, torch.randn(1, 3, 8, 9), dynamic_shapes={"x": {0: Dim("batch", max=6)}}, tune="model")
+    for batch in (1, 3):
+        x, _ = _call(batch, 8)
+        torch.testing.assert_close(net(x)["logits"], model(x)["logits"], rtol=1e-4, atol=1e-5)
+
+
 def test_plans_are_bounded_and_the_one_used_longest_ago_goes() -> None:
     _, net = _compiled(max_shapes=2)
     for batch in (1, 2, 3):
