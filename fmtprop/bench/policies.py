@@ -33,7 +33,6 @@ def compare_policies(
     *,
     threads: int | None = None,
     repeats: int = 10,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile a graph in several ways, check each against PyTorch, and measure it.
@@ -48,8 +47,6 @@ def compare_policies(
         Threads of torch and oneDNN, for the whole process. Default: unchanged.
     repeats : int, optional
         Runs for the median of each step.
-    seed : int, optional
-        Seed of the random inputs.
     progress : callable, optional
         Called with a description, steps done and steps in all, before each step and at the end.
 
@@ -77,7 +74,7 @@ def compare_policies(
     say = progress or _silent
     total = 1 + 2 * len(options)
     say("running in PyTorch", 0, total)
-    inputs = random_inputs(graph, seed)
+    inputs = random_inputs(graph)
     named = {node.name: tensor for node, tensor in zip(graph.input_nodes, inputs, strict=True)}
     expected = evaluate(graph, named)
     reports, errors = [], []

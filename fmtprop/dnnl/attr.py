@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl.desc import NativeDesc
-from fmtprop.dnnl.enums import algorithm, data_type, fpmath_mode
+from fmtprop.dnnl.enums import algorithm, data_type
 from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
 from fmtprop.dnnl.sizes import int64_array
-from fmtprop.errors import UnsupportedOpError
 
-_SCRATCHPAD = _abi.ENUMS["dnnl_scratchpad_mode_t"]
+_USER_SCRATCHPAD = _abi.ENUMS["dnnl_scratchpad_mode_t"]["scratchpad_mode_user"]
 _UNDEF = _abi.ENUMS["dnnl_data_type_t"]["data_type_undef"]
 
 
@@ -33,7 +31,7 @@ class PostOp:
     src1 : NativeDesc or None
         Second source of a binary post-op.
     dtype : str
-        Data type of sum, or of a depthwise convolution's destination.
+        Data type of a depthwise convolution's destination.
     """
 
     kind: str
@@ -85,24 +83,19 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
         status = lib().post_ops_append_eltwise(self.handle, algorithm(alg), alpha, beta)
         return self._appended("eltwise", status, PostOp("eltwise", alg, (alpha, beta)))
 
-    def append_sum(self, scale: float = 1.0, zero_point: int = 0, dtype: object = None) -> PostOps:
-        """Append ``dst = result + scale * (old dst - zero_point)``.
+    def append_sum(self, scale: float = 1.0) -> PostOps:
+        """Append ``dst = result + scale * old dst``.
 
         Parameters
         ----------
         scale : float
-        zero_point : int
-        dtype : DataType or str, optional
-            How to read the old dst; same size as dst's type. Default: dst's.
 
         Returns
         -------
         PostOps
         """
-        number = _UNDEF if dtype is None else data_type(dtype)
-        status = lib().post_ops_append_sum(self.handle, scale, zero_point, number)
-        op = PostOp("sum", values=(scale, zero_point), dtype="" if dtype is None else str(dtype))
-        return self._appended("sum", status, op)
+        status = lib().post_ops_append_sum(self.handle, scale, 0, _UNDEF)
+        return self._appended("sum", status, PostOp("sum", values=(scale,)))
 
     def append_binary(self, alg: str, src1: NativeDesc) -> PostOps:
         """Append ``dst = alg(dst, src1)``; src1 is broadcast.
@@ -175,62 +168,33 @@ class PostOps(Handle[_abi.dnnl_post_ops_t]):
 
 
 class PrimitiveAttr(Handle[_abi.dnnl_primitive_attr_t]):
-    """Attributes of a primitive.
+    """Attributes of a primitive: its post-ops, and a scratchpad that the caller owns.
+
+    With a scratchpad of the library, a primitive may crash outside the thread that created it.
 
     Parameters
     ----------
     post_ops : PostOps, optional
         Copied by oneDNN.
-    scratchpad : {"user", "library"}
-        Always ``"user"`` in this project: in library mode, a primitive may crash outside the thread that created it.
-    fpmath : {"strict", "bf16", "f16", "tf32", "any"}, optional
-        Down-conversion that f32 arithmetic may use. Default: oneDNN's, which is strict.
-    scales, zero_points : sequence of (int, int), optional
-        (argument, mask) for each scaled argument; the values are run-time arguments.
-    deterministic : bool, optional
-        Ask for bitwise reproducible results (v3.5 and later).
 
     Raises
     ------
     DnnlError
         If oneDNN refuses.
-    UnsupportedOpError
-        For an unknown scratchpad or fpmath mode.
     """
 
     handle_kind = "primitive_attr"
-    __slots__ = ("fpmath", "ops", "scales", "zero_points")
+    __slots__ = ("ops",)
 
-    def __init__(
-        self,
-        post_ops: PostOps | None = None,
-        scratchpad: str = "user",
-        fpmath: str | None = None,
-        scales: Sequence[tuple[int, int]] = (),
-        zero_points: Sequence[tuple[int, int]] = (),
-        deterministic: bool = False,
-    ) -> None:
-        if f"scratchpad_mode_{scratchpad}" not in _SCRATCHPAD:
-            raise UnsupportedOpError(f"unknown scratchpad mode {scratchpad!r}; use 'user' (or 'library')")
+    def __init__(self, post_ops: PostOps | None = None) -> None:
         out = _abi.dnnl_primitive_attr_t()
         raise_status("dnnl_primitive_attr_create", lib().primitive_attr_create(byref(out)))
         super().__init__(out, lib().primitive_attr_destroy)
         self.ops: tuple[PostOp, ...] = tuple(post_ops.ops) if post_ops is not None else ()
-        self.fpmath = fpmath
-        self.scales = tuple(scales)
-        self.zero_points = tuple(zero_points)
-        self._set("scratchpad_mode", _SCRATCHPAD[f"scratchpad_mode_{scratchpad}"])
+        self._set("scratchpad_mode", _USER_SCRATCHPAD)
         if post_ops is not None:
             self._set("post_ops", post_ops.handle)
-        if fpmath is not None:
-            self._set("fpmath_mode", fpmath_mode(fpmath))
-        for argument, mask in self.scales:
-            self._set("scales_mask", int(argument), mask)
-        for argument, mask in self.zero_points:
-            self._set("zero_points_mask", int(argument), mask)
-        if deterministic:
-            self._set("deterministic", 1)
 
-    def _set(self, name: str, *values: object) -> None:
+    def _set(self, name: str, value: object) -> None:
         function = getattr(lib(), f"primitive_attr_set_{name}")
-        raise_status(f"dnnl_primitive_attr_set_{name}", function(self.handle, *values), f"values {values}")
+        raise_status(f"dnnl_primitive_attr_set_{name}", function(self.handle, value), f"value {value}")

@@ -14,7 +14,6 @@ _DATA_TYPES = _abi.ENUMS["dnnl_data_type_t"]
 _PROP_KINDS = _abi.ENUMS["dnnl_prop_kind_t"]
 _ALGORITHMS = _abi.ENUMS["dnnl_alg_kind_t"]
 _DIRECTIONS = _abi.ENUMS["dnnl_rnn_direction_t"]
-_FPMATH = _abi.ENUMS["dnnl_fpmath_mode_t"]
 _KINDS = {number: name for name, number in reversed(_abi.ENUMS["dnnl_primitive_kind_t"].items())}
 _DATA_TYPE_NAMES = {number: name for name, number in _DATA_TYPES.items()}
 QUERY = _abi.ENUMS["dnnl_query_t"]
@@ -98,17 +97,6 @@ def rnn_direction(name: str) -> int:
         If oneDNN has no such direction.
     """
     return _number(_DIRECTIONS, name, "direction of a recurrent layer")
-
-
-def fpmath_mode(name: str) -> int:
-    """Return the ``dnnl_fpmath_mode_t`` of a name such as ``"bf16"``.
-
-    Raises
-    ------
-    UnsupportedOpError
-        If oneDNN has no such mode.
-    """
-    return _number(_FPMATH, f"fpmath_mode_{name}", "floating-point math mode")
 
 
 def primitive_kind_name(number: int) -> str:

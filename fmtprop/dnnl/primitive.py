@@ -140,7 +140,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         """Whether this is oneDNN's slow reference code: ``ref``, but not a wrapper over real kernels."""
         return self.impl.startswith(("ref:", "ref_")) and "fused" not in self.impl
 
-    def query_md(self, name: str, index: int = 0) -> NativeDesc | None:
+    def query_md(self, name: str) -> NativeDesc | None:
         """Return the descriptor of an operand.
 
         Parameters
@@ -149,8 +149,6 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
             ``src``, ``weights``, ``bias``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, or with
             an index: ``src_1``. ``mean`` and ``variance`` are ``src_1``/``src_2`` or ``dst_1``/``dst_2``, as oneDNN
             counts them.
-        index : int, optional
-            Number among operands of that name.
 
         Returns
         -------
@@ -162,7 +160,7 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         UnsupportedOpError
             For an unknown name.
         """
-        base, position = _MD_ALIASES.get(name, (name, index))
+        base, position = _MD_ALIASES.get(name, (name, 0))
         head, _, tail = base.rpartition("_")
         if base not in _MD_QUERIES and tail.isdigit():
             base, position = head, int(tail)

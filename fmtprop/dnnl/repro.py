@@ -97,9 +97,7 @@ def benchdnn_line(problem: Problem, attr: PrimitiveAttr) -> str:
         benchdnn cannot express.
     """
     options, _, shape = _LINES[problem.kind].format_map(_Words(problem)).partition(" | ")
-    attributes = [f"--attr-fpmath={attr.fpmath}"] if attr.fpmath else []
-    if attr.ops:
-        attributes.append("--attr-post-ops=" + "+".join(map(_post_op, attr.ops)))
+    attributes = ["--attr-post-ops=" + "+".join(map(_post_op, attr.ops))] if attr.ops else []
     # words without a value are empty
     words = ["benchdnn", *options.split(), *attributes, "--attr-scratchpad=user", shape]
     odd = [
@@ -248,7 +246,7 @@ def _post_op(op: PostOp) -> str:
     if op.kind == "eltwise":
         return f"{op.alg.removeprefix('eltwise_')}:{values}"
     if op.kind == "sum":
-        return f"sum:{values}" + (f":{op.dtype}" if op.dtype else "")
+        return f"sum:{values}"
     if op.kind == "binary" and op.src1 is not None:
         return f"{op.alg.removeprefix('binary_')}:{op.src1.data_type}:{_mask(op.src1)}:{_tag(op.src1)}"
     if op.kind == "prelu":

@@ -84,13 +84,12 @@ def from_torch_symbolic(
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    name: str | None = None,
 ) -> Exported:
     """Export a PyTorch model once, for sizes that may change.
 
     Parameters
     ----------
-    module, example_inputs, kwargs, name
+    module, example_inputs, kwargs
         As :func:`from_torch`.
     dynamic_shapes : dict, tuple or list, optional
         Which axes may change, as ``torch.export.export`` takes it. An exported program has it already.
@@ -106,7 +105,7 @@ def from_torch_symbolic(
         As :func:`from_torch`; or a size that is marked cannot change.
     """
     with exporting():
-        return _exported(module, example_inputs, kwargs, dynamic_shapes, name)
+        return _exported(module, example_inputs, kwargs, dynamic_shapes)
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _exported(
     example_inputs: Any,
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
-    name: str | None,
+    name: str | None = None,
 ) -> Exported:
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")

@@ -144,13 +144,11 @@ class Work(BoundKernel):
         The kernel to run.
     nbytes : int
         Bytes of the row, a multiple of 64.
-    pointer : int, optional
-        Address of the row, if it is known.
     """
 
-    def __init__(self, kernel: Kernel, nbytes: int, pointer: int | None = None) -> None:
+    def __init__(self, kernel: Kernel, nbytes: int) -> None:
         table = ctypes.addressof(kernel.rows)
-        arguments = FunctionArguments(data=pointer, chunks=nbytes // CHUNK_NBYTES, table=table)
+        arguments = FunctionArguments(chunks=nbytes // CHUNK_NBYTES, table=table)
         super().__init__(kernel, arguments, threads_for(nbytes, 0))
 
     def set_data_handle(self, pointer: int) -> None:

@@ -199,13 +199,12 @@ class Regrouping:
             elif op.kind == "eltwise":
                 post_ops.append_eltwise(op.alg, *op.values)
             elif op.kind == "sum":
-                scale, zero_point = op.values
-                post_ops.append_sum(scale, int(zero_point), op.dtype or None)
+                post_ops.append_sum(*op.values)
             else:
                 raise UnsupportedOpError(
                     f"{self.op} seen with other axes cannot carry a {op.kind} post-op: keep it as a node of its own"
                 )
-        return dnnl.PrimitiveAttr(post_ops, fpmath=attr.fpmath, scales=attr.scales, zero_points=attr.zero_points)
+        return dnnl.PrimitiveAttr(post_ops)
 
 
 def _axes(grouping: Grouping) -> tuple[int, ...]:

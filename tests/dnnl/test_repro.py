@@ -136,11 +136,11 @@ def test_every_kind_has_a_line() -> None:
 
 def test_attributes() -> None:
     post_ops = dnnl.PostOps().append_sum(0.5).append_binary("binary_add", plain((1, 32, 1, 1))).append_prelu(2)
-    attr = dnnl.PrimitiveAttr(post_ops, fpmath="bf16")
+    attr = dnnl.PrimitiveAttr(post_ops)
     pd = dnnl.create(dnnl.Convolution(src=x, weights=w, bias=bias, dst=y, **SAME), attr)
     assert pd.repro == (
-        f"benchdnn --conv --dir=FWD_B {ANY} --alg=direct --attr-fpmath=bf16 "
-        f"--attr-post-ops=sum:0.5:0+add:f32:2:abcd+prelu:per_oc --attr-scratchpad=user mb1ic16oc32{WINDOW}"
+        f"benchdnn --conv --dir=FWD_B {ANY} --alg=direct "
+        f"--attr-post-ops=sum:0.5+add:f32:2:abcd+prelu:per_oc --attr-scratchpad=user mb1ic16oc32{WINDOW}"
     )
 
 

@@ -42,7 +42,9 @@ def test_a_function_with_more_vectors_than_there_are_is_refused():
 
 def applied(kernel: Kernel, numbers: torch.Tensor) -> torch.Tensor:
     result = numbers.clone()
-    Work(kernel, result.numel() * result.element_size(), result.data_ptr()).run()
+    work = Work(kernel, result.numel() * result.element_size())
+    work.set_data_handle(result.data_ptr())
+    work.run()
     return result
 
 
@@ -97,7 +99,9 @@ def check_every_number(isa, chunks, threads):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        Work(kernel_of(isa, "swish"), count * 4, numbers[32:].data_ptr()).run()
+        work = Work(kernel_of(isa, "swish"), count * 4)
+        work.set_data_handle(numbers[32:].data_ptr())
+        work.run()
     finally:
         torch.set_num_threads(before)
     once = F.silu(torch.tensor(2.0)).item()
