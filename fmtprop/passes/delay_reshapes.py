@@ -48,9 +48,11 @@ class DelayReshapes:
 
 
 def _is_between(graph: Graph, value: Value, node: Node) -> bool:
-    """Return whether a value is a product, reshaped, that only this node reads."""
+    """Return whether a value is a product, reshaped, that only this node reads and does not broadcast."""
     reshape = graph.node(value.node)
     if reshape.op != "reshape" or only_reader(graph, value) != node:
+        return False
+    if reshape.results[0].dims != node.results[0].dims:
         return False
     source = graph.inputs(reshape.name)["src"]
     producer = graph.node(source.node)

@@ -94,3 +94,13 @@ def test_both_operands_may_be_reshaped_products_and_the_later_one_absorbs():
     added = build.op("binary", Binary("add"), "add", src_0=products[0], src_1=products[1])
     lines = fused(build.output(added))
     assert lines == ["a", "b+sum(a)"]
+
+
+def test_a_reshape_that_the_op_broadcasts_stays():
+    """Involution multiplies the unfolded source by one computed factor for each group of channels."""
+    build = Builder()
+    weights = build.constant(build.random(4, 8))
+    factor = build.op("inner_product", InnerProduct(), "fc", src=build.input(6, 8), weights=weights)
+    factor = build.op("reshape", Reshape((2, 1, 12)), "for_all", src=factor)
+    product = build.binary("mul", factor, build.input(2, 5, 12, name="y"))
+    assert fused(build.output(product)) == ["fc", "for_all", "mul"]
