@@ -166,11 +166,13 @@ def _convolution_backward(call: Call) -> tuple[Value | None, ...] | None:
     diff_dst, src, weights = call["grad_output"], call["input"], call["weight"]
     dims, groups = call.type(weights).dims, call["groups"]
     spatial = len(dims) - 2
-    if call["transposed"] or not 1 <= spatial <= 3 or not computable(call, diff_dst, src, weights):
+    if not 1 <= spatial <= 3 or not computable(call, diff_dst, src, weights):
         return None
     dilates = tuple(dilation - 1 for dilation in ints(call["dilation"], spatial))
     padding = ints(call["padding"], spatial)
     window = ints(call["stride"], spatial), dilates, padding, padding, groups
+    if call["transposed"]:
+        return _deconvolution_backward(call, Conv(*window))
     grouped = grouped_dims(dims, groups)
     wants_src, wants_weights, wants_bias = call["output_mask"]
     found: list[Value | None] = [None, None, None]
@@ -184,10 +186,40 @@ def _convolution_backward(call: Call) -> tuple[Value | None, ...] | None:
         found[1] = reshaped(call, gradient, dims)
         found[2] = Value(gradient.node, 1) if wants_bias else None
     elif wants_bias:
-        axes = (0, *range(2, spatial + 2))
-        total = call.emit("reduction", {"src": diff_dst}, Reduction("sum", axes))
-        found[2] = reshaped(call, total, (dims[0],))
+        found[2] = _bias_gradient(call)
     return tuple(found)
+
+
+def _deconvolution_backward(call: Call, attrs: Conv) -> tuple[Value | None, ...] | None:
+    """Import the gradients of a deconvolution, which is the gradient by the source of a convolution.
+
+    So its gradient by the source is that convolution, and its gradient by the weights is the convolution's, with src
+    and diff_dst exchanged.
+    """
+    diff_dst, src, weights = call["grad_output"], call["input"], call["weight"]
+    dims = call.type(weights).dims
+    grouped = grouped_dims(dims, attrs.groups)
+    types = {"src": call.type(diff_dst), "weights": call.type(weights).with_dims(grouped)}
+    if convolution.infer(attrs, types)[0].dims != call.type(src).dims:
+        return None  # an output_padding of a stride or more adds windows
+    wants_src, wants_weights, wants_bias = call["output_mask"]
+    found: list[Value | None] = [None, None, _bias_gradient(call) if wants_bias else None]
+    if wants_src:
+        inputs = {"src": diff_dst, "weights": reshaped(call, weights, grouped)}
+        found[0] = call.emit("convolution", inputs, attrs)
+    if wants_weights:
+        window = attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r, attrs.groups
+        inputs = {"src": diff_dst, "diff_dst": src}
+        gradient = call.emit("convolution_backward_weights", inputs, ConvGradient(*window, grouped))
+        found[1] = reshaped(call, gradient, dims)
+    return tuple(found)
+
+
+def _bias_gradient(call: Call) -> Value:
+    type_ = call.type(call["grad_output"])
+    axes = (0, *range(2, type_.ndim))
+    total = call.emit("reduction", {"src": call["grad_output"]}, Reduction("sum", axes))
+    return reshaped(call, total, (type_.dims[1],))
 
 
 # ---------------------------------------------------------------- samples and declarations

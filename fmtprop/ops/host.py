@@ -29,9 +29,9 @@ _ANY_STRIDES = frozenset(
         *(f"aten.{name}_backward.default" for name in ("max_pool2d_with_indices", "avg_pool2d")),
         "aten._adaptive_avg_pool2d_backward.default",
         *(
-            f"aten.upsample_{name}2d.{form}"
+            f"aten.upsample_{name}2d{form}"
             for name in ("nearest", "bilinear", "bicubic")
-            for form in ("vec", "default")
+            for form in (".vec", ".default", "_backward.default")
         ),
     }
 )

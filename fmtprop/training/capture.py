@@ -9,11 +9,12 @@ halves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C import DispatchKey
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
@@ -70,7 +71,7 @@ def training_backend(
             # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
-        with _step_by_step(module):
+        with _step_by_step(module), _resamplings_whole():
             return traced(module, example_inputs)
 
     return compile_captured
@@ -91,6 +92,40 @@ def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+#: PyTorch's resamplings of images, for which it has kernels
+_RESAMPLINGS = (
+    *(f"{name}{axes}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+)
+_TRACED_AS_PARTS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+
+
+@contextmanager
+def _resamplings_whole() -> Iterator[None]:
+    """Make PyTorch trace a resampling as one call, with one call for its gradient.
+
+    Its rules for Python would trace gathers and scatters of single numbers, which take seven times as long.
+    """
+    with ExitStack() as restored:
+        for name in _RESAMPLINGS:
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                restored.callback(_without_rules(getattr(packet, overload)))
+        yield
+
+
+def _without_rules(function: Any) -> Callable[[], None]:
+    """Take an overload's rules for tracing it as parts; return a function that gives them back."""
+    taken = {key: function.py_kernels.pop(key) for key in _TRACED_AS_PARTS if key in function.py_kernels}
+    function._dispatch_cache.clear()
+
+    def give_back() -> None:
+        function.py_kernels.update(taken)
+        function._dispatch_cache.clear()
+
+    return give_back
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -21,17 +21,21 @@ from fmtprop.tuning.peaks import Peaks
 #: share of the peak that a family of implementations reaches, by the start of its name (the first that matches counts):
 #: on windows and products, on windows of one position, on one channel per group. Medians over the layers of the
 #: built-in convolutional networks, each timed as it runs (see `measure`), with one thread on AVX2, by operations per
-#: second over the peak. Where AVX-512 has another picture the order of the families is the same.
+#: second over the peak. Where AVX-512 has another picture the order of the families is the same. The rows of
+#: ``brgconv_strided`` and ``jit_bf16`` are of gradients, on AVX-512 (v3.9).
 _EFFICIENCY = (
     ("ref", (0.004, 0.004, 0.004)),
     ("attention", (0.60, 0.60, 0.60)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
     ("jit_dw", (0.38, 0.38, 0.38)),
+    ("brgconv_strided", (0.75, 0.65, 0.003)),
     ("brgconv", (0.93, 0.82, 0.25)),
     ("brg", (0.80, 0.80, 0.80)),
     ("jit_wino", (1.20, 1.20, 1.20)),
     ("jit_1x1", (0.85, 0.85, 0.85)),
+    ("jit_bf16_1x1", (0.85, 0.85, 0.85)),
+    ("jit_bf16", (0.80, 0.35, 0.01)),
     ("jit", (0.80, 0.35, 0.20)),
     ("gemm", (0.33, 0.33, 0.007)),
     ("x64:gemm", (0.33, 0.33, 0.007)),

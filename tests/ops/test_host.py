@@ -251,6 +251,11 @@ def _max_pool_backward(x: torch.Tensor, *window: list[int]) -> torch.Tensor:
     return aten.max_pool2d_with_indices_backward(values.nan_to_num(), x, *window, [1, 1], False, indices)
 
 
+def _upsample_backward(x: torch.Tensor, name: str, *how: bool) -> torch.Tensor:
+    gradient = getattr(torch.ops.aten, f"upsample_{name}2d_backward")
+    return gradient(x, [31, 29], [*x.shape[:2], 17, 12], *how)
+
+
 CHANNELS_LAST = {
     "aten.max_pool2d_with_indices.default": (
         lambda x: torch.ops.aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])
@@ -270,6 +275,9 @@ CHANNELS_LAST = {
     "aten.upsample_nearest2d.vec": (lambda x: torch.ops.aten.upsample_nearest2d(x, [41, 40], None)),
     "aten.upsample_bilinear2d.vec": (lambda x: torch.ops.aten.upsample_bilinear2d(x, [41, 40], True, None)),
     "aten.upsample_bicubic2d.vec": (lambda x: torch.ops.aten.upsample_bicubic2d(x, [41, 40], False, None)),
+    "aten.upsample_nearest2d_backward.default": lambda x: _upsample_backward(x, "nearest"),
+    "aten.upsample_bilinear2d_backward.default": lambda x: _upsample_backward(x, "bilinear", False),
+    "aten.upsample_bicubic2d_backward.default": lambda x: _upsample_backward(x, "bicubic", True),
 }
 
 

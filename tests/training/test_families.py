@@ -48,6 +48,9 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution_1d": (lambda: nn.Conv1d(8, 16, 5, 2, 2), (2, 8, 17)),
     "convolution_3d": (lambda: nn.Conv3d(4, 8, 3, 1, 1), (2, 4, 5, 4, 3)),
     "convolution_transposed": (lambda: nn.ConvTranspose2d(8, 6, 2, 2), IMAGE),
+    "convolution_transposed_odd": (lambda: nn.ConvTranspose2d(8, 6, 3, 2, 1, 1, groups=2, dilation=2), IMAGE),
+    "convolution_transposed_extra": (lambda: nn.ConvTranspose2d(8, 6, 3, 1, output_padding=1, dilation=2), IMAGE),
+    "convolution_transposed_1d": (lambda: nn.ConvTranspose1d(8, 6, 4, 2, bias=False), (2, 8, 7)),
     "max_pooling": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(3, 2, 1)), IMAGE),
     "average_pooling": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.AvgPool2d(3, 2, 1)), IMAGE),
     "adaptive_pooling": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(3)), IMAGE),
@@ -129,6 +132,25 @@ def test_gradients_of_averages_and_softmax_are_planned():
     backward = [step.node.op for step in plan.steps[plan.turn.step :]]
     assert backward.count("pooling_backward") == 2 and backward.count("softmax_backward") == 1
     assert_same_step(ours, theirs, torch.randn(2, 3, 8, 8))
+
+
+def test_gradients_of_a_deconvolution_are_convolutions():
+    ours, _ = compiled(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 6, 2, 2)), torch.randn(2, 3, 6, 6))
+    plan = ours.nets[0].plan
+    backward = [step.node.op for step in plan.steps[plan.turn.step :]]
+    assert backward.count("convolution_backward_weights") == 2 and backward.count("convolution") == 1
+    assert "aten" not in backward
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_a_resampling_and_its_gradient_are_one_call_each(mode):
+    ours, _ = compiled(
+        nn.Sequential(nn.Conv2d(3, 8, 1), nn.Upsample(scale_factor=2, mode=mode)), torch.randn(2, 3, 6, 6)
+    )
+    steps = [step.node for step in ours.nets[0].plan.steps]
+    assert sum("upsample" in str(node.attrs) or node.op == "resampling" for node in steps) == 2
+    assert "index" not in str([node.attrs for node in steps])
+    assert torch.ops.aten.upsample_bilinear2d.default.py_kernels  # PyTorch's rules are back
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])

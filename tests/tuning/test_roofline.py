@@ -176,3 +176,10 @@ def test_every_step_of_a_network_has_a_price(model: str) -> None:
 def test_efficiencies_are_shares() -> None:
     for impl in ("brgconv:avx2", "jit:avx512_core", "x64:gemm:jit", "ref:any", "jit_dw:avx2", "", "new:thing"):
         assert 0 < efficiency(impl) < 1.5
+
+
+def test_gradients_of_depthwise_convolutions_have_one_fast_kernel():
+    """In bf16 the others, first in oneDNN's list for strides, take thirty times as long and more."""
+    for other in ("brgconv_strided:avx512_core_bf16", "jit_bf16:avx512_core_bf16"):
+        assert efficiency(other, 2) < efficiency("jit_dw:avx512_core_bf16", 2) / 30
+        assert efficiency(other, 0) > 0.7
