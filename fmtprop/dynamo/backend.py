@@ -6,6 +6,7 @@ Owns the options, and the choice of graphs that are worth a plan. :mod:`fmtprop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -121,31 +122,32 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         made.clear()
         run = functionalised(module, example_inputs)
-        only = made[0] if len(made) == 1 else None
-        return _beside(run, module.forward, only) if isinstance(only, Region) and only.is_all else run
+        return _beside(run, module.forward, tuple(made)) if made else run
 
     return compile_captured
 
 
-def _beside(run: Callable[..., Any], captured: Callable[..., Any], region: Region) -> Callable[..., Any]:
-    """Return a function that runs a region where it is faster than the captured graph, and else that graph.
+def _beside(
+    run: Callable[..., Any], captured: Callable[..., Any], parts: tuple[Region | InPyTorch, ...]
+) -> Callable[..., Any]:
+    """Return a function that runs the parts of a graph, or the captured graph where PyTorch would run all parts.
 
-    The functional form has about twice as many calls: each linear layer is a transposition and a product there.
+    The functional form has about twice as many calls: each linear layer is a transposition and a product there. So a
+    part that is the whole graph competes with the captured graph.
     """
     settled = False
+    whole = parts[0] if isinstance(parts[0], Region) and parts[0].is_all else None
 
     def call(*args: Any) -> Any:
         nonlocal settled
         if settled:
             return captured(*args)
-        try:
+        results, is_ours = None, False
+        with suppress(LeftToPyTorch):
             results = run(*args)
-            if region.wins(lambda: run(*args), lambda: captured(*args)):
-                return results
-        except LeftToPyTorch:
-            pass
-        settled = region.is_left_to_pytorch
-        return captured(*args)
+            is_ours = whole is None or whole.wins(lambda: run(*args), lambda: captured(*args))
+        settled = all(part.is_left_to_pytorch for part in parts)
+        return results if is_ours else captured(*args)
 
     return call
 

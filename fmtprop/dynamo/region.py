@@ -80,6 +80,7 @@ class InPyTorch:
     def __init__(self, module: fx.GraphModule, reason: str) -> None:
         self.module, self._run = module, module.forward
         self.outcomes = [Outcome(None, reason)]
+        self.is_left_to_pytorch = True
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the calls."""

@@ -118,6 +118,29 @@ def test_one_row_is_written_not_the_whole_cache():
     assert "aten.index_copy.default" not in calls
 
 
+def test_pieces_that_are_not_faster_run_as_they_were_captured(monkeypatch):
+    monkeypatch.setattr(region, "compare", lambda ours, theirs: (False, (2.0, 1.0)))
+    linear = nn.Linear(16, 16)
+
+    def step(x, cache):
+        cache.add_(1)
+        return F.dropout(linear(x), 0.5) @ cache.t()
+
+    run, regions = compiled(step)
+    cache, other = torch.zeros(5, 16), torch.zeros(5, 16)
+    with torch.no_grad():
+        for call in range(3):
+            if call:
+                monkeypatch.setattr(region.InPyTorch, "__call__", lambda self, args: pytest.fail("a piece was run"))
+            results = []
+            for function, written in ((run, cache), (step, other)):
+                torch.manual_seed(call)
+                results.append(function(torch.ones(1, 16), written))
+            assert torch.equal(*results)
+            assert torch.equal(cache, other)
+    assert len(regions) > 1
+
+
 def test_random_numbers_are_drawn_by_pytorch_in_their_order():
     linear = nn.Linear(16, 16)
 
