@@ -1,7 +1,7 @@
 """Functions of one number, as vector instructions.
 
-Each takes a register of 16 or 8 numbers and returns a register of results. All map 0 to 0, so the padding of blocked
-formats stays zero. All treat infinities and NaN as PyTorch does.
+Each takes a register of 16 or 8 numbers and oneDNN's parameters of the algorithm, and returns a register of results.
+All map 0 to 0, so the padding of blocked formats stays zero. All treat infinities and NaN as PyTorch does.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def _by_exponents(a: Assembler, r: int) -> tuple[int, int]:
     return p, n
 
 
-def swish(a: Assembler, x: int) -> int:
+def swish(a: Assembler, x: int, alpha: float, beta: float) -> int:
     """Return x / (1 + e^-x)."""
     y = _one_and_exp_of_negative(a, x)
     a.v("VDIVPS", y, x, y)
     return y
 
 
-def gelu_erf(a: Assembler, x: int) -> int:
+def gelu_erf(a: Assembler, x: int, alpha: float, beta: float) -> int:
     """Return x (1 + erf(x / sqrt(2))) / 2."""
     h, square = a.vector(), a.vector()
     a.v("VMULPS", h, x, a.number(0.7071067811865476))
@@ -154,5 +154,28 @@ def gelu_erf(a: Assembler, x: int) -> int:
     return p
 
 
+def relu(a: Assembler, x: int, alpha: float, beta: float) -> int:
+    """Return the larger of x and 0."""
+    y = a.vector()
+    a.v("VXORPS", y, y, y)
+    a.v("VMAXPS", y, y, x)  # if an operand is NaN, the last one is returned
+    return y
+
+
+def clip(a: Assembler, x: int, alpha: float, beta: float) -> int:
+    """Return x limited to alpha and beta."""
+    y, high = a.vector(), a.vector()
+    a.v("VMOVUPS", y, a.number(alpha))
+    a.v("VMOVUPS", high, a.number(beta))
+    a.v("VMAXPS", y, y, x)  # if an operand is NaN, the last one is returned
+    a.v("VMINPS", y, high, y)
+    return y
+
+
 #: oneDNN's name of an algorithm -> function that adds its instructions
-FUNCTIONS: Mapping[str, Callable[[Assembler, int], int]] = {"swish": swish, "gelu_erf": gelu_erf}
+FUNCTIONS: Mapping[str, Callable[[Assembler, int, float, float], int]] = {
+    "swish": swish,
+    "gelu_erf": gelu_erf,
+    "relu": relu,
+    "clip": clip,
+}

@@ -7,7 +7,7 @@ three times as long as a separate loop, memory traffic included (Zen 4, 1.2 mill
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,7 +20,7 @@ from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
 
 if TYPE_CHECKING:
-    from fmtprop.jit.assembler import Isa
+    from fmtprop.jit.assembler import Assembler, Isa
 
 __all__ = [
     "CHUNK_NBYTES",
@@ -44,9 +44,18 @@ CHUNK_NBYTES = 64
 #: up to this size, one thread is faster than several
 ALONE_NBYTES = 16 << 10
 
-#: algorithm -> the parameter that its kernel assumes; None if the algorithm has none. The functions are in another
-#: module because they import the assembler, which networks without kernels need not load
-_ALPHAS = {"swish": 1.0, "gelu_erf": None}
+#: algorithm -> whether a kernel is written for its parameters. The functions are in another module because they import
+#: the assembler, which networks without kernels need not load
+_WRITTEN: Mapping[str, Callable[[float, float], bool]] = {
+    "swish": lambda alpha, beta: alpha == 1.0,
+    "gelu_erf": lambda alpha, beta: True,
+    "relu": lambda alpha, beta: alpha == 0.0,
+    "clip": lambda alpha, beta: alpha <= 0.0 <= beta,
+}
+
+#: algorithms that take longer inside a primitive than in a kernel behind it; the others' kernels keep NaN, which oneDNN
+#: loses (PyTorch's GELU of inf is NaN, in contrast to the kernel's)
+_SLOW_INSIDE = frozenset({"swish", "gelu_erf"})
 
 #: functions of the OpenMP runtime that every kernel needs
 _RUNTIME = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
@@ -69,6 +78,11 @@ class Kernel:
     name: str
     code: bytes
     table: bytes = b""
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it serves speed; otherwise it gives PyTorch's special values where oneDNN's function does not."""
+        return self.name in _SLOW_INSIDE
 
     @property
     def fingerprint(self) -> str:
@@ -194,15 +208,15 @@ def unavailable() -> str:
     return no_code()
 
 
-def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
+def kernel_for(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel | None:
     """Return the kernel of an element-wise function.
 
     Parameters
     ----------
     alg : str
         oneDNN's name without ``eltwise_``.
-    alpha : float
-        The function's parameter.
+    alpha, beta : float
+        The function's parameters.
     dtype : DataType
         Data type in memory; the kernel computes in f32.
 
@@ -211,9 +225,9 @@ def kernel_for(alg: str, alpha: float, dtype: DataType) -> Kernel | None:
     Kernel or None
         None if this machine has no such kernel.
     """
-    if alg not in _ALPHAS or _ALPHAS[alg] not in (alpha, None) or unavailable():
+    if alg not in _WRITTEN or not _WRITTEN[alg](alpha, beta) or unavailable():
         return None
-    return _kernel(alg, dtype) if takes(dtype) else None
+    return _kernel(alg, alpha, beta, dtype) if takes(dtype) else None
 
 
 def takes(dtype: DataType) -> bool:
@@ -224,8 +238,11 @@ def takes(dtype: DataType) -> bool:
 
 
 @cache
-def _kernel(alg: str, dtype: DataType) -> Kernel:
+def _kernel(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel:
     from fmtprop.jit.functions import FUNCTIONS
     from fmtprop.jit.programs import function
 
-    return Kernel(alg, *function(isa(), FUNCTIONS[alg], bf16=dtype is DataType.BF16))
+    def apply(a: Assembler, x: int) -> int:
+        return FUNCTIONS[alg](a, x, alpha, beta)
+
+    return Kernel(alg, *function(isa(), apply, bf16=dtype is DataType.BF16))

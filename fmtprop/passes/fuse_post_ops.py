@@ -35,7 +35,8 @@ class FusePostOps:
     ----------
     target : Target, optional
         The executing target. With it, a node is absorbed only if the target has optimized code for both together;
-        otherwise two nodes with separate implementations are better than reference loops.
+        otherwise two nodes with separate implementations are better than reference loops. Without it, a node that must
+        not lose special values is never absorbed.
 
     Notes
     -----
@@ -62,8 +63,6 @@ class FusePostOps:
             # only a policy that compares costs fuses a convolution into a convolution
             if form is None or form.kind == "convolution":
                 continue
-            if node.exact and loses_special_values(node):
-                continue
             for fusion in _fusions(graph, node, ranks):
                 if self._fits(graph, node, fusion) and self._is_optimized(graph, node, fusion):
                     self._absorb(graph, node, fusion)
@@ -71,8 +70,11 @@ class FusePostOps:
         return graph
 
     def _is_optimized(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
+        loses = node.exact and loses_special_values(node)
+        if loses and not graph.node(fusion.producer.node).exact:
+            return False  # the fused node would not be exact
         if self.target is None:
-            return True
+            return not loses
         fused, added = self._fused(graph, node, fusion)
         types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
         return is_optimized(self.target, fused, types)

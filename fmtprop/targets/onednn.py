@@ -99,7 +99,7 @@ class OneDnnTarget(Provider):
         """Yield all implementations, those of the node without a last post-op that a kernel can do, and a kernel's."""
         yield from self._implementations(node, request)
         kernel = _kernel_of(node)
-        if kernel is not None:
+        if kernel is not None and kernel.is_faster != (node.exact and loses_special_values(node)):
             yield from self._with_kernel(node, request, kernel)
         for candidate in kernel_candidates(node, request):
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
@@ -240,7 +240,7 @@ def _kernel_of(node: Node) -> Kernel | None:
     if not node.post_ops or node.post_ops[-1].op != "eltwise" or len(node.results) != 1:
         return None
     attrs = node.post_ops[-1].attrs.to_json()
-    return kernel_for(attrs["alg"], attrs["alpha"], node.results[0].dtype)
+    return kernel_for(attrs["alg"], attrs["alpha"], attrs["beta"], node.results[0].dtype)
 
 
 def _attributes(node: Node, natives: Mapping[str, dnnl.NativeDesc]) -> dnnl.PrimitiveAttr:

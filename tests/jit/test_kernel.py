@@ -18,18 +18,23 @@ from fmtprop.jit.functions import FUNCTIONS
 from fmtprop.jit.programs import function
 from fmtprop.layout import DataType
 
-MEANING = {"swish": F.silu, "gelu_erf": F.gelu}
+MEANING = {"swish": F.silu, "gelu_erf": F.gelu, "relu": F.relu, "clip": lambda x: x.clamp(-0.5, 6.0)}
+PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0)}
 WIDE = "avx512" in dnnl.lib().isa
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 
+def parameters(alg: str) -> tuple[float, float]:
+    return PARAMETERS.get(alg, (0.0, 0.0))
+
+
 def kernel_of(isa, alg: str, bf16: bool = False) -> Kernel:
-    return Kernel(alg, *function(isa, FUNCTIONS[alg], bf16=bf16))
+    return Kernel(alg, *function(isa, lambda a, x: FUNCTIONS[alg](a, x, *parameters(alg)), bf16=bf16))
 
 
 def test_every_function_can_be_asked_for():
-    assert kernel._ALPHAS.keys() == FUNCTIONS.keys() == MEANING.keys()
+    assert kernel._WRITTEN.keys() == FUNCTIONS.keys() == MEANING.keys()
 
 
 def test_a_function_with_more_vectors_than_there_are_is_refused():
@@ -71,7 +76,7 @@ def test_swish_keeps_its_digits_far_below_zero():
 
 @pytest.mark.parametrize("alg", MEANING)
 def test_bf16_is_the_nearest_number(alg):
-    found = kernel_for(alg, 1.0 if alg == "swish" else 0.0, DataType.BF16)
+    found = kernel_for(alg, *parameters(alg), DataType.BF16)
     if found is None:
         pytest.skip("no bf16 here")
     numbers = torch.linspace(-30, 30, 1 << 14).bfloat16()
@@ -85,9 +90,11 @@ def test_infinity_and_nan_are_pytorchs(isa, alg):
     special = torch.tensor([inf, -inf, nan, 0.0, -0.0, 3e38, -3e38, 1e-45, -1e-45] + [1.0] * 7)
     got = applied(kernel_of(isa, alg), special)
     # by the formulas: PyTorch's own loops differ in -inf between whole vectors and the rest
-    expected = (
-        special / (1 + torch.exp(-special)) if alg == "swish" else special / 2 * (torch.erf(special * 0.5**0.5) + 1)
-    )
+    formulas = {
+        "swish": lambda x: x / (1 + torch.exp(-x)),
+        "gelu_erf": lambda x: x / 2 * (torch.erf(x * 0.5**0.5) + 1),
+    }
+    expected = formulas.get(alg, MEANING[alg])(special)
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
@@ -114,13 +121,16 @@ def test_every_number_is_changed_once_and_no_other(isa):
 
 
 @pytest.mark.parametrize(
-    ("alg", "alpha", "dtype"),
-    [("tanh", 0.0, "f32"), ("swish", 2.0, "f32"), ("swish", 1.0, "f16"), ("logistic", 0.0, "f32")],
+    ("alg", "alpha", "beta", "dtype"),
+    [
+        *(("tanh", 0.0, 0.0, "f32"), ("swish", 2.0, 0.0, "f32"), ("swish", 1.0, 0.0, "f16")),
+        *(("logistic", 0.0, 0.0, "f32"), ("relu", 0.1, 0.0, "f32"), ("clip", 0.5, 1.0, "f32")),
+    ],
 )
-def test_what_has_no_kernel(alg, alpha, dtype):
-    assert kernel_for(alg, alpha, DataType(dtype)) is None
+def test_what_has_no_kernel(alg, alpha, beta, dtype):
+    assert kernel_for(alg, alpha, beta, DataType(dtype)) is None
 
 
 def test_without_executable_memory_there_are_none_and_doctor_says_why(no_executable_memory):
     assert "no executable memory" in unavailable() and "mprotect refuses" in unavailable()
-    assert kernel_for("swish", 1.0, DataType.F32) is None
+    assert kernel_for("swish", 1.0, 0.0, DataType.F32) is None

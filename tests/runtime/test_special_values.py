@@ -14,6 +14,7 @@ import fmtprop as fp
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import OPSET, OpDef
+from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspecified
 from fmtprop.passes.optimal import OptimalFormats, expansions
@@ -173,6 +174,16 @@ def test_no_convolution_is_filtered_or_merged_with_others_where_it_is_exact():
     normal, _ = normalise(fp.from_torch(module, torch.randn(1, 32, 32, 32)), special_values="exact")
     solver = OptimalFormats(Setting(OneDnnTarget(), ReferenceTarget()), MkldnnTarget().model())
     assert expansions(normal, solver) == {}
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU6()])
+def test_an_exact_relu_runs_behind_its_convolution(act):
+    module, x = nn.Sequential(nn.Conv2d(8, 16, 3), act, nn.Conv2d(16, 16, 3)).eval(), torch.randn(1, 8, 14, 14)
+    net = fp.compile(module, x, tune="model", confirm=False, special_values="exact")
+    assert {step.target for step in net.plan.steps} == {"onednn"}
+    x[0, 3, 5, 5] = torch.nan
+    assert_same(net(x), module(x))
 
 
 def test_exact_is_refused_where_it_is_not_known():
