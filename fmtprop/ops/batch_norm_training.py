@@ -12,23 +12,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.errors import ShapeError
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import lowering
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, affine_flags, widened, with_vectors
 from fmtprop.ops.normalization import BATCH_NORMALIZATION, BatchNorm, infer_batch
 from fmtprop.ops.sum import Sum
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc
-
-#: operands and results that hold one f32 number per channel
-_VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
 
 # ---------------------------------------------------------------- attributes
 
@@ -71,7 +68,7 @@ def infer_backward(attrs: BatchStatistics, types: Mapping[str, TensorType]) -> t
 
 def reference(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; bf16 and f16 are normalized in f32."""
-    src, vectors = _widened(tensors)
+    src, vectors = widened(tensors)
     over = (0, *range(2, src.ndim))
     # row-major: PyTorch's code for channels-last loses digits if a mean is large relative to the deviation
     dst, mean, _ = torch.native_batch_norm(
@@ -82,7 +79,7 @@ def reference(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tu
 
 def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; bf16 and f16 are computed in f32."""
-    src, vectors = _widened(tensors)
+    src, vectors = widened(tensors)
     scale, inverse = vectors.get("scale"), (vectors["variance"] + attrs.epsilon).rsqrt()
     affine = scale is not None
     diff_src, *others = torch.ops.aten.native_batch_norm_backward(
@@ -92,19 +89,12 @@ def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tenso
     return (diff_src.to(tensors["src"].dtype), *(others if affine else ()))
 
 
-def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    src = tensors["src"]
-    dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
-    # PyTorch reads vectors as if they had no gaps
-    return src.to(dtype), {name: tensors[name].to(dtype).contiguous() for name in _VECTORS if name in tensors}
-
-
 # ---------------------------------------------------------------- primitives
 
 
 def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the forward pass."""
-    return _lowered(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
+    return with_vectors(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
 
 
 def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -117,10 +107,10 @@ def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], 
         diff_src=descs["diff_src"],
         diff_dst=descs["diff_dst"],
         epsilon=attrs.epsilon,
-        flags=_flags(descs),
+        flags=affine_flags("batch_normalization", descs),
     )
     pd = dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr))
-    return _lowered(pd, {"src": "src", "diff_src": "diff_src", "diff_dst": "diff_dst"}, descs)
+    return with_vectors(pd, {"src": "src", "diff_src": "diff_src", "diff_dst": "diff_dst"}, descs)
 
 
 def _forward(
@@ -129,30 +119,13 @@ def _forward(
     from fmtprop import dnnl
 
     problem = dnnl.BatchNormalization(
-        prop="forward_training", src=descs["src"], dst=dst, epsilon=attrs.epsilon, flags=_flags(descs)
+        prop="forward_training",
+        src=descs["src"],
+        dst=dst,
+        epsilon=attrs.epsilon,
+        flags=affine_flags("batch_normalization", descs),
     )
     return dnnl.create(problem, attr)
-
-
-def _flags(descs: Mapping[str, NativeDesc]) -> NormFlags:
-    from fmtprop import dnnl
-
-    for name in _VECTORS:
-        if name in descs and descs[name].data_type != "f32":
-            raise UnsupportedOpError(f"batch_normalization: {name} is {descs[name].data_type}, but oneDNN takes f32")
-    flags = dnnl.NormFlags
-    return flags.USE_SCALE | flags.USE_SHIFT if "scale" in descs else flags.NONE
-
-
-def _lowered(pd: PrimitiveDesc, images: Mapping[str, str], descs: Mapping[str, NativeDesc]) -> Lowering:
-    """Return the lowering: images in the primitive's formats, all vectors plain."""
-    own = lowering(pd, images)
-    vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
-
-    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
-        return {**own.resolve(candidate), **vectors}
-
-    return Lowering(pd, resolve)
 
 
 # ---------------------------------------------------------------- importers
@@ -236,15 +209,11 @@ def summands(dims: Mapping[str, tuple[int, ...]]) -> int:
     return prod(src) // src[1]
 
 
-_MEAN, _VARIANCE, _SCALE, _SHIFT = (
-    Operand(name, name.upper(), optional=name.startswith("s"), parameter=True) for name in _VECTORS[:4]
-)
-
 BATCH_NORMALIZATION_TRAINING = OpDef(
     name="batch_normalization_training",
     attrs=BatchStatistics,
-    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
-    results=(Operand("dst", "DST"), _MEAN, _VARIANCE),
+    operands=(Operand("src", "SRC"), SCALE, SHIFT),
+    results=(Operand("dst", "DST"), MEAN, VARIANCE),
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
@@ -260,12 +229,8 @@ BATCH_NORMALIZATION_TRAINING = OpDef(
 BATCH_NORMALIZATION_BACKWARD = OpDef(
     name="batch_normalization_backward",
     attrs=BatchStatistics,
-    operands=(Operand("src", "SRC"), _MEAN, _VARIANCE, _SCALE, Operand("diff_dst", "DIFF_DST")),
-    results=(
-        Operand("diff_src", "DIFF_SRC"),
-        Operand("diff_scale", "DIFF_SCALE", parameter=True),
-        Operand("diff_shift", "DIFF_SHIFT", parameter=True),
-    ),
+    operands=(Operand("src", "SRC"), MEAN, VARIANCE, SCALE, Operand("diff_dst", "DIFF_DST")),
+    results=GRADIENTS,
     category=Category.BANDWIDTH,
     infer=infer_backward,
     reference=reference_backward,

@@ -19,16 +19,13 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import normalization
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import lowering
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, affine_flags, widened, with_vectors
 from fmtprop.ops.normalization import LAYER_NORMALIZATION, LayerNorm, import_layer, infer_layer, layer_inputs
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
-
-#: operands and results of f32 numbers, in plain formats
-_VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
 
 # ---------------------------------------------------------------- meaning
 
@@ -55,7 +52,8 @@ def infer_backward(attrs: LayerNorm, types: Mapping[str, TensorType]) -> tuple[T
 
 def reference(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; bf16 and f16 are normalized in f32."""
-    src, vectors = _widened(tensors)
+    src, vectors = widened(tensors)
+    src = src.contiguous()
     dst, _, inverse = torch.native_layer_norm(
         src, src.shape[-1:], vectors.get("scale"), vectors.get("shift"), attrs.epsilon
     )
@@ -66,7 +64,8 @@ def reference(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[to
 
 def reference_backward(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch; bf16 and f16 are computed with in f32."""
-    src, vectors = _widened(tensors)
+    src, vectors = widened(tensors)
+    src = src.contiguous()
     inverse = (vectors["variance"] + attrs.epsilon).rsqrt()
     scale, shift = vectors.get("scale"), vectors.get("shift")
     diff_src, *others = torch.ops.aten.native_layer_norm_backward(
@@ -78,19 +77,12 @@ def reference_backward(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) ->
     return (diff_src.to(tensors["src"].dtype), *found)
 
 
-def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    src = tensors["src"]
-    dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
-    vectors = {name: tensors[name].to(dtype).contiguous() for name in _VECTORS if name in tensors}
-    return src.to(dtype).contiguous(), vectors
-
-
 # ---------------------------------------------------------------- primitives
 
 
 def primitive(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the forward pass."""
-    return _lowered(_forward(attrs, descs, descs["dst"], attr), ("src", "dst"), descs)
+    return with_vectors(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
 
 
 def primitive_backward(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -102,10 +94,10 @@ def primitive_backward(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: 
         prop="backward" if "scale" in descs else "backward_data",
         mean=_statistics(descs),
         epsilon=attrs.epsilon,
-        flags=normalization.affine_flags("layer_normalization", descs),
+        flags=affine_flags("layer_normalization", descs),
         **images,
     )
-    return _lowered(dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr)), tuple(images), descs)
+    return with_vectors(dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr)), images, descs)
 
 
 def _forward(
@@ -119,7 +111,7 @@ def _forward(
         dst=dst,
         mean=_statistics(descs),
         epsilon=attrs.epsilon,
-        flags=normalization.affine_flags("layer_normalization", descs),
+        flags=affine_flags("layer_normalization", descs),
     )
     return dnnl.create(problem, attr)
 
@@ -128,13 +120,6 @@ def _statistics(descs: Mapping[str, NativeDesc]) -> NativeDesc:
     from fmtprop import dnnl
 
     return dnnl.NativeDesc.from_desc(MemoryDesc(descs["src"].dims[:-1], "f32"))
-
-
-def _lowered(pd: PrimitiveDesc, images: tuple[str, ...], descs: Mapping[str, NativeDesc]) -> Lowering:
-    """Return the lowering: images as the primitive says, every vector plain."""
-    own = lowering(pd, images)
-    vectors = {name: MemoryDesc(descs[name].dims, "f32") for name in _VECTORS if name in descs}
-    return Lowering(pd, lambda candidate: {**own.resolve(candidate), **vectors})
 
 
 # ---------------------------------------------------------------- importers
@@ -202,14 +187,11 @@ def samples_backward() -> Iterable[Sample]:
         yield Sample(sample.name, sample.attrs, types, 0.1, 2.0)
 
 
-_SCALE, _SHIFT = (Operand(name, name.upper(), optional=True, parameter=True) for name in ("scale", "shift"))
-_MEAN, _VARIANCE = (Operand(name, name.upper(), parameter=True) for name in ("mean", "variance"))
-
 LAYER_NORMALIZATION_TRAINING = OpDef(
     name="layer_normalization_training",
     attrs=LayerNorm,
-    operands=(Operand("src", "SRC"), _SCALE, _SHIFT),
-    results=(Operand("dst", "DST"), _MEAN, _VARIANCE),
+    operands=(Operand("src", "SRC"), SCALE, SHIFT),
+    results=(Operand("dst", "DST"), MEAN, VARIANCE),
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
@@ -225,12 +207,8 @@ LAYER_NORMALIZATION_TRAINING = OpDef(
 LAYER_NORMALIZATION_BACKWARD = OpDef(
     name="layer_normalization_backward",
     attrs=LayerNorm,
-    operands=(Operand("src", "SRC"), _MEAN, _VARIANCE, _SCALE, _SHIFT, Operand("diff_dst", "DIFF_DST")),
-    results=(
-        Operand("diff_src", "DIFF_SRC"),
-        Operand("diff_scale", "DIFF_SCALE", parameter=True),
-        Operand("diff_shift", "DIFF_SHIFT", parameter=True),
-    ),
+    operands=(Operand("src", "SRC"), MEAN, VARIANCE, SCALE, SHIFT, Operand("diff_dst", "DIFF_DST")),
+    results=GRADIENTS,
     category=Category.BANDWIDTH,
     infer=infer_backward,
     reference=reference_backward,

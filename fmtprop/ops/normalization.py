@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from fmtprop.errors import ShapeError, UnsupportedOpError
+from fmtprop.errors import ShapeError
 from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, Reads, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.building import primitive_of
+from fmtprop.ops.norm_vectors import VECTORS, affine_flags, widened, with_vectors
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr
-
-#: operands that hold one f32 number per channel
-_VECTORS = ("mean", "variance", "scale", "shift")
 
 # ---------------------------------------------------------------- attributes
 
@@ -100,7 +98,7 @@ class GroupNorm(Attrs):
 def _check_vectors(types: Mapping[str, TensorType], axis: int) -> None:
     """Check that every vector operand has as many elements as src has along `axis`."""
     size = types["src"].dims[axis]
-    for name in _VECTORS:
+    for name in VECTORS:
         if name in types and types[name].dims != (size,):
             raise ShapeError(
                 f"{name} has dims {types[name].dims} but src axis {axis} with {size} elements needs ({size},)"
@@ -139,7 +137,7 @@ def infer_group(attrs: GroupNorm, types: Mapping[str, TensorType]) -> tuple[Tens
 def reference_batch(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
     src = tensors["src"]
-    wide, vectors = _widened(tensors)
+    wide, vectors = widened(tensors)
     mean, variance = vectors["mean"], vectors["variance"]
     dst = F.batch_norm(
         wide, mean, variance, vectors.get("scale"), vectors.get("shift"), training=False, eps=attrs.epsilon
@@ -149,44 +147,21 @@ def reference_batch(attrs: BatchNorm, tensors: Mapping[str, torch.Tensor]) -> tu
 
 def reference_layer(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
-    wide, vectors = _widened(tensors)
+    wide, vectors = widened(tensors)
     dst = F.layer_norm(wide, wide.shape[-1:], vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
     return (dst.to(tensors["src"].dtype),)
 
 
 def reference_group(attrs: GroupNorm, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are normalized in f32."""
-    wide, vectors = _widened(tensors)
+    wide, vectors = widened(tensors)
     # row-major: PyTorch's code for channels-last loses four digits if a mean is large relative to the deviation
     wide = wide.contiguous()
     dst = F.group_norm(wide, attrs.groups, vectors.get("scale"), vectors.get("shift"), attrs.epsilon)
     return (dst.to(tensors["src"].dtype),)
 
 
-def _widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    src = tensors["src"]
-    dtype = torch.float64 if src.dtype == torch.float64 else torch.float32
-    return src.to(dtype), {name: tensors[name].to(dtype) for name in _VECTORS if name in tensors}
-
-
 # ---------------------------------------------------------------- primitives
-
-
-def affine_flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
-    """Return the flags for the given scale and shift; refuse vectors that are not f32."""
-    from fmtprop import dnnl
-
-    for name in _VECTORS:
-        if name in descs and descs[name].data_type != "f32":
-            raise UnsupportedOpError(
-                f"{op}: {name} is {descs[name].data_type} but oneDNN takes f32 here: keep it in f32, whatever src is"
-            )
-    flags = dnnl.NormFlags.NONE
-    if "scale" in descs:
-        flags |= dnnl.NormFlags.USE_SCALE
-    if "shift" in descs:
-        flags |= dnnl.NormFlags.USE_SHIFT
-    return flags
 
 
 def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
@@ -202,8 +177,7 @@ def _primitive(problem: str, op: str) -> Primitive:
     def primitive(attrs: Attrs, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
         images = {name: descs[name] for name in ("src", "dst")}
         own = primitive_of(problem, lambda attrs: {"flags": _flags(op, descs)})(attrs, images, attr)
-        vectors = {name: MemoryDesc(descs[name].dims, "f32", tag="a") for name in _VECTORS if name in descs}
-        return Lowering(own.pd, lambda candidate: {**own.resolve(candidate), **vectors})
+        return with_vectors(own.pd, images, descs)
 
     return primitive
 

@@ -17,6 +17,7 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
 from fmtprop.training.step import Step
 
@@ -63,8 +64,12 @@ def training_backend(
             _add_ticket(forward, backward, how["num_fwd_outputs"])
             return forward, backward
 
+        def begin(*_: Any) -> Callable[[list[Any]], Any]:
+            made[-1].changed = _changed_inputs()
+            return _boxed(made[-1].forward)
+
         traced = aot_autograd(
-            fw_compiler=lambda *_: _boxed(made[-1].forward),
+            fw_compiler=begin,
             bw_compiler=lambda *_: _boxed(made[-1].backward),
             inference_compiler=inference,
             partition_fn=partition,
@@ -126,6 +131,13 @@ def _without_rules(function: Any) -> Callable[[], None]:
         function._dispatch_cache.clear()
 
     return give_back
+
+
+def _changed_inputs() -> frozenset[int]:
+    """Return the positions of the inputs that AOTAutograd changes after the forward half of the graph in the making."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return frozenset(metadata.mutated_inp_runtime_indices if metadata is not None else ())
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -6,6 +6,7 @@ another plan is needed: for another shape, another mode, other frozen parameters
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch import fx, nn
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.errors import FmtpropError, ImportModelError, UnsupportedOpError
+from fmtprop.errors import FmtpropError, ImportModelError, InputError, UnsupportedOpError
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Evaluation, Planner, Step
 
@@ -23,6 +24,9 @@ __all__ = ["TrainingModule"]
 
 #: options with names of inputs or outputs, which a captured graph does not have
 _NAMELESS = ("boundary", "pin")
+
+#: most plans of one module; PyTorch's own limit of 8 is for graphs that should not depend on sizes
+_MOST_PLANS = 128
 
 
 class TrainingModule(nn.Module):
@@ -36,8 +40,9 @@ class TrainingModule(nn.Module):
     ----------
     module : torch.nn.Module
         The original.
-    example_inputs : torch.Tensor or tuple
-        Arguments of one call, which shows errors early; buffers and torch's generator are restored afterwards.
+    example_inputs : torch.Tensor or tuple, optional
+        Arguments of one call, which shows errors early; buffers and torch's generator are restored afterwards. Without
+        them, errors and plans come with the first call.
     options : Options
         Options of the compilation.
     plan : callable
@@ -61,6 +66,7 @@ class TrainingModule(nn.Module):
     def __init__(self, module: nn.Module, example_inputs: Any, options: Options, plan: Planner) -> None:
         super().__init__()
         _check(module, options)
+        self.__dict__["_how"] = options, plan
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["_original"] = module
@@ -78,13 +84,20 @@ class TrainingModule(nn.Module):
 
         backend: Any = training_backend(make_step, make_evaluation, options.memory)
         self.__dict__["_compiled"] = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
-        self._prepare(example_inputs)
+        if example_inputs is not None:
+            self._prepare(example_inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take the original's arguments, return its results; their backward pass runs as planned."""
         # torch.compile leaves recurrent layers to Python by default
-        with torch._dynamo.config.patch(allow_rnn=True):
-            return self._compiled(*args, **kwargs)
+        with torch._dynamo.config.patch(allow_rnn=True, recompile_limit=_MOST_PLANS):
+            try:
+                return self._compiled(*args, **kwargs)
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+                raise InputError(
+                    f"{type(self._original).__name__} has {_MOST_PLANS} plans: each shape of its inputs, each mode and "
+                    "each choice of frozen parameters needs one. Pad the inputs to a few sizes"
+                ) from error
 
     @property
     def nets(self) -> tuple[CompiledModel, ...]:
@@ -109,8 +122,16 @@ class TrainingModule(nn.Module):
         """Return an attribute of the original that this module lacks."""
         return getattr(self.__dict__["_original"], name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Refuse to be copied.
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainingModule:
+        """Return a copy of the original for training, with plans of its own, which its calls make."""
+        return TrainingModule(copy.deepcopy(self._original, memo), None, *self._how)
+
+    def __copy__(self) -> TrainingModule:
+        """Return a copy that shares parameters and buffers, with plans of its own."""
+        return TrainingModule(copy.copy(self._original), None, *self._how)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled.
 
         Raises
         ------
@@ -118,13 +139,9 @@ class TrainingModule(nn.Module):
             Always.
         """
         raise ImportModelError(
-            f"{type(self._original).__name__} compiled for training cannot be copied: its plans are machine code of "
-            "this process. Copy the module that it was compiled from, and compile the copy"
+            f"{type(self._original).__name__} compiled for training cannot be pickled: its plans are machine code of "
+            "this process. Save its state_dict, or the module that it was compiled from, and compile that again"
         )
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to be pickled, as :meth:`__deepcopy__`."""
-        return self.__deepcopy__({})
 
     def _prepare(self, example_inputs: Any) -> None:
         args: Sequence[Any] = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
@@ -151,6 +168,12 @@ def _check(module: Any, options: Options) -> None:
             raise UnsupportedOpError(f"{name} cannot be given with training=True: captured graphs have other names")
     if options.target != "onednn":
         raise UnsupportedOpError(f"training=True needs target='onednn', got {options.target!r}")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None and part.track_running_stats:
+            raise ImportModelError(
+                f"module {name or 'itself'} ({type(part).__name__}): momentum=None makes running averages depend on a "
+                "count in a tensor, so torch.compile cannot capture it as one graph: give it a momentum, such as 0.1"
+            )
 
 
 @contextmanager

@@ -6,8 +6,10 @@ Owns the values that AOTAutograd saves between the halves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,6 +66,8 @@ class Step:
         self.programs, self.outputs = (forward, backward), outputs
         self.options = options
         self._plan, self._compare = plan, compare
+        #: positions of arguments that the caller writes new numbers to after the forward half
+        self.changed: frozenset[int] = frozenset()
         #: the plan of both halves, after the step's first run
         self.net: CompiledModel | None = None
         #: the reason for running it in PyTorch
@@ -74,6 +78,8 @@ class Step:
     def forward(self, args: list[Any]) -> Sequence[Any]:
         """Run the forward half; return its results, the ticket of this run, and the saved tensors."""
         made = self._ready(args)
+        for position in self._saved_and_changed:
+            args[position] = args[position].clone()
         if made is None:
             results = self.programs[0].forward(*args)
             return [*results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
@@ -95,12 +101,21 @@ class Step:
         outputs = halves.backward(ticket, joint.backward.given(given), again=again)
         return joint.backward.found(outputs, given)
 
+    @cached_property
+    def _saved_and_changed(self) -> tuple[int, ...]:
+        """The arguments of which the backward half needs the old numbers."""
+        nodes = self.programs[0].graph.nodes
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        saved = next(node for node in nodes if node.op == "output").args[0][self.outputs :]
+        return tuple(position for position in sorted(self.changed) if inputs[position] in saved)
+
     def _ready(self, args: Sequence[Any]) -> tuple[Joint, Halves] | None:
         with self._making.current:
             if self._made is None and not self.reason:
                 try:
-                    self._made = self._planned()
-                    self.reason = self._race(args)
+                    with _no_hooks_for_saved_tensors():
+                        self._made = self._planned()
+                        self.reason = self._race(args)
                 except FmtpropError as error:
                     if self._compare is None:
                         raise
@@ -168,6 +183,21 @@ class Evaluation:
                 options = replace(self.options, boundary=self._functional.boundary)
                 self.net = self._plan(self._functional.graph, options)
         return self._functional.results(self.net.run_flat(self._functional.inputs(args)), args)
+
+
+@contextmanager
+def _no_hooks_for_saved_tensors() -> Iterator[None]:
+    """Hide the caller's hooks for saved tensors, of checkpointing for instance, from the references of checks."""
+    autograd: Any = torch._C._autograd
+    hooks = []
+    while (pair := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*pair)
 
 
 #: the ticket of a step that PyTorch runs

@@ -22,7 +22,7 @@ from fmtprop.tuning.peaks import Peaks
 #: on windows and products, on windows of one position, on one channel per group. Medians over the layers of the
 #: built-in convolutional networks, each timed as it runs (see `measure`), with one thread on AVX2, by operations per
 #: second over the peak. Where AVX-512 has another picture the order of the families is the same. The rows of
-#: ``brgconv_strided`` and ``jit_bf16`` are of gradients, on AVX-512 (v3.9).
+#: ``brgconv_strided`` and ``jit_bf16`` are of gradients, on AVX-512 (v3.2).
 _EFFICIENCY = (
     ("ref", (0.004, 0.004, 0.004)),
     ("attention", (0.60, 0.60, 0.60)),

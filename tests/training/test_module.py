@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
@@ -290,10 +291,54 @@ def test_what_cannot_be_compiled_is_said():
     with pytest.raises(UnsupportedOpError, match="'memory' parameter of compile must be one of 'save', 'recompute'"):
         fp.compile(mlp(), torch.randn(6, 12), memory="swap", training=True)
     ours, _ = compiled(mlp(), torch.randn(6, 12))
-    with pytest.raises(ImportModelError, match="cannot be copied"):
-        copy.deepcopy(ours)
-    with pytest.raises(ImportModelError, match="cannot be copied"):
+    with pytest.raises(ImportModelError, match="Save its state_dict"):
         pickle.dumps(ours)
+    with pytest.raises(ImportModelError, match=r"module 0 \(BatchNorm1d\): momentum=None .* give it a momentum"):
+        compiled(nn.Sequential(nn.BatchNorm1d(12, momentum=None)), torch.randn(6, 12))
+
+
+def test_a_copy_has_its_own_parameters_and_plans():
+    ours, theirs = compiled(mlp(), torch.randn(6, 12))
+    averaged, expected = (torch.optim.swa_utils.AveragedModel(module) for module in (ours, theirs))
+    for module, average in ((ours, averaged), (theirs, expected)):
+        with torch.no_grad():
+            next(module.parameters()).add_(1)
+        average.update_parameters(module)
+    x = torch.randn(6, 12)
+    assert_same_step(averaged.module, expected.module, x)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_more_shapes_than_pytorch_allows(monkeypatch):
+    ours, theirs = compiled(nn.Linear(4, 3), torch.randn(2, 4), verify="off")
+    for rows in range(3, 11):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(ours(x), theirs(x))
+    monkeypatch.setattr("fmtprop.training.module._MOST_PLANS", 9)
+    with pytest.raises(InputError, match=r"Linear has 9 plans: .* Pad the inputs"):
+        ours(torch.randn(20, 4))
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_gradient_checkpointing(where):
+    """The backward half runs the batch normalization again, so it needs running averages of before the step."""
+
+    class Within(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = convolutions()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    ours, theirs = compiled(Within() if where == "inside" else convolutions(), image())
+    found = []
+    for module in (ours, theirs):
+        x = image().requires_grad_()
+        result = module(x) if where == "inside" else checkpoint(module, x, use_reentrant=False)
+        result.square().sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_saved_tensors_that_were_moved_are_missed():
