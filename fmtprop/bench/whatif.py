@@ -24,7 +24,7 @@ __all__ = ["Case", "Outcome", "cases", "side_by_side", "table"]
 
 #: most combinations that are run
 _MOST = 64
-#: what a process prints before its report
+#: text that a process prints before its report
 _MARK = "FMTPROP-WHATIF "
 
 _CHILD = f"""
@@ -65,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: a report as plain data, or what went wrong."""
+    """Outcome of a case: a report as plain data, or an error."""
 
     case: Case
     report: dict[str, Any]

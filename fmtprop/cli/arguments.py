@@ -60,7 +60,7 @@ Tune = Annotated[
 Target = Annotated[
     str, typer.Option("--target", help="Who executes: onednn (the library) or mkldnn (the oneDNN inside PyTorch).")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", "-d", help="What compute-intensive ops run in: f32 or bf16.")]
+Dtype = Annotated[str, typer.Option("--dtype", "-d", help="Data type of compute-intensive ops: f32 or bf16.")]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -82,7 +82,7 @@ SpecialValues = Annotated[
     str,
     typer.Option(
         "--special-values",
-        help="What NaN and infinities become: fast (as oneDNN's instructions have it) or exact (PyTorch's everywhere; "
+        help="NaN and infinities: fast (as in oneDNN's instructions) or exact (as in PyTorch, everywhere; "
         "such steps take longer).",
     ),
 ]

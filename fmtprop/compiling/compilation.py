@@ -47,23 +47,23 @@ __all__ = ["Compilation"]
 #: how often a model is planned again after a failed check of its plan
 _ATTEMPTS = 5
 
-#: seconds for running plans against each other, where compiling is to be quick and where the plan is to be good
+#: seconds of a race, for the efforts "quick" and "patient"
 _QUICK, _PATIENT = 0.2, 1.0
 
-#: rounds of that at least where the plan is to be good and time has no limit: neighbours on a shared machine decide one
+#: least rounds of a patient race without a limit of time: other users of a shared machine may decide a single round
 _ROUNDS = 5
 
-#: the share by which a run may take longer than costs promised, beside `propagate`, before the costs are doubted
+#: the share by which a run may take longer, relative to `propagate`, than its costs promised, before costs are doubted
 _DOUBT = 0.15
 
-#: how many times faster than its price a run is where the machine was disturbed when its peaks were measured (others
-#: can only make runs slower; the prices of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
+#: a run that is so many times faster than its cost disproves the measured peaks of the machine (other users can only
+#: make runs slower; the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
 _DISPROVED = 3.0
 
-#: how many times as much a plan may cost as the cheapest and still be run: costs are not that wrong
+#: a plan that costs so many times as much as the cheapest does not run: costs are not that wrong
 _FAR = 10.0
 
-#: the stage that begins when another has ended, as a user is told
+#: a stage that ended -> the name of the next one, as users see it
 _NEXT = {
     "": "normalising",
     "normalise": "choosing formats",
@@ -100,7 +100,7 @@ class Compilation:
         Whether nobody else has the graph's constants: then they go one by one as they are packed, so that memory never
         holds all weights twice.
     shared : SharedForms, optional
-        What plans for other shapes have of the model's tensors.
+        Packed forms of the model's tensors that plans for other shapes have.
 
     Attributes
     ----------

@@ -91,8 +91,8 @@ class CompiledModel:
         Returns
         -------
         object
-            What the original model returns: a tensor, or tensors in its own structure; the very tensors of ``out``, if
-            given. New ones are the caller's to keep. They have no gradients, whether inputs require them or not.
+            The original model's result: a tensor, or tensors in its own structure; the tensors of ``out``, if given.
+            New ones are the caller's to keep. They have no gradients, whether inputs require them or not.
 
         Raises
         ------
@@ -273,7 +273,7 @@ class CompiledModel:
         return [median(times) for times in zip(*runs, strict=True)]
 
     def timeline(self, *args: Any, **kwargs: Any) -> list[tuple[float, float]]:
-        """Return when each step of one run began, and what it took.
+        """Return the start and the duration of each step of one run.
 
         Parameters
         ----------

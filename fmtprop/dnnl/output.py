@@ -1,4 +1,4 @@
-"""What C libraries have printed and not written yet."""
+"""Output of C libraries that is still in a buffer."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["flush_output"]
 
 
 def flush_output() -> None:
-    """Write what C's ``stdout`` still holds: oneDNN's log among it, of whichever library in this process."""
+    """Write the buffer of C's ``stdout``: it has the logs of all oneDNN libraries in this process."""
     ctypes.CDLL(None).fflush(None)

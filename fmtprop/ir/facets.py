@@ -1,4 +1,4 @@
-"""What passes and costs ask of an op beside its meaning: where its products are, what it costs, how a batch is cut."""
+"""Facets of an op for passes and costs: positions of its products, its cost, the slices of a batch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _no_window(attrs: Any) -> int:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an op costs beside products, for the model of :mod:`fmtprop.tuning.roofline`.
+    """Costs of an op without its products, for the model of :mod:`fmtprop.tuning.roofline`.
 
     Parameters
     ----------

@@ -323,10 +323,10 @@ class Graph:
         return len(dead)
 
     def forward_names(self) -> set[str]:
-        """Return the names of the nodes of the first entry point: what its outputs depend on, and its inputs.
+        """Return the names of the nodes of the first entry point: its inputs, and those that its outputs need.
 
-        Those of all nodes where there is no other. What belongs to the second one alone, though it depends on nothing
-        but inputs of the first, runs there: its operands are in memory until then, and its results need not be.
+        Without a second entry point, these are all nodes. A node that only the second one needs runs there, even if it
+        depends only on inputs of the first: its operands are in memory until then, and its results need not be.
         """
         names = {node.name for node in self.input_nodes if not node.phase}
         for node in self.output_nodes:

@@ -1,6 +1,6 @@
 """The contract of an op: everything the system knows about it, declared once.
 
-An op family lives in one file of :mod:`fmtprop.ops`; this module only says what a declaration consists of.
+An op family lives in one file of :mod:`fmtprop.ops`; this module has the parts of a declaration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGITS_LIMIT = 10
 
 
 class Category(Enum):
-    """The row of the propagation table (SPEC M9) that an op belongs to, and ours beside it."""
+    """Row of an op in the propagation table (SPEC M9), with two rows of our own."""
 
     #: (de)convolution, inner product, matmul, RNN: every operand `any`
     COMPUTE = "compute"
@@ -75,7 +75,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Lowering:
-    """A primitive descriptor and how to read an op's formats off it.
+    """A primitive descriptor, and functions that read the op's formats from it.
 
     Parameters
     ----------
@@ -119,14 +119,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class PostOpForm:
-    """How an op is written as a post-op of another's primitive.
+    """Form of an op as a post-op of another op's primitive.
 
     Parameters
     ----------
     kind : str
         oneDNN's: ``"eltwise"``, ``"binary"``, ``"sum"``, ``"prelu"`` or ``"convolution"`` (depthwise).
     append : callable
-        ``(attrs, dnnl.PostOps, native descs of the operands beside the first, data type of dst)``: appends it, as one.
+        ``(attrs, dnnl.PostOps, native descs of the operands after the first, data type of dst)``: appends the post-op.
         UnsupportedOpError where oneDNN has none for these attributes.
     """
 
@@ -180,9 +180,9 @@ class OpDef:
         ``(attrs, torch tensors by operand) -> result tensors``; the meaning of the op, in plain PyTorch.
     operator : callable, optional
         ``(attrs, torch tensors by operand, result tensors) -> call without arguments``: PyTorch's operator, ready to
-        write its results straight to where they are to lie, at the speed that a user of PyTorch gets; None for what
-        it does not do so. The operands may have any plain formats, of the data type of the results; an element-wise
-        op's result may be its operand. `reference` is how the op runs on PyTorch otherwise.
+        write its results directly to these tensors, at the speed that a user of PyTorch gets; None for attributes that
+        it cannot run so. The operands may have any plain formats, of the data type of the results; an element-wise
+        op's result may be its operand. Otherwise the op runs on PyTorch by `reference`.
     primitive : callable, optional
         ``(attrs, native descs by operand and result, primitive attr) -> Lowering``; pure. For inference.
     equivalents : tuple of callable
@@ -192,54 +192,54 @@ class OpDef:
         ``(attrs, desc of src, result type) -> desc of dst``; raises FormatError where the format cannot take it.
     inverse : callable, optional
         ``(attrs, desc of dst, type of src) -> desc of src`` from which the view makes that one; raises FormatError
-        where there is none. A format that a view's reader likes is worth asking the source's producer for.
+        where there is none. So a good format for a view's reader becomes a format to try for the source's producer.
     parts : callable, optional
-        ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None where they would not be
-        dense; for an op whose result is nothing but its sources side by side, so that no data need move.
+        ``(attrs, desc of dst, types by operand) -> desc of each operand within dst``, or None if they would not be
+        dense. For an op that only puts its sources side by side, so that no data must move.
     results : tuple of Operand
         Names of the results, and of their arguments; a result beyond these is ``dst_1``, ``dst_2``… by its index.
     linear : Linear, optional
-        Where the products are that the op sums; None if it sums none.
+        Positions of the products that the op sums; None if it sums none.
     elementwise : bool
-        Whether each element of the result depends on the same element of each source and on nothing else.
+        Whether each element of the result depends only on the same element of each source.
     spreads : bool
-        Whether an infinity becomes NaN, or spoils a whole window: no mask is given through such an op.
+        Whether an infinity becomes NaN, or spreads over a whole window: checks give no mask through such an op.
     positive : callable
-        ``attrs -> operands`` that a check gives positive numbers: divisors, variances, what has a logarithm.
+        ``attrs -> operands`` to which a check gives positive numbers: divisors, variances, arguments of logarithms.
     summands : callable
-        ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, although their sums
-        are not exact: rounding errors grow with it, and so does what a check admits.
+        ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
+        not exact. Rounding errors grow with this count, and so does the tolerance of a check.
     sliced : callable, optional
         ``(attrs, batch, images) -> attributes`` with which the op computes so many images of a batch from these images
-        of its sources, or None where an image depends on others; None if nobody knows.
+        of its sources, or None if an image depends on others. Without it, the op cannot be sliced.
     cost : Cost
-        What it costs.
+        Its costs.
     checkable : callable
-        ``attrs -> bool``: whether a check may give it numbers of its own. It may not where an operand has to be what
-        another call made of the others, as indices and workspaces are.
+        ``attrs -> bool``: whether a check may choose the numbers of all operands. It may not if another call must make
+        one of them from the others, such as indices or a workspace.
     any_strides : callable
-        ``attrs -> bool``: whether `reference` is right whatever strides its operands have. PyTorch's own operators are
-        not always; operands come row-major then.
+        ``attrs -> bool``: whether `reference` is right for operands of any strides. Some operators of PyTorch are not;
+        they get row-major operands.
     narrows : callable
-        ``attrs -> bool``: whether a call of PyTorch's gives the floating-point type that it is given, as accurately: it
-        selects numbers, or adds a few.
+        ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
+        it selects numbers, or adds a few.
     reads : Reads
         Which plain formats PyTorch's operator works on without a copy.
     loses : callable
-        ``attrs -> names``: for which special values some implementation of the primitive, or of it as a post-op,
-        gives something else than PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
-        infinities alone is a finite number (docs/numerics.md). What oneDNN calls a reference does not count.
+        ``attrs -> names``: the special values for which some implementation of the primitive, or of the post-op,
+        differs from PyTorch: ``"nan"``, ``"inf"``, and ``"extremum"`` where the largest or smallest of
+        infinities alone is a finite number (docs/numerics.md). oneDNN's reference implementations do not count.
     post_ops : frozenset of str
         Kinds of post-op (:class:`PostOpForm`) that the primitive can absorb.
     eltwise_algs : frozenset of str, optional
         Algorithms of the eltwise post-ops that the primitive can absorb; None for all.
     absorbs : bool
-        Whether it does absorb them. It does not where the library has but reference loops then, or where kernels of our
-        own, which take none, run faster.
+        Whether it does absorb them. It does not if the library then has reference loops only, or if kernels of our own,
+        which take no post-ops, run faster.
     as_post_op : PostOpForm, optional
-        How this op is absorbed by the one before it; None if it cannot be.
+        Its form as a post-op of the op before it; None if it has none.
     inplace : frozenset of str
-        Operands whose buffer dst may take over when they have the same descriptor: element-wise ops, softmax, ….
+        Operands in whose buffer dst may be written if both have the same descriptor: element-wise ops, softmax, ….
     short : str
         Stem of node names: ``"conv"`` for convolution.
     torch : mapping of str to Importer
@@ -365,7 +365,7 @@ def loses_special_values(node: Node) -> bool:
 
 
 def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:
-    """Infer what a node computes: its first result before each of its post-ops, and all results after the last.
+    """Infer the first result of a node before each of its post-ops, and all results after the last.
 
     Parameters
     ----------

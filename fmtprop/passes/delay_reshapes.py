@@ -20,7 +20,7 @@ class DelayReshapes:
     Linear layers see their rows as a matrix: between the product of two matrices and its activation, or its residual
     addition, there is a reshape, and only neighbours are fused. The other operand of a binary op gets the reshape in
     reverse, a view: it has the dims of the result, one number, or it varies along the last axis alone and the reshape
-    keeps this axis. What is itself a permuted or sliced view stays as it is: its reshape would be a copy.
+    keeps this axis. A permuted or sliced view stays as it is, since its reshape would be a copy.
 
     Notes
     -----

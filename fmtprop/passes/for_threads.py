@@ -97,8 +97,9 @@ class ForThreads:
 def _closest(node: Node, choice: Choice, constants: Set[str], target: Target) -> Candidate:
     """Return the node's own implementation, or else another that is not a slow reference.
 
-    One that reads all as it is comes before one that reads constants in other formats, and this before one that reads
-    activations so. Results keep their formats, and so does what a result is added to.
+    An implementation that reads all operands in their present formats comes first, then one that reads constants in
+    other formats, then one that reads activations in other formats. Results keep their formats, and so does the operand
+    of a sum.
     """
     names = result_names(node)
     wanted = {**choice.operands, **dict(zip(names, node.descs, strict=False))}

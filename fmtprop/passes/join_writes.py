@@ -1,4 +1,4 @@
-"""Joining of what a model writes into a tensor piece by piece."""
+"""Joining of the pieces that a model writes into a tensor one after the other."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SELECT, _SLICE = "aten.select_scatter.default", "aten.slice_scatter.default"
 
 @dataclass(frozen=True)
 class JoinWrites:
-    """Replace writes into parts of a tensor, one after the other, by one ``concat`` of what is there in the end.
+    """Replace writes into parts of a tensor, one after the other, by one ``concat`` of the final parts.
 
-    A loop that fills a tensor (``out[:, t] = …``) comes as one copy of the whole tensor for each turn. What nobody
-    wrote over is a slice of the tensor that there was before.
+    A loop that fills a tensor (``out[:, t] = …``) is exported as a copy of the whole tensor for each turn. Parts
+    without a write are slices of the original tensor.
 
     Notes
     -----
@@ -105,7 +105,7 @@ def _join(graph: Graph, last: _Write) -> None:
 
 
 def _pieces(graph: Graph, writes: Sequence[_Write], writer: Sequence[int]) -> Iterator[Value]:
-    """Yield what lies in the tensor in the end, in its order along the axis."""
+    """Yield the final parts of the tensor, in their order along the axis."""
     last = writes[-1]
     for index, group in groupby(range(len(writer)), key=writer.__getitem__):
         places = list(group)

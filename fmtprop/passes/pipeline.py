@@ -22,26 +22,26 @@ __all__ = ["NORMALISE"]
 
 #: imported graph -> normal graph
 NORMALISE: tuple[Pass, ...] = (
-    # first, so that the patterns of the others are not interrupted
+    # first, so that nothing stands between the nodes of a pattern
     RemoveIdentities(),
-    # behind it, as nothing dead reads a tensor in the making
+    # after it, since then no dead node reads a tensor between two writes
     JoinWrites(),
     ReadVariance(),
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),
-    # before its steps are absorbed by what stands before them
+    # before its steps become post-ops of other nodes
     RecogniseFunctions(),
-    # before the padding that it consists of is folded
+    # before FoldPadding, since a spelled-out LRN contains a padding
     RecogniseLrn(),
     FoldPadding(),
-    # before normalizations are folded into what made the parts
+    # before normalizations are folded into the producers of the parts
     BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
     # before fusion, which fuses neighbours
     DelayReshapes(),
-    # before fusion: what loses special values is no post-op where they count
+    # before fusion: an op that loses special values is no post-op of a node that must keep them
     MarkExact(),
     # last: a fused op matches no pattern any more
     FusePostOps(),

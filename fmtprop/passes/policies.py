@@ -5,7 +5,7 @@ be tried? :mod:`fmtprop.passes.assign` sends them to the target and builds the g
 
 ===========  ==========================================================================================
 ``plain``    every tensor stays row-major: the baseline of every report
-``naive``    `any` at each compute op, back to plain after it: what a program pays that does not propagate
+``naive``    `any` at each compute op, back to plain after it: a program without propagation
 ``propagate``  the propagation table of the oneDNN specification (SPEC M9), greedily in topological order
 ===========  ==========================================================================================
 """

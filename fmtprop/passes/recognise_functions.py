@@ -18,7 +18,7 @@ from fmtprop.ops.eltwise import FUNCTIONS, Eltwise
 from fmtprop.ops.host_call import HostCall
 from fmtprop.passes.editing import bypass
 
-#: what a spelling consists of, at most: GELU by hyperbolic tangent takes eight steps
+#: most steps of a function: GELU by hyperbolic tangent takes eight
 _MOST = 10
 
 #: operators of PyTorch that are element-wise too
@@ -37,12 +37,12 @@ _NAMED = (
 class RecogniseFunctions:
     """Replace element-wise steps that together are one function that oneDNN has.
 
-    Steps from one value to one result, of which nothing else is read, are evaluated in f64 on a row of numbers, and
-    compared with the functions: so all spellings are recognised, whatever the order of their factors.
+    Steps from one value to one result, without other readers, are evaluated in f64 on a row of numbers, and compared
+    with the functions. So every spelling is recognised, with its factors in any order.
 
     Notes
     -----
-    Requires folded constants (a factor is an attribute then). Ensures nothing: what is not recognised stays.
+    Requires folded constants (a factor is an attribute then). Ensures nothing: other steps stay.
     """
 
     name: ClassVar[str] = "recognise-functions"

@@ -166,7 +166,7 @@ class _Rewrite:
         return emit(self.out, "slice", {"src": value}, attrs, name=name)
 
 
-# ---------------------------------------------------------------- what can be cut
+# ---------------------------------------------------------------- nodes that can be sliced
 
 
 def batch_of(graph: Graph) -> int | None:

@@ -53,7 +53,7 @@ class Context:
         self._passing = [
             memory for memory, buffer in zip(self._memories, plan.buffers, strict=True) if buffer.home in _PASSING
         ]
-        #: of these, what the backward half of a plan reads and writes
+        #: of these, the ones that the backward half of a plan reads or writes
         self._kept = {self._memories[i] for i in _of_backward(plan) if plan.buffers[i].home in _PASSING}
         #: the calls of each step
         self._bounds = [self._bound(step, index) for index, step in enumerate(plan.steps)]
@@ -90,18 +90,18 @@ class Context:
         return results
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Execute the forward half, and keep what the backward half will read.
+        """Execute the forward half, and keep the tensors that the backward half will read.
 
         Parameters
         ----------
         inputs : sequence of torch.Tensor
-            Those of the forward half, checked, as the plan reads them. What the backward half reads of them must not
-            be changed until then.
+            Inputs of the forward half, checked, in the plan's formats. If the backward half reads one of them, it must
+            not be changed until then.
 
         Returns
         -------
         list of torch.Tensor
-            New tensors, of which the same holds.
+            New tensors, with the same rule.
         """
         turn = self._turn()
         outputs = self._outputs[: turn.output]
@@ -111,7 +111,7 @@ class Context:
         bound = [*self._inputs[: turn.input], *(output.place.memory for output in outputs if output.is_written)]
         for memory in bound:
             if memory is not None and memory in self._kept:
-                # the caller's tensor will know how it was made, and so what holds this context
+                # the caller's tensor will have a gradient function, which keeps this context alive
                 memory.put(memory.tensor.detach())
             elif memory is not None:
                 memory.clear()

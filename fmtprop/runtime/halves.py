@@ -1,7 +1,6 @@
 """A plan with two entry points: the forward half now, the backward half of the same run later, or never.
 
-Owns which memory belongs to which forward run, and for how long. Who calls, and what autograd makes of it, is not known
-here.
+Owns the memory of each forward run, as long as its backward run may come. Must not know the caller, or autograd.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Halves:
 
     Notes
     -----
-    What the backward half reads stays where the forward half left it, in its planned format. Its memory belongs to a
-    ticket, a small tensor: as long as that is in memory, saved by autograd for instance, nobody else gets the memory.
+    Tensors that the backward half reads stay in the arena, in their planned formats. Their memory belongs to a ticket,
+    a small tensor. Nobody else gets the memory as long as the ticket exists, for instance saved by autograd.
     """
 
     def __init__(self, plan: Plan, plan_for: Callable[[int], Plan] | None = None) -> None:
@@ -109,9 +108,9 @@ class Halves:
         context, _ = self._leased.get(int(ticket), (None, None))
         if context is None:
             raise InputError(
-                f"model {self.plan.name}: what the forward pass saved for this backward pass is gone: hooks for saved "
-                "tensors (torch.autograd.graph.save_on_cpu, saved_tensors_hooks) cannot move it; call the model "
-                "outside of them"
+                f"model {self.plan.name}: the tensors that the forward pass saved for this backward pass are gone: "
+                "hooks for saved tensors (torch.autograd.graph.save_on_cpu, saved_tensors_hooks) cannot move them; "
+                "call the model outside of them"
             )
         return self._guarded(lambda: self._in_threads(context, partial(context.backward, tensors, again=again)))
 

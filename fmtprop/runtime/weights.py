@@ -61,8 +61,7 @@ class WeightStore:
 WEIGHTS = WeightStore()
 
 
-#: what tells the numbers of a model's tensor, or of a part of it, from all others: position, version, dimensions,
-#: strides and data type
+#: identity of the numbers of a model's tensor, or of a part of it: address, version, dimensions, strides, data type
 Numbers = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 

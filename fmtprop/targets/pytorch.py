@@ -20,7 +20,7 @@ def call_reference(
 ) -> tuple[torch.Tensor, ...]:
     """Return the node's results; an error of PyTorch's names the node.
 
-    `instead` has what evaluates an op, by its name, instead of its own reference.
+    `instead` has functions that replace references, by the op's name.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Seq
     node : Node
         The node of the results.
     places : sequence of torch.Tensor or None
-        None for a result that nobody reads: such need not be what the exporter says (``aten._embedding_bag``).
+        None for a result that nobody reads: its type may differ from the exporter's (``aten._embedding_bag``).
     values : sequence of torch.Tensor
         The results.
 

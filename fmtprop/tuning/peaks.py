@@ -139,7 +139,7 @@ def improve(store: Store) -> bool:
     Parameters
     ----------
     store : Store
-        Only what it has is measured again.
+        Only its figures are measured again.
 
     Returns
     -------

@@ -58,7 +58,7 @@ _HALF_BY_CALLS = 16.0
 #: operations per element of an element-wise function where a kernel of the project's own does it
 _KERNEL_OPERATIONS = 6.0
 
-#: share of the peak that operations beside products reach: no fused products, and few of them in a row
+#: share of the peak that other operations than products reach: they are not fused, and few follow each other
 _POINTWISE = 0.2
 
 #: part of their op's pace that single implementations reach
@@ -193,7 +193,7 @@ class ModelCosts:
             share = _PYTORCH_COSTLY if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL
             seconds += 2 * dst.nbytes * pace / share
         calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
-        # it wakes its threads as any call does, and is called from Python beside
+        # it wakes its threads like any call, and Python's call is extra
         return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL + seconds
 
     def _kernel(self, dst: MemoryDesc, peak: float) -> float:

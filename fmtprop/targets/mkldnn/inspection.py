@@ -158,7 +158,7 @@ def _misread() -> str:
     packed = torch.ops.mkldnn._reorder_convolution_weight(numbers, [1, 1], [1, 1], [1, 1], 1, [1, 5, 8, 8])
     desc = _read(packed)
     same = np.array_equal(unpack(bytes_of(packed).view(torch.float32).numpy(), desc), numbers.numpy())
-    return "" if same else f"packed weights, read as {desc}, are not what was packed"
+    return "" if same else f"packed weights, read as {desc}, differ from the original ones"
 
 
 def _has(name: str) -> bool:
