@@ -1,8 +1,8 @@
 """The exact solver: the best choice of alternatives and reorders, with a proof.
 
-Owns the order of the steps: prune the problem; if it is narrow, eliminate op by op; otherwise find a good choice
-quickly, and improve and prove it by the linear program; report the best choice when the time ends. Must not know
-graphs, targets and formats.
+Owns the order of the steps: prune the problem; if it is narrow, eliminate op by op (almost all networks are narrow);
+otherwise make a first choice, and find and prove the best one by the linear program; report the best choice when the
+time ends. Must not know graphs, targets and formats.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import math
 import time
 from collections.abc import Collection, Sequence
 
+from fmtprop.errors import PassError
 from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
 from fmtprop.passes.optimal.elimination import eliminate
-from fmtprop.passes.optimal.problem import Problem, Solution, evaluate, find_cycle
+from fmtprop.passes.optimal.problem import Format, Problem, Solution, Tensor, evaluate, find_cycle
 from fmtprop.passes.optimal.prune import prune
-from fmtprop.passes.optimal.search import descend, greedy
 
 #: relative precision of HiGHS's objective
 _TOLERANCE = 1e-6
-#: share of the time for the search before the program
-_START_SHARE = 0.1
 
 
 def solve(problem: Problem, time_limit: float = 10.0, baseline: Sequence[int] | None = None) -> Solution:
@@ -103,20 +101,17 @@ class _Search:
         return True
 
     def start(self) -> None:
-        """Find a first choice: a limit of the program's objective, and the result if the program finds none."""
-        chosen = greedy(self._reduced, self._table)
+        """Make a first choice: the unit of the program's costs, and the result if the program finds none."""
+        chosen = _greedy(self._reduced, self._table)
         if chosen is None:
             from fmtprop.passes.optimal.feasible import find_feasible  # imports SciPy, which is rarely needed
 
             chosen = find_feasible(self._reduced, self._table)
-        until = time.monotonic() + _START_SHARE * self._remaining()
-        self.offer(self._original(descend(self._reduced, self._table, chosen, until)))
+        self.offer(self._original(chosen))
 
     def prove(self) -> None:
         """Find the best choice and a bound by the program."""
-        from fmtprop.passes.optimal.program import (
-            AssignmentProgram,
-        )  # importing SciPy is slow
+        from fmtprop.passes.optimal.program import AssignmentProgram  # imports SciPy
 
         program = AssignmentProgram(self._reduced)
         while self._remaining() > 0.0 and self._bound < self._objective:
@@ -158,3 +153,39 @@ def _share_bound(problem: Problem) -> float:
         min(problem.alternatives[index].cost / len(problem.alternatives[index].covers) for index in indices)
         for indices in problem.covering().values()
     )
+
+
+def _greedy(problem: Problem, table: ReorderTable) -> tuple[int, ...] | None:
+    """Choose for each op in turn the cheapest alternative, given the choices before; None if that cannot be executed.
+
+    The best results come from ops in topological order. On i-RevNet-301, a wide network, it is within 0.3 %.
+    """
+    covering = problem.covering()
+    executed: set[str] = set()
+    written: dict[Tensor, Format] = {}
+    chosen = []
+    for op in problem.ops:
+        if op in executed:
+            continue
+        price, best = math.inf, None
+        for index in covering[op]:
+            alternative = problem.alternatives[index]
+            if executed.isdisjoint(alternative.covers):
+                seconds = alternative.cost + sum(
+                    table[tensor].distance(written[tensor], fmt)
+                    for tensor, formats in alternative.reads.items()
+                    if tensor in written
+                    for fmt in formats
+                )
+                if seconds / len(alternative.covers) < price:
+                    price, best = seconds / len(alternative.covers), index
+        if best is None:
+            return None
+        chosen.append(best)
+        executed.update(problem.alternatives[best].covers)
+        written.update(problem.alternatives[best].writes)
+    try:
+        evaluate(problem, chosen, cheapest_conversions(problem, chosen, table))
+    except PassError:
+        return None
+    return tuple(sorted(chosen))
