@@ -189,15 +189,30 @@ def _binary(alg: str, first: str = "self", second: str = "other") -> Importer:
         a, b, alpha = call[first], call[second], float(call.args.get("alpha", 1))
         if call.args.get("rounding_mode") is not None or not math.isfinite(alpha):
             return None
-        if isinstance(a, Value) and (c := scalar_operand(call, b)) is not None:
-            return _eltwise(call, a, _with_scalar(alg, c, alpha))
-        if isinstance(b, Value) and (c := scalar_operand(call, a)) is not None:
-            return _eltwise(call, b, _scalar_first(alg, c, alpha))
-        if not (isinstance(a, Value) and isinstance(b, Value)):
-            return None
-        return _tensors(call, alg, a, b, alpha)
+        return _operation(call, alg, a, b, alpha)
 
     return importer
+
+
+def _operation(call: Call, alg: str, a: Any, b: Any, alpha: float = 1.0) -> Value | None:
+    """Import ``a alg alpha * b`` for tensors and numbers."""
+    if isinstance(a, Value) and (c := scalar_operand(call, b)) is not None:
+        return _eltwise(call, a, _with_scalar(alg, c, alpha))
+    if isinstance(b, Value) and (c := scalar_operand(call, a)) is not None:
+        return _eltwise(call, b, _scalar_first(alg, c, alpha))
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return None
+    return _tensors(call, alg, a, b, alpha)
+
+
+def _clamp(call: Call) -> Value | None:
+    """Import bounds that are tensors: the maximum with one, then the minimum with the other."""
+    value: Value | None = call["self"]
+    for alg, bound in (("max", call.args.get("min")), ("min", call.args.get("max"))):
+        if bound is not None and value is not None:
+            same = call.type(value).dims == call.results[0].dims
+            value = _operation(call, alg, value, bound) if same else None
+    return value
 
 
 # ---------------------------------------------------------------- ONNX
@@ -287,6 +302,10 @@ BINARY = OpDef(
         "aten.minimum.default": _binary("min"),
         "aten.max.other": _binary("max"),
         "aten.min.other": _binary("min"),
+        "aten.clamp.Tensor": _clamp,
+        "aten.clip.Tensor": _clamp,
+        "aten.clamp_min.Tensor": _clamp,
+        "aten.clamp_max.Tensor": _clamp,
     },
     onnx=Onnx(_write),
 )

@@ -77,6 +77,10 @@ IMPORTS = [
     ("aten.maximum.default", (X, torch.tensor(0.0)), ["eltwise"]),
     ("aten.maximum.default", (torch.tensor(0.1), X), ["eltwise"]),
     ("aten.minimum.default", (X, torch.tensor(0.1)), ["eltwise"]),
+    ("aten.clamp.Tensor", (X, CHANNELS, X), ["reshape", "binary", "binary"]),
+    ("aten.clamp.Tensor", (X, None, torch.tensor(0.5)), ["eltwise"]),
+    ("aten.clamp_min.Tensor", (X, X), ["binary"]),
+    ("aten.clamp_max.Tensor", (X, CHANNELS), ["reshape", "binary"]),
 ]
 
 
@@ -123,6 +127,8 @@ INTS = TensorType((2, 3), "s64")
         ("aten.mul.Tensor", (TensorType((2, 3), "bf16"), TensorType(())), {}),
         ("aten.add.Tensor", (TensorType(()), TensorType(())), {}),
         ("aten.eq.Tensor", (X, X), {}),
+        ("aten.clamp.Tensor", (CHANNELS, X), {}),
+        ("aten.clamp.Tensor", (INTS, INTS), {}),
     ],
 )
 def test_importers_decline(target, args, kwargs):
