@@ -12,7 +12,7 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -32,7 +32,7 @@ from fmtprop.ops.host import NO_RESULT, make_host_call
 from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers
 from fmtprop.ops.view_attrs import permuted
 
-__all__ = ["import_calls", "importers"]
+__all__ = ["Calls", "import_calls", "importers"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,17 +76,27 @@ def importers() -> dict[str, tuple[str, Importer]]:
 # ---------------------------------------------------------------- the walk
 
 
-def import_calls(graph: Graph, module: fx.GraphModule, values: Mapping[str, Any]) -> list[Any]:
+class Calls(Protocol):
+    """A functional program: no mutation, no aliasing."""
+
+    @property
+    def graph(self) -> fx.Graph:
+        """Its calls."""
+        ...
+
+
+def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any]) -> list[Any]:
     """Add a node for every call of an fx graph.
 
     Parameters
     ----------
     graph : Graph
         The graph that grows.
-    module : torch.fx.GraphModule
+    module : torch.fx.GraphModule, or object with a graph
         A functional program: no mutation, no aliasing.
     values : mapping of str to object
-        Meaning of each placeholder: a :class:`Value`, or a fixed plain number.
+        Meaning of each placeholder: a :class:`Value`, or a fixed plain number. Of each ``get_attr`` node too, if the
+        module does not have its tensor.
 
     Returns
     -------
@@ -120,7 +130,7 @@ class _Walk:
         self.made: set[Value] = set()
         self.values: dict[str, Any] = dict(values)
 
-    def attribute(self, node: fx.Node, module: fx.GraphModule) -> None:
+    def attribute(self, node: fx.Node, module: Calls) -> None:
         """Add a tensor attribute of the program. Other attributes are branches, which are refused at their use."""
         value = operator.attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):

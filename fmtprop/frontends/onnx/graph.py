@@ -8,20 +8,16 @@ PyTorch's calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
-import torch.fx.traceback as fx_traceback
-from torch import fx
 
 from fmtprop.errors import FmtpropError, ImportModelError
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
-from fmtprop.frontends.onnx.operators.values import is_known
 from fmtprop.frontends.onnx.program import Program
 from fmtprop.frontends.onnx.steps import Step
 from fmtprop.frontends.torch_call import parts_of, tensor_type
@@ -29,6 +25,9 @@ from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
+
+if TYPE_CHECKING:
+    from fmtprop.frontends.onnx.recording import Recording
 
 __all__ = ["dims_of", "graph_of"]
 
@@ -128,7 +127,8 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         A shape is open, or depends on data; the message names the node.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fmtprop.frontends.onnx.recording import Recording
 
     wanted = dict(shapes or {})
     infos = program.inputs
@@ -137,8 +137,8 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         raise ImportModelError(
             f"shapes names {unknown[0]!r}; the model's inputs are {', '.join(i.name for i in infos)}"
         )
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    examples = []
+    mode, recording = FakeTensorMode(allow_non_fake_inputs=True), Recording()
+    inputs = {}
     for info in infos:
         dims = fixed_dims(info, wanted)
         number = info.type.tensor_type.elem_type
@@ -146,40 +146,33 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         if dtype.is_complex:
             raise ImportModelError(f"input {info.name} is {type_name(number)}; a graph's inputs are real")
         with mode:
-            examples.append(torch.empty(dims, dtype=dtype))
-    tracing = _Tracing(program, [info.name for info in infos])
-    with held_back(), torch.no_grad(), fx_traceback.preserve_node_meta():
-        module = make_fx(tracing, pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
+            inputs[info.name] = torch.empty(dims, dtype=dtype)
+        recording.input(f"input_{len(inputs)}", inputs[info.name])
+    with held_back(), torch.no_grad(), recording:
+        results = program.trace(inputs, lambda step: recording.within(*_origin(step)))
+    _check_outputs(program, results)
     try:
-        return _imported(program, module, tracing)
+        return _imported(program, recording, results)
     except ImportModelError:
         raise
     except FmtpropError as error:  # an attribute that PyTorch lets pass on tensors without data
         raise ImportModelError(f"{program.name}: {error}") from error
 
 
-class _Tracing:
-    """The traced function: it takes the inputs and returns the outputs that depend on them."""
+def _origin(step: Step) -> tuple[str, str]:
+    return step.node.name or step.node.output[0], step.node.op_type
 
-    def __init__(self, program: Program, inputs: Sequence[str]) -> None:
-        self.program = program
-        self.inputs = inputs
-        #: outputs in order: a constant's data, or None for a computed output
-        self.known: list[torch.Tensor | None] = []
 
-    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
-        results = self.program.trace(dict(zip(self.inputs, values, strict=True)), _noted)
-        for name, result in zip(self.program.body.outputs, results, strict=True):
-            if not isinstance(result, torch.Tensor):
-                raise ImportModelError(
-                    f"output {name} is no tensor of a type that PyTorch has; fmtprop.onnx.InferenceSession runs such a "
-                    "model node by node"
-                )
-            _check_output(name, result, self.program)
-            if result.is_complex():
-                raise ImportModelError(f"output {name} is complex; a graph's outputs are real")
-        self.known = [result if is_known(result) else None for result in results]
-        return [result for result, known in zip(results, self.known, strict=True) if known is None]
+def _check_outputs(program: Program, results: Sequence[Any]) -> None:
+    for name, result in zip(program.body.outputs, results, strict=True):
+        if not isinstance(result, torch.Tensor):
+            raise ImportModelError(
+                f"output {name} is no tensor of a type that PyTorch has; fmtprop.onnx.InferenceSession runs such a "
+                "model node by node"
+            )
+        _check_output(name, result, program)
+        if result.is_complex():
+            raise ImportModelError(f"output {name} is complex; a graph's outputs are real")
 
 
 def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
@@ -191,32 +184,19 @@ def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
         raise ImportModelError(f"output {name} is declared as {want}, but the nodes make {have}")
 
 
-@contextmanager
-def _noted(step: Step) -> Iterator[None]:
-    """Make the tracer record this node as the origin of its calls."""
-    before = fx_traceback.current_meta.get("nn_module_stack")
-    fx_traceback.current_meta["nn_module_stack"] = {"onnx": (step.node.name or step.node.output[0], step.node.op_type)}
-    try:
-        yield
-    finally:
-        fx_traceback.current_meta["nn_module_stack"] = before
-
-
-def _imported(program: Program, module: fx.GraphModule, tracing: _Tracing) -> Graph:
+def _imported(program: Program, recording: Recording, results: Sequence[torch.Tensor]) -> Graph:
     graph = Graph(program.name)
     values: dict[str, Any] = {}
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
     for info, node in zip(program.inputs, placeholders, strict=True):
         values[node.name] = graph.input(info.name, tensor_type(node.meta["val"], f"input {info.name}"))
     outputs = [info.name for info in program.outputs]
     taken = {info.name for info in program.inputs} | set(outputs)
     constants = _Constants(graph, {id(tensor): key for key, tensor in program.body.constants.items()}, taken)
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            values[node.name] = constants.of(getattr(module, str(node.target)))
-    computed = iter(import_calls(graph, module, values))
-    for output, data in zip(outputs, tracing.known, strict=True):
-        source = next(computed) if data is None else constants.of(data)
+    recording.graph.output([recording.node_of(result) for result in results])
+    for node, tensor in recording.constants.items():
+        values[node.name] = constants.of(tensor)
+    for output, source in zip(outputs, import_calls(graph, recording, values), strict=True):
         graph.output(source, output if output not in graph else graph.fresh_name(output))
     graph.remove_dead()
     verify(graph, Stage.IMPORTED)

@@ -178,8 +178,7 @@ class _Run:
         if shape_only or is_known(arguments):
             from torch.utils._python_dispatch import _disable_current_modes
 
-            # torch functions too: PyTorch sets the mode of gradients when it looks at views
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
+            with _disable_current_modes():
                 self._check_size(step, arguments, scope)
                 return self._make(step, arguments, scope)
         with self.around(step):
