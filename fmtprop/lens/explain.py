@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fmtprop.dnnl.heap import keep_heap
 from fmtprop.errors import InputError
 from fmtprop.lens.findings import Lens, lens_of
 from fmtprop.lens.shadow import channels_last_saving
@@ -57,6 +58,7 @@ def explain_torch(
     1.0
     """
     arguments = _checked(module, inputs, variants, repeats)
+    keep_heap()
     with torch.no_grad():
         for _ in range(2):  # work that is done only once is no part of a run
             module(*arguments)

@@ -1,7 +1,11 @@
-"""Freed memory goes back to the system."""
+"""Freed memory goes back to the system, or stays."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,3 +29,31 @@ def test_trim_returns_what_was_freed():
     assert dnnl.trim_heap()
     assert before - resident() > 60e6
     assert last.sum() == 60_000
+
+
+FAULTS = """
+import ctypes, resource
+from fmtprop.dnnl.heap import keep_heap
+library = ctypes.CDLL(None)
+library.malloc.argtypes, library.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+library.free.argtypes, library.free.restype = (ctypes.c_void_p,), None
+def run():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [library.malloc(3 << 20) for _ in range(8)]
+    for block in blocks:
+        ctypes.memset(block, 1, 3 << 20)
+    for block in blocks:
+        library.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+young = [run() for _ in range(4)][-1]
+keep_heap()
+print(young, [run() for _ in range(2)][-1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs glibc")
+def test_a_run_in_a_kept_heap_has_no_page_faults():
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env=environment)
+    young, kept = map(int, done.stdout.split())
+    assert kept < young / 10, (young, kept)

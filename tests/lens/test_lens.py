@@ -172,8 +172,12 @@ def test_a_plan_has_the_clock_of_torch_profiler(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "name"), [("resnet", "resnet50"), ("densenet", "densenet121"), ("mobilenetv2", "mobilenetv2_w1")]
-)
+    ("family", "name"),
+    [
+        ("resnet", "resnet50"), ("densenet", "densenet121"), ("mobilenetv2", "mobilenetv2_w1"), ("resnet", "resnet18"),
+        ("squeezenet", "squeezenet_v1_1"), ("efficientnet", "efficientnet_b0"), ("shufflenetv2", "shufflenetv2_w1"),
+    ],
+)  # fmt: skip
 def test_real_networks_are_attributed(family, name):
     models = pytest.importorskip(f"pytorchcv.models.{family}")
     torch.manual_seed(0)
