@@ -55,6 +55,8 @@ def test_a_page_has_all_that_it_needs(measured, tmp_path):
     assert not re.search(r"<(?:link|iframe|script[^>]* src|img[^>]* src=.https?)", text)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     assert policy.startswith("default-src &#x27;none&#x27;") and "unsafe" not in policy
+    for place in re.findall(r'<div class="(?:scroll|chart)[^>]*>', text):
+        assert 'tabindex="0"' in place or 'aria-label="' in place, "for keyboards, and for screen readers"
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
     assert data["policies"][0]["reorders"] == json.loads(measured.to_json())["reorders"]
     assert data["pictures"]["formats"]["f32:acdb"].startswith("data:image/svg+xml;base64,")

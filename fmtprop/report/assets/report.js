@@ -7,6 +7,7 @@
   const charts = new Map();
   let current = POLICIES.length - 1;
   let chosen = null;
+  let printing = false;
   let order = { key: "seconds", down: true };
 
   // ---------------------------------------------------------------- words
@@ -34,8 +35,9 @@
   // ---------------------------------------------------------------- colours
   const PALETTE = ["#3b78c2", "#2e9e5b", "#8a5cc7", "#c2902b", "#1f9aa8", "#c2568f", "#7a8a2c", "#6b7785"];
   const HOT = "#e8590c";
-  const ink = () => (dark.matches ? "#e6edf3" : "#1b1f24");
-  const line = () => (dark.matches ? "#30363d" : "#d0d7de");
+  const isDark = () => dark.matches && !printing;
+  const ink = () => (isDark() ? "#e6edf3" : "#1b1f24");
+  const line = () => (isDark() ? "#30363d" : "#d0d7de");
   const formatColours = new Map();
   const layoutOf = (format) => format.replace(/^[a-z0-9_]+:/, "").replace(/^.*\].*$/, "strided");
   function formatColour(format) {
@@ -72,10 +74,13 @@
   function head(report) {
     fill(byId("title")).textContent = safe(report.model + ": cost of reorders");
     const m = report.machine;
-    byId("machine").textContent = safe([m.cpu, m.isa, m.threads + " threads", "oneDNN " + m.onednn, "PyTorch " + m.torch].join(" · "));
+    byId("machine").textContent = safe([m.cpu, m.isa, m.threads + (m.threads === "1" ? " thread" : " threads"), "oneDNN " + m.onednn, "PyTorch " + m.torch].join(" · "));
     const buttons = POLICIES.map((one, index) => {
       const button = element("button", one.policy, { type: "button", "aria-pressed": String(index === current) });
-      button.addEventListener("click", () => show(index));
+      button.addEventListener("click", () => {
+        show(index);
+        byId("policies").children[index].focus();
+      });
       return button;
     });
     fill(byId("policies"), ...buttons);
@@ -97,7 +102,7 @@
       ["arena", bytes(report.memory.arena)],
       ["policy", report.policy + ", " + report.precision],
     ];
-    if (report.certificate) figures.push(["bound by cost", milliseconds(report.certificate.bound) + " of " + milliseconds(report.certificate.objective)]);
+    if (report.certificate) figures.push(["above lower bound", percent(1 - report.certificate.bound / (report.certificate.objective || 1))]);
     fill(byId("figures"), ...figures.map(([name, value]) => fill(element("div"), element("dt", name), element("dd", value))));
   }
 
@@ -161,9 +166,10 @@
   const isReorder = (report, name) => report.reorders.some((row) => row.name === name);
 
   // ---------------------------------------------------------------- tables
+  const cellClass = (column) => (column.number ? "number" : column.format ? "format" : column.key === "name" ? "name" : "");
   function table(parent, columns, rows) {
     const heads = columns.map((column) => element("th", column.title, { scope: "col", class: column.number ? "number" : "" }));
-    const body = rows.map((row) => fill(element("tr"), ...row.map((cell, i) => element("td", cell, { class: columns[i].number ? "number" : "" }))));
+    const body = rows.map((row) => fill(element("tr"), ...row.map((cell, i) => element("td", cell, { class: cellClass(columns[i]) }))));
     fill(parent, fill(element("thead"), fill(element("tr"), ...heads)), fill(element("tbody"), ...body));
   }
 
@@ -212,7 +218,7 @@
   function ledgerRow(row) {
     const tr = element("tr", null, { "aria-selected": String(chosen === row.name) });
     const cells = COLUMNS.map((column) => {
-      const td = element("td", null, { class: column.number ? "number" : column.format ? "format" : column.key === "name" ? "name" : "" });
+      const td = element("td", null, { class: cellClass(column) });
       if (column.key === "name") {
         const button = element("button", row.name, { type: "button" });
         button.addEventListener("click", () => choose(row.name, true));
@@ -368,7 +374,7 @@
 
   function slowest(report) {
     const rows = [...report.steps].sort((a, b) => b.seconds - a.seconds).slice(0, 30);
-    const columns = ["step", "time", "op", "implementation", "formats", "module", "why"].map((title, i) => ({ title, number: i === 1 }));
+    const columns = ["step", "time", "op", "implementation", "formats", "module", "why"].map((title, i) => ({ title, number: i === 1, format: i === 3 || i === 4 }));
     table(byId("slowest"), columns, rows.map((step) => [step.name, milliseconds(step.seconds), step.op, step.impl, step.formats, step.origin, step.reason]));
   }
 
@@ -408,11 +414,16 @@
     clearTimeout(waiting);
     waiting = setTimeout(() => charts.forEach((chart) => chart.resize()), 100);
   });
-  addEventListener("beforeprint", () => {
+  function print(begins) {
     while (waitingFor.size) arrive();
-  });
-  addEventListener("beforeprint", () => charts.forEach((chart) => chart.resize({ width: 680 })));
-  addEventListener("afterprint", () => charts.forEach((chart) => chart.resize({ width: "auto" })));
+    printing = begins;
+    document.documentElement.classList.toggle("printing", begins);
+    charts.forEach((chart) => chart.resize());
+    for (const [, part] of CHARTS) part(POLICIES[current]);
+    charts.forEach((chart) => chart.getZr().flush()); // a printer does not wait for the next frame
+  }
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   dark.addEventListener("change", () => show(current));
   byId("search").addEventListener("input", () => ledger(POLICIES[current]));
   show(current);
