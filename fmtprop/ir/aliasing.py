@@ -54,7 +54,7 @@ def aliases(graph: Graph, value: Value) -> list[Value]:
     """Return all values that may lie in the same buffer, the buffer's owner first."""
     found = [storage(graph, value)]
     for alias in found:  # the list grows during the loop
-        found.extend(Value(reader) for reader, _ in graph.readers(alias) if is_view(graph, reader))
+        found.extend(Value(reader) for reader, _ in graph.reading(alias) if is_view(graph, reader))
     return found
 
 
@@ -81,13 +81,14 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
         return f"{value} lies in the buffer of {owner.label}"
     if graph.type_of(root).size < graph.type_of(value).size:
         return f"{value} repeats {root}"
-    before = graph.ancestors(by)
+    before: set[str] | None = None
     for alias in aliases(graph, value):
-        for reader, key in graph.readers(alias):
+        for reader, key in graph.reading(alias):
             if (reader == by and key == operand) or is_view(graph, reader):
                 continue
             if reader == by:
                 return f"it reads {alias} as {key} too"
+            before = graph.ancestors(by) if before is None else before
             if reader not in before:
                 return f"{graph.node(reader).label} reads {alias} too and need not run before it"
     return ""

@@ -11,6 +11,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Any
 
@@ -99,21 +100,30 @@ class Graph:
     def _ranked(self) -> dict[str, int]:
         """Return the names in topological order, each with its rank."""
         if self._ranks is None:
-            data = self._graph.nodes
-
-            def key(name: str) -> tuple[bool, float]:
-                return data[name]["node"].op == "output", data[name]["order"]
-
-            try:
-                order = list(nx.lexicographical_topological_sort(self._graph, key=key))
-            except nx.NetworkXUnfeasible:
-                cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
-                raise GraphError(f"graph {self.name} has a cycle: {cycle}") from None
-            # networkx caches its views in the graph, and they refer to the graph: this cycle would keep it alive
-            for view in ("edges", "in_degree"):
-                vars(self._graph).pop(view, None)
-            self._ranks = {name: rank for rank, name in enumerate(order)}
+            self._ranks = {name: rank for rank, name in enumerate(self._sorted())}
         return self._ranks
+
+    def _sorted(self) -> list[str]:
+        """Return the names in topological order; networkx's function takes three times as long."""
+        data, missing = self._graph._node, {name: len(before) for name, before in self._graph._pred.items()}
+        keys = {
+            name: (entry["node"].op == "output", entry["order"], place, name)
+            for place, (name, entry) in enumerate(data.items())
+        }
+        order: list[str] = []
+        heap = [keys[name] for name, count in missing.items() if not count]
+        heapify(heap)
+        while heap:
+            *_, name = heappop(heap)
+            order.append(name)
+            for reader in self._graph._succ[name]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heappush(heap, keys[reader])
+        if len(order) < len(data):
+            cycle = " -> ".join(edge[0] for edge in nx.find_cycle(self._graph))
+            raise GraphError(f"graph {self.name} has a cycle: {cycle}")
+        return order
 
     def entries(self) -> Iterator[tuple[str, Node]]:
         """Yield (name, node) in the order of adding, also for a graph with a cycle."""
@@ -134,7 +144,7 @@ class Graph:
 
     def readers(self, value: Value) -> list[tuple[str, str]]:
         """Return the readers of a value as (node name, operand name), in topological order."""
-        found = self._reading(value)
+        found = self.reading(value)
         if len(found) > 1:
             ranks = self._ranked()
             found.sort(key=lambda pair: (ranks[pair[0]], pair[1]))
@@ -142,16 +152,23 @@ class Graph:
 
     def reader_count(self, value: Value) -> int:
         """Return the number of operands that read a value; faster than :meth:`readers` while a graph is edited."""
-        return len(self._reading(value))
+        return len(self.reading(value))
 
-    def _reading(self, value: Value) -> list[tuple[str, str]]:
+    def reading(self, value: Value) -> list[tuple[str, str]]:
+        """Return :meth:`readers` in the order of connection, which takes less time while a graph is edited."""
         edges = self._graph.succ[value.node].items()
         return [(to, key) for to, between in edges for key, data in between.items() if data["result"] == value.index]
 
     def ancestors(self, name: str) -> set[str]:
         """Return the names of all nodes that a node depends on, without the node itself."""
         self.node(name)
-        return set(nx.ancestors(self._graph, name))
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            fresh = self._graph._pred[waiting.pop()].keys() - found
+            found |= fresh
+            waiting += fresh
+        return found
 
     def dependents(self, names: Iterable[str] | None = None) -> set[str]:
         """Return the names of some nodes and of all nodes that depend on them.
@@ -285,7 +302,7 @@ class Graph:
 
     def replace_uses(self, old: Value, new: Value) -> None:
         """Make every reader of ``old`` read ``new``."""
-        for reader, operand in self._reading(old):
+        for reader, operand in self.reading(old):
             self.set_input(reader, operand, new)
 
     def insert(self, node: Node, inputs: Mapping[str, Value], before: str) -> tuple[Value, ...]:
@@ -337,7 +354,7 @@ class Graph:
     def copy(self) -> Graph:
         """Return an independent copy; it shares nodes and constant data, which are immutable."""
         other = Graph(self.name)
-        other._graph = self._graph.copy()
+        other._graph = _copied(self._graph)
         other.constants = dict(self.constants)
         other.structure = self.structure
         other._order = self._order
@@ -345,6 +362,13 @@ class Graph:
         other._inputs = dict(self._inputs)
         other._counters = dict(self._counters)
         return other
+
+    def is_copy_of(self, other: Graph) -> bool:
+        """Return whether the graph has the nodes, edges, order and constants of another, and none of its own."""
+        if self.constants.keys() != other.constants.keys():
+            return False
+        same = all(data is other.constants[name] for name, data in self.constants.items())
+        return same and self._graph._node == other._graph._node and self._graph._succ == other._graph._succ
 
     def map_nodes(self, change: Callable[[Node], Node]) -> Graph:
         """Return a copy in which every node is replaced by ``change(node)``."""
@@ -373,3 +397,16 @@ class Graph:
         from fmtprop.ir.networkx_form import from_networkx
 
         return from_networkx(nxg)
+
+
+def _copied(given: nx.MultiDiGraph[str]) -> nx.MultiDiGraph[str]:
+    """Return a copy with the same order of nodes and edges; networkx's own method takes three times as long."""
+    made: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+    made._node.update((name, dict(data)) for name, data in given._node.items())
+    for name in given._node:
+        made._succ[name], made._pred[name] = {}, {}
+    for name, readers in given._succ.items():
+        for reader, edges in readers.items():
+            copies = {key: dict(data) for key, data in edges.items()}
+            made._succ[name][reader] = made._pred[reader][name] = copies
+    return made

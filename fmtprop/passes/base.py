@@ -1,7 +1,7 @@
 """The protocol of a pass, and pipelines of passes.
 
 A pass is a frozen dataclass: its fields are its options, ``run`` takes a graph and returns another one. A pipeline has
-a plain tuple of passes; the graph is verified after each, so an error names the pass that caused it.
+a plain tuple of passes; the graph is verified after each that changed it, so an error names the pass that caused it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,12 @@ class Pipeline:
         for index, step in enumerate(self.passes):
             last = index == len(self.passes) - 1
             try:
-                graph = step.run(graph)
-                verify(graph, self.stage_after if last else Stage.IMPORTED)
+                result = step.run(graph)
+                if last:
+                    verify(result, self.stage_after)
+                elif not result.is_copy_of(graph):  # which was verified
+                    verify(result, Stage.IMPORTED)
+                graph = result
             except FmtpropError as error:
                 before = f"after {', '.join(done)}" if done else "the first pass"
                 raise PassError(f"pass {step.name} ({before}): {error}") from error

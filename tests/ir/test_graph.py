@@ -42,9 +42,9 @@ def test_an_inserted_node_takes_the_place_of_its_reader():
 
 def test_two_nodes_inserted_before_the_same_node_keep_their_order():
     graph = chain()
-    graph.insert(node("first"), {"src": Value("x")}, before="b")
-    graph.insert(node("second"), {"src": Value("x")}, before="b")
-    assert names(graph) == ["x", "a", "first", "second", "b", "w", "y", "z"]
+    graph.insert(node("one"), {"src": Value("x")}, before="b")
+    graph.insert(node("another"), {"src": Value("x")}, before="b")
+    assert names(graph) == ["x", "a", "one", "another", "b", "w", "y", "z"]
 
 
 def test_replace_uses_moves_every_reader_and_nothing_else():
@@ -164,3 +164,20 @@ def test_a_cycle_is_named():
 def test_dimensions_must_be_natural_numbers():
     with pytest.raises(ValueError, match="dimension 1 must be a non-negative int, got -3"):
         TensorType((2, -3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: graph.replace(graph.node("a").with_(origin="elsewhere")),
+        lambda graph: graph.set_input("b", "src", Value("x")),
+        lambda graph: graph.constants.update(w=object()),
+        lambda graph: graph.insert(node("new"), {"src": Value("x")}, before="b"),
+    ],
+)
+def test_a_changed_copy_is_none(change):
+    graph = chain()
+    other = graph.copy()
+    assert other.is_copy_of(graph)
+    change(other)
+    assert not other.is_copy_of(graph)

@@ -54,6 +54,11 @@ def test_the_pass_that_breaks_the_graph_is_named():
     )
 
 
+def test_a_pass_that_is_not_the_last_is_checked_too():
+    with pytest.raises(PassError, match=r"pass breaker \(the first pass\): V4"):
+        Pipeline((Breaker(), RemoveIdentities()), Stage.NORMAL).run(graph_with_identity())
+
+
 def test_the_first_pass_has_no_predecessors():
     with pytest.raises(PassError, match=r"pass thrower \(the first pass\): node n: too small"):
         Pipeline((Thrower(),), Stage.NORMAL).run(graph_with_identity())
