@@ -22,6 +22,7 @@ from fmtprop.passes.formats import describe
 from fmtprop.report.counterfactual import FORCED, PAYS, UNSOLVED, WASTED, Counterfactual, Rivals, is_format_change
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store
+from fmtprop.targets.registry import provider
 from fmtprop.tuning.peaks import peaks
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class _Clerk:
 
     def __init__(self, net: Compiled) -> None:
         self._net, self._graph = net, net.graph
-        self._copying = copy_bandwidth() if net.options.target == "onednn" else 0.0
+        self._copying = copy_bandwidth() if provider(net.options.target)().model() is None else 0.0
         self._rivals: Rivals | None = None
         self._refusal = ""
         try:

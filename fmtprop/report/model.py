@@ -20,6 +20,7 @@ from fmtprop.report.ledger import ReorderRow, rows_of_packing, rows_of_run, tota
 from fmtprop.report.machine import machine
 from fmtprop.report.sketch import BufferRow, EdgeRow, NodeRow, buffers_of, edges_of, nodes_of
 from fmtprop.runtime.plan import Plan, Step
+from fmtprop.targets import ReferenceTarget
 
 if TYPE_CHECKING:
     import torch
@@ -211,7 +212,8 @@ class Report:
     @property
     def fallbacks(self) -> tuple[StepRow, ...]:
         """The steps without optimized code: PyTorch's operators, or oneDNN's reference loops."""
-        return tuple(row for row in self.steps if row.target == "reference" or row.impl == "aten" or is_loop(row.impl))
+        by_pytorch = {ReferenceTarget.name, "aten"}
+        return tuple(row for row in self.steps if {row.target, row.impl} & by_pytorch or is_loop(row.impl))
 
     @property
     def fallback_share(self) -> float:

@@ -352,6 +352,9 @@ class Provider(ABC):
     #: whether it obeys a node's demand for PyTorch's NaN and infinities (``special_values="exact"``)
     has_exact = False
 
+    #: whether it can run a step of training (``training=True``)
+    has_training = False
+
     @abstractmethod
     def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
         """Yield every implementation that serves a request (:class:`fmtprop.passes.target.Target`)."""

@@ -44,6 +44,7 @@ class OneDnnTarget(Provider):
 
     name = "onednn"
     has_exact = True
+    has_training = True
 
     def __init__(self) -> None:
         self._answers: dict[object, _Answers] = {}

@@ -17,6 +17,7 @@ from torch import fx, nn
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.errors import FmtpropError, ImportModelError, InputError, UnsupportedOpError
+from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Evaluation, Planner, Step
 
@@ -166,7 +167,7 @@ def _check(module: Any, options: Options) -> None:
     for name in _NAMELESS:
         if getattr(options, name):
             raise UnsupportedOpError(f"{name} cannot be given with training=True: captured graphs have other names")
-    if options.target != "onednn":
+    if not provider(options.target).has_training:
         raise UnsupportedOpError(f"training=True needs target='onednn', got {options.target!r}")
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None and part.track_running_stats:

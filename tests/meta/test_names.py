@@ -45,6 +45,25 @@ def found(path: Path) -> list[str]:
     return lines
 
 
+def compared_targets(path: Path) -> list[str]:
+    """Return where a file compares something with a target's name: a property of targets is an attribute of them."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Compare)]
+    sides = [(node, side) for node in nodes for side in (node.left, *node.comparators)]
+    return [
+        f"{path.name}:{node.lineno}: {side.value!r}"
+        for node, side in sides
+        if isinstance(side, ast.Constant) and side.value in NAMES
+    ]
+
+
+def test_no_rule_depends_on_the_name_of_a_target() -> None:
+    package = Path(fmtprop.__file__).parent
+    # `compile` itself replaces a target without a library
+    others = set(package.rglob("*.py")) - set(package.glob("targets/**/*.py")) - {package / "api.py"}
+    assert len(others) > 300
+    assert [line for path in sorted(others) for line in compared_targets(path)] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_target_is_named_and_no_handle_is_told_by_its_type(path: Path) -> None:
     assert found(path) == []
@@ -53,7 +72,7 @@ def test_no_target_is_named_and_no_handle_is_told_by_its_type(path: Path) -> Non
 def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
     path = tmp_path / "it.py"
     path.write_text("if step.target == 'onednn' or isinstance(choice.handle, Kernel) or x is JIT: pass\n")
-    assert len(found(path)) == 3
+    assert len(found(path)) == 3 and len(compared_targets(path)) == 1
 
 
 # ---------------------------------------------------------------- tables of ops
