@@ -14,9 +14,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import FmtpropError
+from fmtprop.ir.aliasing import storage
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
 from fmtprop.report.counterfactual import FORCED, PAYS, UNSOLVED, WASTED, Counterfactual, Rivals, is_format_change
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CAUSES",
     "KINDS",
+    "PARTS",
     "ReorderRow",
     "copy_bandwidth",
     "rows_of_packing",
@@ -43,6 +46,10 @@ __all__ = [
 LAYOUT, DATA_TYPE, BOTH, WEIGHTS, BOUNDARY, COPY = KINDS = (
     "layout", "data type", "both", "weights", "boundary", "copy in place",
 )  # fmt: skip
+
+#: the part of a run that a reorder belongs to: the whole run of an ordinary plan; in a training step, parameters and
+#: gradients that leave the step, or another tensor of a half
+RUN, FORWARD, BACKWARD, PARAMETERS = PARTS = ("run", "forward", "backward", "parameters and gradients")
 
 #: causes of a reorder, and their remedies
 CAUSES = {
@@ -114,6 +121,8 @@ class ReorderRow:
         The implementation that runs it, and its target.
     counterfactual : Counterfactual
         The cheapest plan without it.
+    part : str
+        The part of a run that it belongs to, one of :data:`PARTS`.
     """
 
     name: str
@@ -138,6 +147,7 @@ class ReorderRow:
     impl: str = ""
     target: str = ""
     counterfactual: Counterfactual = field(default_factory=lambda: Counterfactual(UNSOLVED))
+    part: str = RUN
 
 
 def rows_of_run(net: Compiled, times: Sequence[float]) -> tuple[ReorderRow, ...]:
@@ -180,11 +190,13 @@ def totals(rows: Iterable[ReorderRow]) -> dict[str, list[dict[str, Any]]]:
     Returns
     -------
     dict of str to list
-        ``by_kind``, ``by_cause``, ``by_module`` and ``by_verdict``: name, count, seconds, nbytes, padding_nbytes.
+        ``by_kind``, ``by_part``, ``by_cause``, ``by_module`` and ``by_verdict``: name, count, seconds, nbytes,
+        padding_nbytes.
     """
     rows = tuple(rows)
     return {
         "by_kind": _sums(rows, lambda row: row.kind),
+        "by_part": _sums(rows, lambda row: row.part),
         "by_cause": _sums(rows, lambda row: row.cause),
         "by_module": _sums(rows, lambda row: module_of(row.origin)),
         "by_verdict": _sums(rows, lambda row: row.counterfactual.verdict),
@@ -256,6 +268,7 @@ class _Clerk:
             node, source.desc, result.desc, seconds, seconds / total if total else 0.0, copying=self._copying,
             producer=str(producer), readers=readers, kind=kind, cause=self._cause(node, source.desc, kind, readers),
             producer_origin=self._graph.node(producer.node).origin, counterfactual=counterfactual,
+            part=self._part(node, producer, readers),
         )  # fmt: skip
 
     def counterfactual(self, node: Node, *, in_time: bool) -> Counterfactual:
@@ -282,6 +295,27 @@ class _Clerk:
     def _copied(self, node: Node) -> str:
         """Return the ``node.operand`` that a copy is for, if it is no node of the graph: the builder's name has it."""
         return node.name.removesuffix("_copy")
+
+    def _part(self, node: Node, producer: Value, readers: Sequence[str]) -> str:
+        turn = self._net.plan.turn
+        if turn is None:
+            return RUN
+        is_given = self._graph.node(storage(self._graph, producer).node).op == "input"
+        is_forward = any(step.node.name == node.name for step in self._net.plan.steps[: turn.step])
+        leaves = any(self._graph.node(reader.rpartition(".")[0]).op == "output" for reader in readers)
+        if (is_given and any(map(self._is_learned, readers))) or (leaves and not is_forward):
+            return PARAMETERS
+        return FORWARD if is_forward else BACKWARD
+
+    def _is_learned(self, reader: str) -> bool:
+        """Return whether a reader, or one behind a view, takes the tensor as a parameter."""
+        name, _, operand = reader.rpartition(".")
+        node = self._graph.node(name)
+        if node.is_boundary:
+            return False
+        if opdef(node.op).category is Category.VIEW:
+            return any(map(self._is_learned, _read_by(self._graph, name)))
+        return port(node, operand).role is Role.PARAMETER
 
     def _kind(self, node: Node, src: MemoryDesc, dst: MemoryDesc, producer: str, readers: Sequence[str]) -> str:
         if node.name not in self._graph:
@@ -329,6 +363,7 @@ class _Clerk:
 def _row(
     node: Node, src: MemoryDesc, dst: MemoryDesc, seconds: float, share: float, *, copying: float, producer: str,
     readers: tuple[str, ...], kind: str, cause: str, counterfactual: Counterfactual, producer_origin: str = "",
+    part: str = RUN,
 ) -> ReorderRow:  # fmt: skip
     nbytes = touched_nbytes(src) + touched_nbytes(dst)
     logical = prod(dst.dims) * (src.dtype.nbytes + dst.dtype.nbytes)
@@ -339,7 +374,7 @@ def _row(
         choice.reason if choice is not None else "", node.origin, producer, readers, producer_origin,
         min(logical, nbytes), max(nbytes - logical, 0), rate, rate / copying if copying else 0.0, kind, cause,
         CAUSES[cause], choice.impl if choice is not None else "", choice.target if choice is not None else "",
-        counterfactual,
+        counterfactual, part,
     )  # fmt: skip
 
 

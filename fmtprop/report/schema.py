@@ -36,7 +36,7 @@ _DERIVED = {
     "totals": {
         "description": "The ledger's sums by class, cause, module and verdict, each the costliest first.",
         "type": "object",
-        "properties": dict.fromkeys(("by_kind", "by_cause", "by_module", "by_verdict"), _SUMS),
+        "properties": dict.fromkeys(("by_kind", "by_part", "by_cause", "by_module", "by_verdict"), _SUMS),
     },
     "fallback_share": {"description": "Part of the run in steps without optimized code.", "type": "number"},
     "warnings": {"type": "array", "items": {"type": "string"}},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from fmtprop.report.ledger import RUN, totals
 from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ def _machine(report: Report) -> str:
 def _headline(report: Report) -> str:
     stages = ", ".join(f"{name} {_time(seconds)}" for name, seconds in report.compile_seconds.items())
     reorders = f"{len(report.reorders)} reorders taking {_time(report.reorder_seconds)} ({_share(report):.1%})"
+    if any(row.part != RUN for row in report.reorders):
+        parts = totals(report.reorders)["by_part"]
+        reorders += ": " + ", ".join(f"{one['count']} {one['name']} {_time(one['seconds'])}" for one in parts)
     return (
         f"{printable(report.model)}, policy {report.policy}, {report.precision}: {_time(report.seconds)} a run, "
         f"{len(report.steps)} steps, {reorders}\n"

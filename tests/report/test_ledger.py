@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fmtprop as fp
 from fmtprop.compiling.stages import normalise
@@ -49,6 +50,23 @@ def test_each_row_is_complete(name, policy):
         assert sum(row["count"] for row in sums) == len(report.reorders)
         assert sum(row["seconds"] for row in sums) == pytest.approx(report.reorder_seconds)
     assert {row.kind for row in report.packing} == {"weights"}
+
+
+def test_reorders_of_a_training_step_belong_to_a_half_or_to_parameters():
+    module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Sigmoid())
+    x = torch.randn(2, 3, 9, 9).requires_grad_()
+    torch._dynamo.reset()
+    net = fp.compile(module, x, training=True, tune="model", policy="naive").nets[0]
+    report, turn = net.report(repeats=1), net.plan.turn.step
+    parts = {row.name: row.part for row in report.reorders}
+    places = {step.node.name: place for place, step in enumerate(net.plan.steps)}
+    assert set(parts.values()) == {"forward", "backward", "parameters and gradients"}
+    assert all(places[name] < turn for name, part in parts.items() if part == "forward")
+    assert all(places[name] >= turn for name, part in parts.items() if part == "backward")
+    for row in report.reorders:  # of this network, all tensors with 4 axes of weights are 3x3 windows
+        if row.dims[2:] == (3, 3):
+            assert row.part == "parameters and gradients"
+    assert ": " in report.to_text().splitlines()[0] and "parameters and gradients" in report.to_text()
 
 
 def test_optimal_has_no_reorder_that_does_not_pay():
@@ -125,7 +143,7 @@ def test_totals_sum_up_and_begin_with_the_costliest():
     rows = fp.compile("concat", policy="naive").report(repeats=1).reorders
     for sums in totals(rows).values():
         assert [row["seconds"] for row in sums] == sorted((row["seconds"] for row in sums), reverse=True)
-    assert totals(()) == {"by_kind": [], "by_cause": [], "by_module": [], "by_verdict": []}
+    assert totals(()) == {"by_kind": [], "by_part": [], "by_cause": [], "by_module": [], "by_verdict": []}
 
 
 RUN = """
