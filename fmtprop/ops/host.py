@@ -90,9 +90,15 @@ def _on_meta(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Te
 
 
 def _on_fakes(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Tensor, ...]:
+    """Return the results of the call on fake tensors, with the dispatcher of torch.export.
+
+    This dispatcher prefers PyTorch's decompositions in Python, which do not read numbers; `istft` in C++ checks the sum
+    of its windows.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-    with FakeTensorMode():
+    with FakeTensorMode(), enable_python_dispatcher():
         tensors = {name: torch.empty(t.dims, dtype=torch_dtype(t.dtype)) for name, t in types.items()}
         try:
             return _call(attrs, tensors)

@@ -73,6 +73,12 @@ def _spectrogram(x):
     return z.abs().pow(2), whole[:, 0, 0, 16:-16]
 
 
+def _filtered_sound(x):
+    window = torch.hann_window(32)
+    z = torch.stft(x, 32, 8, window=window, return_complex=True)
+    return torch.istft(z * z.abs().sigmoid(), 32, 8, window=window, length=x.shape[-1])
+
+
 def _stacked(x):
     z = torch.fft.fft(x)
     return torch.cat([z, z.conj()], 1).mean(1).imag, torch.stack([z, -z])[1, :, 2:5].transpose(0, 1).abs()
@@ -90,6 +96,7 @@ MODELS = {
     "global filter": (GlobalFilter(), (1, 3, 14, 14)),
     "made inside": (Call(_made_inside), X),
     "stft": (Call(_spectrogram), (2, 160)),
+    "istft": (Call(_filtered_sound), (2, 160)),
     "stacked": (Call(_stacked), X),
     "abs and angle": (Call(lambda x: (lambda z: (z.abs(), z.angle() + 1))(torch.complex(x, x + 1))), X),
     "f64": (Call(lambda x: torch.fft.ifft(torch.fft.fft(x.double())).real), X),
