@@ -91,7 +91,7 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
         p.advance(count * p.vector_nbytes, *moving)
 
     p.share(_ITEM, _END, "rows")
-    p.point(_SRC, "src_0", _ITEM, "row")
+    p.point(_SRC, "src_0", _ITEM, "pitch")
     p.point(_DST, "dst", _ITEM, "row")
     p.point(_START, "table", _ITEM, 8)
     with p.until(_ITEM, _END):
@@ -110,6 +110,7 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
             p.v(_OPERATIONS[alg], x, x, number if shared else y)
             p.store_one(at(_DST), x)
             p.advance(p.number_nbytes, *moving)
+        p.add(_SRC, p.argument("gap"))
         p.advance(8, _START)
     return p.finished()
 

@@ -59,7 +59,7 @@ class BroadcastArguments(Arguments):
 
     _fields_ = (
         *((name, c_void_p) for name in ("src_0", "src_1", "dst", "table")),
-        *((name, c_uint64) for name in ("rows", "row", "blocks", "vectors", "rest")),
+        *((name, c_uint64) for name in ("rows", "row", "pitch", "gap", "blocks", "vectors", "rest")),
     )
 
 
@@ -96,6 +96,8 @@ class BroadcastKernel(StandaloneKernel):
         The axes above a row, outermost first: size, and src_1's stride in elements.
     length : int
         Numbers in a row.
+    pitch : int
+        Elements from row to row of src_0, `length` if it is packed; dst is packed.
     shared : bool
         Whether a row is combined with one number of src_1.
     dtype : DataType
@@ -105,6 +107,7 @@ class BroadcastKernel(StandaloneKernel):
     alg: str
     outer: tuple[tuple[int, int], ...]
     length: int
+    pitch: int
     shared: bool
     dtype: DataType
 
@@ -128,8 +131,10 @@ class BroadcastKernel(StandaloneKernel):
         starts = [0]
         for count, step in self.outer:
             starts = [start + index * step * size for start in starts for index in range(count)]
-        table, row = (c_int64 * len(starts))(*starts), self.length * size
-        arguments = BroadcastArguments(table=addressof(table), rows=len(starts), row=row, **_divided(self.length))
+        table, row, pitch = (c_int64 * len(starts))(*starts), self.length * size, self.pitch * size
+        arguments = BroadcastArguments(
+            table=addressof(table), rows=len(starts), row=row, pitch=pitch, gap=pitch - row, **_divided(self.length)
+        )
         return StandaloneWork(self.kernel, arguments, threads_for(len(starts) * row, threads), table)
 
 
@@ -254,7 +259,9 @@ class AverageKernel(StandaloneKernel):
         return StandaloneWork(self.kernel, arguments, threads, sums)
 
 
-def broadcast_kernel_for(alg: str, axes: tuple[tuple[int, int], ...], dtype: DataType) -> BroadcastKernel | None:
+def broadcast_kernel_for(
+    alg: str, axes: tuple[tuple[int, int], ...], dtype: DataType, pitch: int | None = None
+) -> BroadcastKernel | None:
     """Return a kernel; None if this machine has none or the rows are too short.
 
     Parameters
@@ -266,17 +273,19 @@ def broadcast_kernel_for(alg: str, axes: tuple[tuple[int, int], ...], dtype: Dat
         stride in elements. Neighbouring axes that can be one axis are merged.
     dtype : DataType
         Data type of all tensors.
+    pitch : int, optional
+        Elements between the starts of two rows of that operand, a row being the last axis. Default: it is packed.
     """
     if alg not in BROADCASTS or not _serves(dtype) or not axes or 0 in dict(axes):
         return None
     *outer, (length, step) = axes
     if step not in (0, 1) or length < _lanes():
         return None
-    pieces = _pieces(prod(size for size, _ in outer), length)
+    pieces = _pieces(prod(size for size, _ in outer), length) if pitch in (None, length) else 1
     if pieces > 1:
-        length //= pieces
+        length, pitch = length // pieces, None
         outer.append((pieces, step * length))
-    return BroadcastKernel(alg, tuple(outer), length, step == 0, dtype)
+    return BroadcastKernel(alg, tuple(outer), length, pitch or length, step == 0, dtype)
 
 
 def fold_kernel_for(alg: str, images: int, count: int, columns: int, dtype: DataType) -> FoldKernel | None:

@@ -6,7 +6,7 @@ a kernel is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,7 +27,7 @@ from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
-from fmtprop.passes.formats import channels_last, like, plain
+from fmtprop.passes.formats import channels_last, dense, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
 from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
@@ -73,17 +73,38 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
 
 
 def _binary(attrs: Binary, request: Request) -> Iterator[Candidate]:
+    """Yield the kernel where an operand is broadcast or is a slice; oneDNN serves dense tensors of the same dims."""
     src, other, dst = (request[name] for name in ("src_0", "src_1", "dst"))
-    if not _is_row_of_numbers(src) or src.dims == other.dims or src.dims != dst.dims:
+    if not _is_in_rows(src) or src.dims != dst.dims:
         return
+    result = dense(src.at_start())
     if other.kind == "any":
-        other = like(other, src) or plain(other)
-    if not _is_row_of_numbers(other) or not _is_served(dst, src.at_start()):
+        other = like(other, result) or plain(other)
+    if not _is_in_rows(other) or not _is_served(dst, result):
+        return
+    if src.dims == other.dims and src.at_start().is_packed and other.at_start().is_packed:
         return
     steps = [0 if size == 1 else step for size, step in zip(other.dims, other.strides, strict=True)]
-    kernel = broadcast_kernel_for(attrs.alg, _merged(src, steps), src.dtype)
+    axes = _merged(src, steps, src.strides)
+    pitch = _pitch(tuple((size, step) for size, _, step in axes))
+    if pitch is None:
+        return
+    kernel = broadcast_kernel_for(attrs.alg, tuple((size, step) for size, step, _ in axes), src.dtype, pitch)
     if kernel is not None:
-        yield _candidate(kernel, {"src_0": src, "src_1": other}, src.at_start() if dst.kind == "any" else dst)
+        yield _candidate(kernel, {"src_0": src, "src_1": other}, result if dst.kind == "any" else dst)
+
+
+def _pitch(axes: tuple[tuple[int, int], ...]) -> int | None:
+    """Return the elements from row to row, a row being the last axis: size and stride of each. None if uneven."""
+    *outer, (length, step) = axes or ((0, 0),)
+    if step != 1:
+        return None
+    pitch = expected = outer[-1][1] if outer else length
+    for size, step in reversed(outer):
+        if step != expected:
+            return None
+        expected *= size
+    return pitch
 
 
 def _is_euclidean(attrs: Reduction) -> bool:
@@ -140,7 +161,7 @@ def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Ca
         yield _candidate(kernel, {"src": src}, result if dst.kind == "any" else dst)
 
 
-def _fold(alg: str, axes: tuple[tuple[int, int], ...], src: MemoryDesc) -> FoldKernel | None:
+def _fold(alg: str, axes: tuple[tuple[int, ...], ...], src: MemoryDesc) -> FoldKernel | None:
     """Return the kernel where one run of axes is folded: all of the tensor, its last, its first, or between two."""
     folded = [index for index, (_, step) in enumerate(axes) if step == 0]
     if len(folded) != 1 or len(axes) > 3:
@@ -155,24 +176,28 @@ def _fold(alg: str, axes: tuple[tuple[int, int], ...], src: MemoryDesc) -> FoldK
     return fold_kernel_for(alg, images, count, columns, src.dtype)
 
 
-def _merged(desc: MemoryDesc, steps: list[int]) -> tuple[tuple[int, int], ...]:
-    """Return the axes of a packed tensor from the outermost in: size, and step of another tensor along it.
+def _merged(desc: MemoryDesc, *steps: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the axes of a tensor from the outermost in: size, and steps of other tensors along it.
 
-    Neighbours along which the other tensor goes on evenly, or stands still, are one; axes of size 1 are none.
+    Neighbours along which each other tensor goes on evenly, or stands still, are one; axes of size 1 are none.
     """
     order = sorted((axis for axis, size in enumerate(desc.dims) if size > 1), key=lambda axis: -desc.strides[axis])
-    merged: list[tuple[int, int]] = []
+    merged: list[tuple[int, ...]] = []
     for axis in reversed(order):
-        size, step = desc.dims[axis], steps[axis]
-        if merged and step == merged[0][0] * merged[0][1]:
-            merged[0] = (size * merged[0][0], merged[0][1])
+        size, here = desc.dims[axis], tuple(step[axis] for step in steps)
+        if merged and here == tuple(merged[0][0] * step for step in merged[0][1:]):
+            merged[0] = (size * merged[0][0], *merged[0][1:])
         else:
-            merged.insert(0, (size, step))
+            merged.insert(0, (size, *here))
     return tuple(merged)
 
 
+def _is_in_rows(desc: MemoryDesc) -> bool:
+    return desc.kind == "blocked" and desc.is_plain and 0 not in desc.dims
+
+
 def _is_row_of_numbers(desc: MemoryDesc) -> bool:
-    return desc.kind == "blocked" and desc.is_plain and desc.at_start().is_packed and 0 not in desc.dims
+    return _is_in_rows(desc) and desc.at_start().is_packed
 
 
 def _is_served(asked: MemoryDesc, desc: MemoryDesc) -> bool:

@@ -173,6 +173,15 @@ def test_a_result_can_lie_where_the_source_does(isa):
     assert torch.equal(src, expected)
 
 
+@pytest.mark.parametrize(("rows", "length"), [(1, 40), (3, 16), (40, 99)])
+def test_rows_of_a_source_may_have_gaps(isa, rows, length):
+    wide, other = torch.randn(rows, length + 21), torch.rand(rows, length)
+    src = wide[:, 21:]
+    kernel = broadcast_kernel_for("sub", ((rows, length), (length, 1)), F32, pitch=length + 21)
+    assert kernel is not None
+    assert torch.equal(run(kernel, (rows, length), 2, src_0=src, src_1=other), src - other)
+
+
 def test_few_long_rows_are_divided():
     kernel = broadcast_kernel_for("add", ((2, 1), (100_000, 0)), F32)
     assert kernel is not None

@@ -12,7 +12,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Eltwise, Pooling, Reduction
-from fmtprop.passes.formats import channels_last
+from fmtprop.passes.formats import channels_last, dense
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.kernels import kernel_candidates
 
@@ -46,11 +46,8 @@ def test_every_pattern_of_broadcast_of_a_packed_tensor(tag, other):
 @pytest.mark.parametrize(
     ("alg", "src", "other"),
     [
-        (
-            "mul",
-            MemoryDesc((2, 64, 5, 7), tag="nhwc").submemory((2, 32, 5, 7), (0, 32, 0, 0)),
-            MemoryDesc((1, 32, 1, 1)),
-        ),
+        ("mul", MemoryDesc((2, 32, 9, 7), tag="nhwc").submemory((2, 32, 5, 7), (0, 0, 2, 0)), HALF),  # uneven rows
+        ("mul", HALF, MemoryDesc((2, 32, 5, 7))),
         ("mul", MemoryDesc((2, 32, 5, 7), tag="nhwc"), MemoryDesc((1, 32, 1, 1), strides=(64, 2, 1, 1))),
         ("max", MemoryDesc(IMAGE), MemoryDesc((2, 1, 1, 1))),
         ("mul", MemoryDesc(IMAGE), MemoryDesc(IMAGE)),
@@ -62,6 +59,23 @@ def test_every_pattern_of_broadcast_of_a_packed_tensor(tag, other):
 )
 def test_broadcasts_that_are_not_its(alg, src, other):
     assert asked("binary", Binary(alg), src_0=src, src_1=other) == []
+
+
+@pytest.mark.parametrize(
+    ("src", "other"),
+    [
+        (HALF, HALF),
+        (HALF, MemoryDesc(HALF.dims, tag="nhwc")),
+        (MemoryDesc(HALF.dims, tag="nhwc"), HALF),
+        (HALF, MemoryDesc((1, 32, 1, 1))),
+        (HALF, MemoryDesc((2, 1, 5, 7))),
+        (MemoryDesc((2, 64, 5, 7)).submemory((2, 32, 5, 7), (0, 32, 0, 0)), MemoryDesc((2, 32, 5, 7))),
+        (MemoryDesc((9, 64)).submemory((9, 32), (0, 32)), MemoryDesc((9, 64)).submemory((9, 32), (0, 0))),
+    ],
+)
+def test_slices_of_channels_are_rows_with_gaps(src, other):
+    (found,) = asked("binary", Binary("mul"), src_0=src, src_1=other)
+    assert (found.target, found.results) == ("jit", (dense(src).at_start(),))
 
 
 @pytest.mark.parametrize("axes", [(1,), (2, 3), (1, 2, 3), (0,), (0, 1, 2, 3)])
