@@ -148,3 +148,22 @@ def test_nan_spreads_as_in_pytorch(gate):
     x[1, 3, 5, 7] = float("nan")
     got, expected = compiled(module, x)(x), module(x)
     assert torch.equal(got.isnan(), expected.isnan()) and got[1].isnan().any() and not got[0].isnan().any()
+
+
+def test_the_product_of_two_halves_of_channels_is_a_kernel():
+    """NAFNet's gate: no copy of the halves, and no operator of PyTorch."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.Conv2d(8, 64, 1), nn.Conv2d(32, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = self.before(x).chunk(2, dim=1)
+            return self.after(first * second)
+
+    module, x = Halves().eval(), torch.randn(2, 8, 9, 11)
+    net = compiled(module, x)
+    (step,) = kernels(net.plan)
+    assert step.node.op == "binary"
+    torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)
