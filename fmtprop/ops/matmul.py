@@ -234,6 +234,12 @@ def _product(left: str, right: str) -> Importer:
     return importer
 
 
+def _einsum(call: Call) -> Value | None:
+    from fmtprop.ops.einsum import import_einsum  # which emits products
+
+    return import_einsum(call)
+
+
 def _baddbmm(call: Call) -> Value | None:
     src, weights, bias = call["batch1"], call["batch2"], call["self"]
     alpha, beta = call["alpha"], call["beta"]
@@ -391,6 +397,7 @@ MATMUL = OpDef(
         "aten.mv.default": _product("self", "vec"),
         "aten.matmul.default": _product("self", "other"),
         "aten.baddbmm.default": _baddbmm,
+        "aten.einsum.default": _einsum,
         "aten.scaled_dot_product_attention.default": _attention,
         "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_with_statistics,
     },

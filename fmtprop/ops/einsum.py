@@ -1,0 +1,159 @@
+"""`einsum` of one or two tensors, as permutations, reshapes and one matrix product.
+
+Owns the reading of an equation: axes that both factors and the result have are batch axes, those that the result lacks
+are summed, those of one factor are its rows or columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Value
+from fmtprop.ops.view_attrs import permuted, reshaped
+
+__all__ = ["Contraction", "contraction", "import_einsum"]
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The matrix product of an equation: a name for each axis.
+
+    Parameters
+    ----------
+    batch : str
+        Axes of the result before rows and columns; a factor that lacks one is broadcast along it.
+    rows, columns : str
+        Axes of the left and of the right factor alone, in the order of the result.
+    summed : str
+        Axes of both factors that the result lacks.
+    swapped : bool
+        Whether the left factor is the second operand.
+    """
+
+    batch: str
+    rows: str
+    columns: str
+    summed: str
+    swapped: bool = False
+
+    @property
+    def result(self) -> str:
+        """Axes of the product."""
+        return self.batch + self.rows + self.columns
+
+
+def contraction(left: str, right: str, result: str) -> Contraction | None:
+    """Return the matrix product of two tensors with named axes; None if it is none.
+
+    Axes of one factor can be batch axes as well, if the result then needs no permutation.
+
+    Parameters
+    ----------
+    left, right, result : str
+        One letter for each axis.
+
+    Examples
+    --------
+    >>> contraction("bhid", "bhjd", "bhij")
+    Contraction(batch='bh', rows='i', columns='j', summed='d', swapped=False)
+    >>> contraction("ij", "bjw", "biw").batch
+    'b'
+    >>> contraction("ij", "ij", "i") is None
+    True
+    """
+    if any(len(set(axes)) != len(axes) for axes in (left, right, result)):
+        return None  # a diagonal
+    if (set(left) ^ set(right)) - set(result) or set(result) - set(left + right):
+        return None  # an axis of one factor is summed
+    batch = "".join(axis for axis in result if axis in left and axis in right)
+    rows = "".join(axis for axis in result if axis not in right)
+    columns = "".join(axis for axis in result if axis not in left)
+    summed = "".join(axis for axis in left if axis not in result)
+    if not rows or not columns or not summed:
+        return None
+    for count in range(len(batch), len(result)):
+        lead, rest = result[:count], result[count:]
+        inner_rows, inner_columns = ("".join(axis for axis in rest if axis in axes) for axes in (rows, columns))
+        if not inner_rows or not inner_columns or not set(batch) <= set(lead):
+            continue
+        if rest == inner_rows + inner_columns:
+            return Contraction(lead, inner_rows, inner_columns, summed)
+        if rest == inner_columns + inner_rows:
+            return Contraction(lead, inner_columns, inner_rows, summed, swapped=True)
+    return Contraction(batch, rows, columns, summed)
+
+
+def import_einsum(call: Call) -> Value | None:
+    """Emit the nodes of ``aten.einsum``; None where PyTorch's operator runs it.
+
+    Parameters
+    ----------
+    call : Call
+        The imported call.
+    """
+    from fmtprop.ops.matmul import import_product  # whose declaration has this importer
+
+    operands: Sequence[Value] = call["tensors"]
+    named = _named(call["equation"], [call.type(value).ndim for value in operands])
+    if named is None:
+        return None
+    *axes, result = named
+    if len(operands) == 1:
+        alike = sorted(axes[0]) == sorted(result) and len(set(result)) == len(result)
+        return permuted(call, operands[0], [axes[0].index(axis) for axis in result]) if alike else None
+    factors = list(zip(operands, axes, strict=True))
+    sizes = _sizes(call, factors)
+    product = contraction(axes[0], axes[1], result)
+    if sizes is None or product is None:
+        return None
+    (left, rows_of), (right, columns_of) = reversed(factors) if product.swapped else factors
+    src = _arranged(call, left, rows_of, product.batch, (product.rows, product.summed))
+    weights = _arranged(call, right, columns_of, product.batch, (product.summed, product.columns))
+    dst = import_product(call, src, weights)
+    if dst is None:
+        return None
+    dst = reshaped(call, dst, [sizes[axis] for axis in product.result])
+    return permuted(call, dst, [product.result.index(axis) for axis in result])
+
+
+def _arranged(call: Call, value: Value, axes: str, batch: str, matrix: tuple[str, str]) -> Value:
+    """Return a factor as a batch of matrices; its batch axes have size 1 where it is broadcast."""
+    order = [axes.index(axis) for axis in (*batch, *matrix[0], *matrix[1]) if axis in axes]
+    sizes = dict(zip(axes, call.type(value).dims, strict=True))
+    shape = [*(sizes.get(axis, 1) for axis in batch), *(prod(sizes[axis] for axis in part) for part in matrix)]
+    return reshaped(call, permuted(call, value, order), shape)
+
+
+def _sizes(call: Call, factors: Sequence[tuple[Value, str]]) -> dict[str, int] | None:
+    """Return the size of each named axis; None if a factor is broadcast along a named axis, or is empty."""
+    sizes: dict[str, int] = {}
+    for value, axes in factors:
+        for axis, size in zip(axes, call.type(value).dims, strict=True):
+            if size == 0 or sizes.setdefault(axis, size) != size:
+                return None
+    return sizes
+
+
+def _named(equation: str, ranks: Sequence[int]) -> list[str] | None:
+    """Return one letter for each axis of the operands and of the result; None for more than two operands."""
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    axes = terms.split(",")
+    if len(axes) != len(ranks) or len(ranks) > 2:
+        return None
+    free = [letter for letter in _LETTERS if letter not in equation]
+    if not arrow:
+        result = "..." * ("..." in terms) + "".join(sorted(a for a in set(terms) - set("., ") if terms.count(a) == 1))
+    widest = max(rank - len(term.replace("...", "")) for rank, term in zip(ranks, axes, strict=True))
+    dots = "".join(free[: max(widest, 0)])
+    if len(dots) < widest:
+        return None
+    named = []
+    for rank, term in zip(ranks, axes, strict=True):
+        hidden = rank - len(term.replace("...", ""))
+        named.append(term.replace("...", dots[len(dots) - hidden :]))
+    return [*named, result.replace("...", dots)]
