@@ -202,6 +202,11 @@ class Node:
         return next((post_op.operand for post_op in self.post_ops if post_op.op == "sum"), None)
 
     @property
+    def tail(self) -> frozenset[str]:
+        """Names of the operands that post-ops read."""
+        return frozenset(name for post_op in self.post_ops for name in post_op.operands)
+
+    @property
     def is_boundary(self) -> bool:
         """Whether the node is an input, a constant or an output of the graph."""
         return self.op in self.BOUNDARY

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost, Linear, Reads
-from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir.node import Attrs, Node, PostOp
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr, PrimitiveDesc
     from fmtprop.ir.importing import Importer
 
+
+T = TypeVar("T")
 
 #: a variadic operand has inputs with numbers of fewer digits
 _DIGITS_LIMIT = 10
@@ -364,6 +366,11 @@ def loses_special_values(node: Node) -> bool:
     return any(opdef(op).loses(attrs) for op, attrs in parts)
 
 
+def named_operands(post_op: PostOp, given: Iterable[T]) -> dict[str, T]:
+    """Return the operands of a post-op, the result before it first, by the names that its op declares."""
+    return dict(zip((operand.name for operand in opdef(post_op.op).operands), given, strict=False))
+
+
 def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:
     """Infer the first result of a node before each of its post-ops, and all results after the last.
 
@@ -388,15 +395,13 @@ def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[Tenso
     GraphError
         A post-op lacks an operand.
     """
-    tails = {name for post_op in node.post_ops for name in post_op.operands}
-    dst, *others = opdef(node.op).infer(node.attrs, {name: t for name, t in types.items() if name not in tails})
+    dst, *others = opdef(node.op).infer(node.attrs, {name: t for name, t in types.items() if name not in node.tail})
     before = []
     for post_op in node.post_ops:
         before.append(dst)
         if post_op.op == "convolution":
             declaration = opdef(post_op.op)
-            names = [operand.name for operand in declaration.operands]
-            given = dict(zip(names, [dst, *(types[name] for name in post_op.operands)], strict=False))
+            given = named_operands(post_op, (dst, *(types[name] for name in post_op.operands)))
             declaration.check_operands(given)
             (dst,) = declaration.infer(post_op.attrs, given)
     return before, (dst, *others)

@@ -94,8 +94,7 @@ def evaluate_node(
     tuple of torch.Tensor
         Its results; they may share memory with the operands.
     """
-    tails = {name for post_op in node.post_ops for name in post_op.operands}
-    operands = {name: t for name, t in tensors.items() if name not in tails}
+    operands = {name: t for name, t in tensors.items() if name not in node.tail}
     declaration = opdef(node.op)
     if declaration.category is Category.COMPUTE and node.results[0].dtype is DataType.F32:
         # narrow operands, the accumulator stored as it is: references compute in the type of their first operand

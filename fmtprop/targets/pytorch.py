@@ -9,7 +9,7 @@ import torch
 
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Attrs, Node
-from fmtprop.ir.op import Category, Reference, opdef
+from fmtprop.ir.op import Category, Reference, named_operands, opdef
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.sum import Sum
 from fmtprop.targets.executable import REFUSED, as_planned, failed
@@ -72,16 +72,13 @@ def _operators(
     """Return the calls of PyTorch's operators that compute a node, written to its place; none if one is missing."""
     if node.post_ops and places[0].dtype is not torch.float32:
         return []  # narrow types are rounded once, after the last post-op
-    tails = {name for post_op in node.post_ops for name in post_op.operands}
-    calls = [_operator(node.op, node.attrs, {n: t for n, t in tensors.items() if n not in tails}, places)]
+    calls = [_operator(node.op, node.attrs, {n: t for n, t in tensors.items() if n not in node.tail}, places)]
     for post_op in node.post_ops:
         others = [tensors[name] for name in post_op.operands]
         if isinstance(post_op.attrs, Sum):
             calls.append(partial(torch.add, places[0], others[0], alpha=post_op.attrs.scales[0], out=places[0]))
             continue
-        names = [operand.name for operand in opdef(post_op.op).operands]
-        given = dict(zip(names, [places[0], *others], strict=False))
-        calls.append(_operator(post_op.op, post_op.attrs, given, places))
+        calls.append(_operator(post_op.op, post_op.attrs, named_operands(post_op, (places[0], *others)), places))
     found = [call for call in calls if call is not None]
     return found if len(found) == len(calls) else []
 

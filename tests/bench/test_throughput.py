@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from benchmarks import bench_throughput
 from benchmarks.bench_throughput import PEER, STREAMS
 from fmtprop.bench import Agreement, Benchmark
 from fmtprop.bench.environment import Environment
 from fmtprop.bench.interleave import entry_of
+from tests.threads import torch_threads
 
 GOOD, WRONG = Agreement(True, 0.0, 1e-4), Agreement(False, math.inf, 1e-4, "output 0: wrong")
 
@@ -38,10 +38,7 @@ def test_targets_are_shown_and_wrong_outputs_have_no_figures() -> None:
 
 @pytest.mark.parametrize("streams", [None, 1, 2])
 def test_all_images_of_a_turn_are_computed_and_compared(streams: int | None) -> None:
-    before = torch.get_num_threads()
-    try:
+    with torch_threads():
         prepared = bench_throughput._fmtprop("chain", 5, 2, streams)
         assert prepared.agreement.passed
         assert len(prepared.run()) == 5
-    finally:
-        torch.set_num_threads(before)

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+from tests.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     """Commands set the threads of the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    with torch_threads():
+        yield

@@ -12,15 +12,7 @@ from fmtprop.errors import GraphError, ImportModelError
 from fmtprop.ir import TensorType
 from fmtprop.ops.host import infer
 from fmtprop.ops.host_call import HostCall
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+from tests.modules import Function
 
 
 class Mixer(nn.Module):
@@ -94,15 +86,15 @@ MODELS = {
     "fnet": (Mixer(), X),
     "rotary": (Rotary(), (2, 8, 8)),
     "global filter": (GlobalFilter(), (1, 3, 14, 14)),
-    "made inside": (Call(_made_inside), X),
-    "stft": (Call(_spectrogram), (2, 160)),
-    "istft": (Call(_filtered_sound), (2, 160)),
-    "stacked": (Call(_stacked), X),
-    "abs and angle": (Call(lambda x: (lambda z: (z.abs(), z.angle() + 1))(torch.complex(x, x + 1))), X),
-    "f64": (Call(lambda x: torch.fft.ifft(torch.fft.fft(x.double())).real), X),
-    "scaled": (Call(lambda x: torch.view_as_real(2j * torch.view_as_complex(x) + (1 - 1j))), (4, 2)),
-    "dtypes": (Call(lambda x: x.to(torch.complex64).conj().to(torch.complex128).imag.float()), X),
-    "eigenvalues": (Call(_solved), (6, 6)),
+    "made inside": (Function(_made_inside), X),
+    "stft": (Function(_spectrogram), (2, 160)),
+    "istft": (Function(_filtered_sound), (2, 160)),
+    "stacked": (Function(_stacked), X),
+    "abs and angle": (Function(lambda x: (lambda z: (z.abs(), z.angle() + 1))(torch.complex(x, x + 1))), X),
+    "f64": (Function(lambda x: torch.fft.ifft(torch.fft.fft(x.double())).real), X),
+    "scaled": (Function(lambda x: torch.view_as_real(2j * torch.view_as_complex(x) + (1 - 1j))), (4, 2)),
+    "dtypes": (Function(lambda x: x.to(torch.complex64).conj().to(torch.complex128).imag.float()), X),
+    "eigenvalues": (Function(_solved), (6, 6)),
 }
 
 
@@ -152,11 +144,11 @@ def test_torch_compile_runs_them():
     ("model", "inputs", "message"),
     [
         (
-            Call(lambda x: torch.fft.fft(x)),
+            Function(lambda x: torch.fft.fft(x)),
             torch.randn(3),
             "output .* is torch.complex64; inputs and",
         ),
-        (Call(lambda x: x.real), torch.randn(3) + 1j, "input .* is torch.complex64; inputs and"),
+        (Function(lambda x: x.real), torch.randn(3) + 1j, "input .* is torch.complex64; inputs and"),
     ],
 )
 def test_inputs_and_outputs_are_real(model, inputs, message):

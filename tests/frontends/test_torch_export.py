@@ -18,21 +18,11 @@ from fmtprop.frontends import from_torch
 from fmtprop.frontends.fx_import import importers
 from fmtprop.ir import OPSET
 from tests.frontends.checking import check, compare, run
+from tests.modules import Function
 
 torch.manual_seed(0)
 IMAGE = torch.randn(2, 3, 16, 16)
 TOKENS = torch.randn(2, 5, 16)
-
-
-class Call(nn.Module):
-    """Any function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 class Block(nn.Module):
@@ -73,15 +63,15 @@ NATIVE = {
     "dropout": (nn.Dropout(0.9), IMAGE),
     "identity": (nn.Identity(), IMAGE),
     "flatten": (nn.Flatten(), IMAGE),
-    "concat": (Call(lambda x: torch.cat([x, x + 1, 2 * x], 1)), IMAGE),
-    "residual": (Call(lambda x: x + F.relu(x)), IMAGE),
-    "chunk": (Call(lambda x: torch.chunk(x, 2, 1)[1] * torch.chunk(x, 2, 1)[0]), torch.randn(1, 6, 4)),
-    "transpose": (Call(lambda x: x.transpose(1, 2).permute(2, 0, 1)), TOKENS),
-    "matmul": (Call(lambda x: x @ x.transpose(1, 2)), TOKENS),
-    "mean": (Call(lambda x: x.mean((2, 3))), IMAGE),
-    "in-place": (Call(lambda x: (x * 1).add_(2).relu_()), IMAGE),
+    "concat": (Function(lambda x: torch.cat([x, x + 1, 2 * x], 1)), IMAGE),
+    "residual": (Function(lambda x: x + F.relu(x)), IMAGE),
+    "chunk": (Function(lambda x: torch.chunk(x, 2, 1)[1] * torch.chunk(x, 2, 1)[0]), torch.randn(1, 6, 4)),
+    "transpose": (Function(lambda x: x.transpose(1, 2).permute(2, 0, 1)), TOKENS),
+    "matmul": (Function(lambda x: x @ x.transpose(1, 2)), TOKENS),
+    "mean": (Function(lambda x: x.mean((2, 3))), IMAGE),
+    "in-place": (Function(lambda x: (x * 1).add_(2).relu_()), IMAGE),
     "block": (Block(), IMAGE),
-    "roll": (Call(lambda x: torch.roll(x, (1, 2), (2, 3))), IMAGE),
+    "roll": (Function(lambda x: torch.roll(x, (1, 2), (2, 3))), IMAGE),
 }
 
 
@@ -92,19 +82,19 @@ def test_modules_become_ops(name):
 
 
 FALLBACK = {
-    "cumsum": (Call(lambda x: x.cumsum(1)), IMAGE),
-    "sort": (Call(lambda x: torch.sort(x, dim=1)), TOKENS),
-    "topk": (Call(lambda x: torch.topk(x, 3)[1]), TOKENS),
-    "complex product": (Call(lambda x: torch.einsum("bij,bkj->bik", x, x).tril()), TOKENS),
+    "cumsum": (Function(lambda x: x.cumsum(1)), IMAGE),
+    "sort": (Function(lambda x: torch.sort(x, dim=1)), TOKENS),
+    "topk": (Function(lambda x: torch.topk(x, 3)[1]), TOKENS),
+    "complex product": (Function(lambda x: torch.einsum("bij,bkj->bik", x, x).tril()), TOKENS),
     "embedding": (nn.Embedding(10, 4), torch.tensor([[1, 2], [3, 9]])),
-    "one result of two": (Call(lambda x: torch.max(x, 1).indices), TOKENS),
-    "list of tensors": (Call(lambda x: torch.stack([x, x.cumsum(0)])), TOKENS),
-    "index by tensors": (Call(lambda x: x[torch.tensor([0, 1]), :, torch.tensor([2, 3])]), IMAGE),
-    "where": (Call(lambda x: torch.where(x > 0, x, torch.tensor(-1.0))), IMAGE),
+    "one result of two": (Function(lambda x: torch.max(x, 1).indices), TOKENS),
+    "list of tensors": (Function(lambda x: torch.stack([x, x.cumsum(0)])), TOKENS),
+    "index by tensors": (Function(lambda x: x[torch.tensor([0, 1]), :, torch.tensor([2, 3])]), IMAGE),
+    "where": (Function(lambda x: torch.where(x > 0, x, torch.tensor(-1.0))), IMAGE),
     "f64": (nn.Conv2d(3, 4, 3).double(), IMAGE.double()),
-    "integers": (Call(lambda x: (x * 3 + 1) // 2), torch.arange(10)),
-    "booleans": (Call(lambda x: ~(x > 0) & (x < 1)), IMAGE),
-    "cast": (Call(lambda x: x.to(torch.float64).to(torch.int64)), IMAGE),
+    "integers": (Function(lambda x: (x * 3 + 1) // 2), torch.arange(10)),
+    "booleans": (Function(lambda x: ~(x > 0) & (x < 1)), IMAGE),
+    "cast": (Function(lambda x: x.to(torch.float64).to(torch.int64)), IMAGE),
 }
 
 
@@ -128,14 +118,14 @@ class Transposed(nn.Module):
 
 CHANNELS_LAST = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
 IN_STORAGE = {
-    "row-major": (Call(lambda x: (x + 1).as_strided((2, 2), (3, 1), 1)), torch.randn(3, 4)),
-    "transposed": (Call(lambda x: (x + 1).t().as_strided((2, 2), (3, 1), 1)), torch.randn(3, 4)),
-    "transposed copy": (Call(lambda x: torch.as_strided_copy((x + 1).t(), (2, 2), (3, 1), 1)), torch.randn(3, 4)),
-    "axis of one": (Call(lambda x: x.unsqueeze(1).transpose(0, 2).as_strided((5,), (2,))), torch.randn(3, 4)),
-    "window without an offset": (Call(lambda x: (x + 1)[1:].as_strided((2, 2), (3, 1))), torch.randn(3, 4)),
-    "channels-last": (Call(lambda x: (x * 2).as_strided((4, 5), (5, 1), 3)), CHANNELS_LAST),
+    "row-major": (Function(lambda x: (x + 1).as_strided((2, 2), (3, 1), 1)), torch.randn(3, 4)),
+    "transposed": (Function(lambda x: (x + 1).t().as_strided((2, 2), (3, 1), 1)), torch.randn(3, 4)),
+    "transposed copy": (Function(lambda x: torch.as_strided_copy((x + 1).t(), (2, 2), (3, 1), 1)), torch.randn(3, 4)),
+    "axis of one": (Function(lambda x: x.unsqueeze(1).transpose(0, 2).as_strided((5,), (2,))), torch.randn(3, 4)),
+    "window without an offset": (Function(lambda x: (x + 1)[1:].as_strided((2, 2), (3, 1))), torch.randn(3, 4)),
+    "channels-last": (Function(lambda x: (x * 2).as_strided((4, 5), (5, 1), 3)), CHANNELS_LAST),
     "parameter": (Transposed(), torch.randn(2, 2)),
-    "scatter": (Call(lambda x, y: torch.as_strided_scatter(x, y, (2, 2), (3, 1), 1)),
+    "scatter": (Function(lambda x, y: torch.as_strided_scatter(x, y, (2, 2), (3, 1), 1)),
                 (torch.randn(3, 4), torch.randn(2, 2).t())),
 }  # fmt: skip
 
@@ -157,7 +147,7 @@ OUT_OF_STORAGE = {
 def test_what_lies_beside_a_tensor_cannot_be_read(name):
     function, message = OUT_OF_STORAGE[name]
     with pytest.raises(ImportModelError, match=f"as_strided.*{message}.*call .clone"):
-        from_torch(Call(function), torch.randn(3, 4))
+        from_torch(Function(function), torch.randn(3, 4))
 
 
 def test_half_precision_modules_give_the_module_result():
@@ -166,12 +156,12 @@ def test_half_precision_modules_give_the_module_result():
 
 
 def test_tensors_made_inside_become_constants():
-    graph = check(Call(lambda x: x + torch.arange(16) + torch.zeros(16, 16)), IMAGE, aten=None)
+    graph = check(Function(lambda x: x + torch.arange(16) + torch.zeros(16, 16)), IMAGE, aten=None)
     assert not [node for node in graph if not node.is_boundary and not graph.inputs(node.name)]
 
 
 def test_scalar_result_and_scalar_input():
-    graph = check(Call(lambda x, s: x.sum() * s), (IMAGE, torch.tensor(2.0)), aten=None)
+    graph = check(Function(lambda x, s: x.sum() * s), (IMAGE, torch.tensor(2.0)), aten=None)
     assert graph.output_nodes and graph.type_of(graph.inputs(graph.output_nodes[0].name)["src"]).dims == ()
 
 
@@ -311,7 +301,7 @@ def test_one_tensor_for_two_arguments_stays_two_inputs():
 
 
 def test_outputs_may_be_inputs_constants_and_the_same_twice():
-    module = Call(lambda x: (x, x, x * 2))
+    module = Function(lambda x: (x, x, x * 2))
     graph = check(module, TOKENS)
     assert len(graph.output_nodes) == 3
 
@@ -327,16 +317,16 @@ def test_tensors_in_containers_that_cannot_be_described_are_refused():
     pytree.register_pytree_node(
         Box, lambda box: ([box.content], None), lambda content, _: Box(*content), serialized_type_name="tests.Box"
     )
-    in_box, in_deque = Call(lambda x: {"a": Box(x + 1)}), Call(lambda x: (x, deque([x + 1])))
+    in_box, in_deque = Function(lambda x: {"a": Box(x + 1)}), Function(lambda x: (x, deque([x + 1])))
     with pytest.raises(ImportModelError, match=r"a tensor of the model's results is in a .*\.Box.*use a tuple"):
         from_torch(in_box, TOKENS)
     with pytest.raises(ImportModelError, match=r"results is in a collections.deque"):
         from_torch(in_deque, TOKENS)
     with pytest.raises(ImportModelError, match=r"arguments is in a collections.deque"):
-        from_torch(Call(lambda x: x[0] + 1), (deque([TOKENS]),))
+        from_torch(Function(lambda x: x[0] + 1), (deque([TOKENS]),))
     with pytest.raises(ImportModelError, match=r"example inputs: .*Box"):
-        from_torch(Call(lambda x: x.content + 1), (Box(TOKENS),))
-    check(Call(lambda x, fixed: (x + 1, fixed[0])), (TOKENS, deque([3])))
+        from_torch(Function(lambda x: x.content + 1), (Box(TOKENS),))
+    check(Function(lambda x, fixed: (x + 1, fixed[0])), (TOKENS, deque([3])))
 
 
 class Kind(enum.Enum):
@@ -345,9 +335,9 @@ class Kind(enum.Enum):
 
 def test_keys_that_a_graph_cannot_hold_are_refused():
     with pytest.raises(ImportModelError, match=r"has the key torch.float32 \(dtype\)"):
-        from_torch(Call(lambda x: {torch.float32: x + 1}), TOKENS)
+        from_torch(Function(lambda x: {torch.float32: x + 1}), TOKENS)
     with pytest.raises(ImportModelError, match=r"has the key <Kind.A: 1> \(Kind\)"):
-        from_torch(Call(lambda x: x[Kind.A] + 1), ({Kind.A: TOKENS},))
+        from_torch(Function(lambda x: x[Kind.A] + 1), ({Kind.A: TOKENS},))
 
 
 def test_integer_and_boolean_inputs():
@@ -436,16 +426,16 @@ def _mutate(x):
 
 REFUSED = {
     "state": (Stateful(), "changes its buffer 'count' at every call"),
-    "input mutation": (Call(_mutate), "modifies its input .*args_0.* in place"),
+    "input mutation": (Function(_mutate), "modifies its input .*args_0.* in place"),
     "control flow": (nn.Sequential(Controlled()), r"in 0: control flow \(cond\) cannot be in a graph"),
     "data-dependent branch": (
         nn.Sequential(nn.ReLU(), Branching()),
         r"cannot export Sequential: 1 \(.*test_torch_export.py:\d+\) takes a branch .*torch.where .*draft_export",
     ),
-    "random": (Call(lambda x: x + torch.rand_like(x)), "aten.rand_like.default draws random numbers"),
-    "item": (Call(lambda x: x * x.sum().item()), "turns a tensor into a Python number"),
-    "nonzero": (Call(lambda x: x[x > 0]), "shapes must be static"),
-    "complex": (Call(lambda x: torch.fft.fft(x)), "output .* is torch.complex64; inputs and outputs are real"),
+    "random": (Function(lambda x: x + torch.rand_like(x)), "aten.rand_like.default draws random numbers"),
+    "item": (Function(lambda x: x * x.sum().item()), "turns a tensor into a Python number"),
+    "nonzero": (Function(lambda x: x[x > 0]), "shapes must be static"),
+    "complex": (Function(lambda x: torch.fft.fft(x)), "output .* is torch.complex64; inputs and outputs are real"),
     "raises": (nn.Linear(3, 4), r"torch.export cannot export Linear: [\s\S]*Check that module"),
 }
 
@@ -472,7 +462,7 @@ def _write_to_a_view(x):
 
 def test_what_torch_cannot_make_functional_is_refused_with_its_reason():
     with pytest.raises(ImportModelError, match=r"functional: RuntimeError\n.*mutation on a view chain") as caught:
-        from_torch(Call(_write_to_a_view), torch.randn(3, 4))
+        from_torch(Function(_write_to_a_view), torch.randn(3, 4))
     assert isinstance(caught.value.__cause__, RuntimeError)
     program = torch.export.export(nn.Linear(3, 4), (torch.randn(2, 3),))
     program.state_dict.clear()
@@ -515,7 +505,7 @@ def test_parameters_elsewhere_are_refused_by_name():
 
 def test_tensors_made_on_another_device_are_refused():
     with pytest.raises(ImportModelError, match=r"aten\.arange.*makes a tensor on device meta"):
-        from_torch(Call(lambda x: (x * 1, torch.arange(3, device="meta"))), TOKENS)
+        from_torch(Function(lambda x: (x * 1, torch.arange(3, device="meta"))), TOKENS)
 
 
 def test_only_modules_are_imported():
@@ -555,7 +545,7 @@ def custom_ops():
 
 
 def test_custom_ops_run_in_memory_and_in_no_file(custom_ops, tmp_path):
-    model = Call(lambda x: custom_ops[0](x + 1))
+    model = Function(lambda x: custom_ops[0](x + 1))
     graph = from_torch(model, TOKENS)
     compare(run(graph, TOKENS), model(TOKENS))
     compare(fp.compile(model, TOKENS)(TOKENS), model(TOKENS))
@@ -569,7 +559,7 @@ def test_custom_ops_run_in_memory_and_in_no_file(custom_ops, tmp_path):
 
 def test_custom_ops_that_change_arguments_are_refused_by_name(custom_ops):
     with pytest.raises(ImportModelError, match=r"fmtprop_tests\.double_\.default changes its arguments in place"):
-        from_torch(Call(lambda x: custom_ops[1](x + 1)), TOKENS)
+        from_torch(Function(lambda x: custom_ops[1](x + 1)), TOKENS)
 
 
 def test_a_run_time_check_is_left_out_with_a_warning():
@@ -578,7 +568,7 @@ def test_a_run_time_check_is_left_out_with_a_warning():
         return x * 2
 
     with pytest.warns(UserWarning, match="run-time check aten._assert_async.msg is left out of the graph"):
-        graph = from_torch(Call(checked), TOKENS)
+        graph = from_torch(Function(checked), TOKENS)
     compare(run(graph, TOKENS), TOKENS * 2)
 
 
@@ -647,8 +637,8 @@ def test_keyword_examples_have_names():
 def test_keys_and_strings_that_no_name_could_be():
     # torch would write them into source code, between quotes that they end
     for text in ("don't", 'say "x"', "a\\b"):
-        check(Call(lambda inputs: sum(inputs.values())), ({text: TOKENS, "z": TOKENS},))
-        check(Call(lambda x, how: x + len(how)), (TOKENS, text))
+        check(Function(lambda inputs: sum(inputs.values())), ({text: TOKENS, "z": TOKENS},))
+        check(Function(lambda x, how: x + len(how)), (TOKENS, text))
 
 
 def test_an_exported_program_keeps_its_example_inputs():
@@ -692,9 +682,9 @@ def test_a_keyword_argument_that_torch_cannot_write_is_named(key):
 @pytest.mark.parametrize("pool", [F.max_pool1d, F.max_pool2d, F.max_pool3d])
 def test_indices_of_maxima_run_as_aten_without_a_word(pool):
     x = IMAGE[0] if pool is F.max_pool1d else IMAGE
-    graph = check(Call(lambda x: pool(x, 2, return_indices=True)), x, aten=None)
+    graph = check(Function(lambda x: pool(x, 2, return_indices=True)), x, aten=None)
     assert graph.count("aten") > 0 and graph.count("pooling") == 0
-    assert check(Call(lambda x: pool(x, 2, return_indices=True)[0]), x, aten=None).count("aten") == 0
+    assert check(Function(lambda x: pool(x, 2, return_indices=True)[0]), x, aten=None).count("aten") == 0
 
 
 def test_types_that_pytree_does_not_know_have_a_remedy():
@@ -704,6 +694,6 @@ def test_types_that_pytree_does_not_know_have_a_remedy():
 
     message = r"Take and return tensors, .*'use_cache': False.*register_dataclass"
     with pytest.raises(ImportModelError, match=message):
-        from_torch(Call(lambda x: Cache(x)), TOKENS)
+        from_torch(Function(lambda x: Cache(x)), TOKENS)
     with pytest.raises(ImportModelError, match=message):
-        from_torch(Call(lambda x, cache: x + cache.x), (TOKENS, Cache(TOKENS)))
+        from_torch(Function(lambda x, cache: x + cache.x), (TOKENS, Cache(TOKENS)))

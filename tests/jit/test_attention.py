@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fmtprop.jit import unavailable
 from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for, lanes_for
 from fmtprop.layout import DataType
+from tests.threads import torch_threads
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -52,12 +53,8 @@ def run(src, key, value, masks=(), limit=None, threads=2, lowest=-inf) -> torch.
     work = kernel.work(threads)
     for name, tensor in {"src": src, "key": key, "value": value, "dst": dst, **data}.items():
         work.point[name](tensor.data_ptr())
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with torch_threads(threads):
         work.run()
-    finally:
-        torch.set_num_threads(before)
     assert (whole[:, :, 0] == 7.0).all() and (whole[:, :, -1] == 7.0).all()
     return dst
 

@@ -17,6 +17,7 @@ from fmtprop.jit.assembler import AVX2, AVX512
 from fmtprop.jit.functions import FUNCTIONS
 from fmtprop.jit.programs import function
 from fmtprop.layout import DataType
+from tests.threads import torch_threads
 
 MEANING = {"swish": F.silu, "gelu_erf": F.gelu, "relu": F.relu, "clip": lambda x: x.clamp(-0.5, 6.0)}
 PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0)}
@@ -103,14 +104,10 @@ def test_infinity_and_nan_are_pytorchs(isa, alg):
 def check_every_number(isa, chunks, threads):
     count = chunks * CHUNK_NBYTES // 4
     numbers = torch.full((count + 64,), 2.0)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with torch_threads(threads):
         work = Work(kernel_of(isa, "swish"), count * 4)
         work.set_data_handle(numbers[32:].data_ptr())
         work.run()
-    finally:
-        torch.set_num_threads(before)
     once = F.silu(torch.tensor(2.0)).item()
     assert torch.allclose(numbers[32 : 32 + count], torch.tensor(once), rtol=1e-6)
     assert (numbers[:32] == 2.0).all() and (numbers[32 + count :] == 2.0).all()

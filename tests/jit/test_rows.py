@@ -13,6 +13,7 @@ from fmtprop.jit import StandaloneKernel, average_kernel_for, broadcast_kernel_f
 from fmtprop.jit.kernel import takes
 from fmtprop.jit.rows import BROADCASTS, FOLDS
 from fmtprop.layout import DataType
+from tests.threads import torch_threads
 
 BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU does not round to bf16")
 
@@ -36,12 +37,8 @@ def run(kernel: StandaloneKernel, dims: tuple[int, ...], threads: int, **tensors
     work = kernel.work(threads)
     for name, tensor in {**tensors, "dst": dst[32:]}.items():
         work.point[name](tensor.data_ptr())
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with torch_threads(threads):
         work.run()
-    finally:
-        torch.set_num_threads(before)
     assert (dst[:32] == 7.0).all() and (dst[-32:] == 7.0).all()
     return dst[32:-32].view(dims)
 

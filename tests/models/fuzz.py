@@ -36,6 +36,7 @@ from fmtprop.ir import Graph
 from fmtprop.ir.tensors import tensor_type
 from tests.models import odd
 from tests.models.choices import chosen
+from tests.threads import torch_threads
 
 #: error relative to the largest expected magnitude
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -299,7 +300,7 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
                 kept = [t.clone() for t in inputs]
                 with torch.no_grad():
                     expected = model(*(t.clone() for t in inputs))
-                with odd.threads(1 + (seed + len(policy)) % 2 if "-" in policy else torch.get_num_threads()):
+                with torch_threads(1 + (seed + len(policy)) % 2 if "-" in policy else torch.get_num_threads()):
                     got = net(*inputs)
                 if not _is_finite(expected):
                     continue  # where NaN differs is documented, and tested by itself

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-import torch
-
 from fmtprop.api import CompiledModel, Options, compile_graph
 from fmtprop.compiling import compilation
 from fmtprop.compiling.race import Race
@@ -116,14 +114,3 @@ def lost_pins(net: CompiledModel, pins: Mapping[str, MemoryDesc]) -> list[str]:
         if have != desc:
             lost.append(f"{name}: {have}, not {desc}")
     return lost
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -16,8 +16,9 @@ from fmtprop.api import Options, compile_graph
 from fmtprop.frontends import from_torch, load
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.optimal import price
-from tests.models.odd import RandomCosts, compile_odd, odd_planner, threads
-from tests.models.test_regressions import Call
+from tests.models.odd import RandomCosts, compile_odd, odd_planner
+from tests.modules import Function
+from tests.threads import torch_threads
 
 QUICK = Options(policy="optimal", tune="model", confirm=False)
 WEIGHTS = torch.randn(16, 8, 3, 3, generator=torch.Generator().manual_seed(0)) / 8
@@ -45,7 +46,7 @@ def check_graph(name: str, seed: int) -> None:
     inputs = net.random_inputs()
     expected = compile_graph(load(name), Options(policy="plain")).run_flat(inputs)
     for number in (1, 2):
-        with threads(number):
+        with torch_threads(number):
             for got, want in zip(net.run_flat(inputs), expected, strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
 
@@ -69,7 +70,7 @@ def test_large_graphs_by_random_costs(name, seed):
 @pytest.mark.parametrize("sides", ["both", "src", "dst"])
 def test_no_reorder_where_the_boundary_is_what_the_convolution_likes(sides):
     x = torch.randn(2, 8, 9, 9)
-    graph = from_torch(Call(convolution), (x,))
+    graph = from_torch(Function(convolution), (x,))
     src, dst = graph.input_nodes[0].name, graph.output_nodes[0].name
     boundary = {
         src: MemoryDesc((2, 8, 9, 9), tag="acdb"),
@@ -109,7 +110,7 @@ BOUNDARY_CASES = {
 @pytest.mark.parametrize("case", BOUNDARY_CASES)
 def test_odd_boundaries(case, seed):
     function, inputs = BOUNDARY_CASES[case]
-    graph = from_torch(Call(function), inputs)
+    graph = from_torch(Function(function), inputs)
     net = compile_graph(graph, QUICK) if seed is None else compile_odd(graph, seed)
     expected = function(*inputs)
     torch.testing.assert_close(net(*inputs), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
@@ -121,7 +122,7 @@ def test_odd_boundaries(case, seed):
 def test_a_model_with_ops_of_the_reference_target_is_measured():
     x = torch.randn(1, 8, 9, 9)
     function = lambda x: torch.cumsum(convolution(x), 1).sort(-1)[0]  # noqa: E731
-    net = fp.compile(Call(function), x, policy="optimal", tune="measure", tune_budget=5.0)
+    net = fp.compile(Function(function), x, policy="optimal", tune="measure", tune_budget=5.0)
     assert net.tuning.measured and net.tuning.modelled
     torch.testing.assert_close(net(x), function(x), rtol=1e-4, atol=1e-4)
 
@@ -129,7 +130,7 @@ def test_a_model_with_ops_of_the_reference_target_is_measured():
 def test_a_tiny_budget_measures_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     x = torch.randn(1, 8, 9, 9)
-    net = fp.compile(Call(convolution), x, policy="optimal", tune="measure", tune_budget=1e-9, confirm=False)
+    net = fp.compile(Function(convolution), x, policy="optimal", tune="measure", tune_budget=1e-9, confirm=False)
     assert net.tuning.measured == net.tuning.cached == 0
     torch.testing.assert_close(net(x), convolution(x), rtol=1e-4, atol=1e-4)
 
@@ -141,7 +142,7 @@ def test_a_cache_that_cannot_be_written_costs_one_warning(tmp_path, monkeypatch)
     x = torch.randn(1, 8, 9, 9)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        net = fp.compile(Call(convolution), x, policy="optimal", tune="measure", tune_budget=0.3)
+        net = fp.compile(Function(convolution), x, policy="optimal", tune="measure", tune_budget=0.3)
     told = [str(warning.message) for warning in caught if "the cache" in str(warning.message)]
     assert len(told) == 1, [str(warning.message) for warning in caught]
     torch.testing.assert_close(net(x), convolution(x), rtol=1e-4, atol=1e-4)
@@ -149,7 +150,7 @@ def test_a_cache_that_cannot_be_written_costs_one_warning(tmp_path, monkeypatch)
 
 def test_two_threads_compile_the_same_model_at_once():
     x = torch.randn(1, 8, 9, 9)
-    graph = from_torch(Call(convolution), (x,))
+    graph = from_torch(Function(convolution), (x,))
     results: dict[int, torch.Tensor] = {}
 
     def work(number: int) -> None:
@@ -178,7 +179,7 @@ def test_a_forked_child_compiles():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                net = fp.compile(Call(convolution), x, policy="optimal", tune="model")
+                net = fp.compile(Function(convolution), x, policy="optimal", tune="model")
             status = 0 if torch.allclose(net(x), expected, rtol=1e-4, atol=1e-4) else 2
         finally:
             os._exit(status)

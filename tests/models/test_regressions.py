@@ -15,19 +15,9 @@ from fmtprop.errors import UnsupportedOpError
 from fmtprop.frontends import from_torch
 from fmtprop.layout import MemoryDesc
 from tests.models.fuzz import POLICIES, compiled, differ
+from tests.modules import Function
 
 torch.manual_seed(0)
-
-
-class Call(nn.Module):
-    """Any function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> Any:
-        return self.function(*args)
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -117,7 +107,7 @@ def own_cache(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_pytorch(name, policy):
     function, inputs = CASES[name]
-    net = compiled(from_torch(Call(function), inputs), policy)  # a warning of the plan's own check fails the test
+    net = compiled(from_torch(Function(function), inputs), policy)  # a warning of the plan's own check fails the test
     for _ in range(2):
         assert differ(net(*inputs), function(*inputs), 0.1) is None
 
@@ -126,14 +116,14 @@ def test_same_as_pytorch(name, policy):
 @pytest.mark.parametrize("function", [lambda x: x.unbind(2), lambda x: [2 * part for part in x.unbind(2)]])
 def test_slices_of_blocks_that_cannot_be_read(function, policy):
     x, blocked = torch.randn(1, 12, 3), MemoryDesc((1, 12, 3), "f32", tag="aBc8b")
-    net = fp.compile(Call(function), x, policy=policy, tune="model", boundary={"args_0": blocked})
+    net = fp.compile(Function(function), x, policy=policy, tune="model", boundary={"args_0": blocked})
     torch.testing.assert_close(net(x), function(x), rtol=0, atol=0)
 
 
 def test_a_pin_of_what_only_a_reference_computes_says_what_can_be_had():
     function, x = lambda x: torch.linalg.vector_norm(x.relu(), 2, 0, keepdim=True), torch.randn(2, 8, 8)
     with pytest.raises(UnsupportedOpError, match=r"'reduction_1\.dst' asks for f32:aBc8b, but no .* available: "):
-        fp.compile(Call(function), x, pin={"reduction_1.dst": "aBc8b"}, tune="model")
+        fp.compile(Function(function), x, pin={"reduction_1.dst": "aBc8b"}, tune="model")
 
 
 class SplitAttention(nn.Module):

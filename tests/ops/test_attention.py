@@ -19,6 +19,7 @@ from fmtprop.ops.attention_fusion import attention
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
+from tests.threads import torch_threads
 
 BATCH, HEADS, ROWS, WIDTH = 2, 3, 24, 16
 
@@ -167,12 +168,10 @@ def test_a_plan_runs_it_without_reorders(module):
 def test_another_number_of_threads_gives_the_same():
     module, x = Fused(is_causal=True).eval(), torch.randn(BATCH, ROWS, HEADS * WIDTH)
     net = fmtprop.compile(module, x, tune="model")
-    before = torch.get_num_threads()
-    try:
-        results = [net(x) for threads in (1, 2, 3) if torch.set_num_threads(threads) is None]
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0], result) for result in results)
+    first = net(x)
+    for threads in (1, 2, 3):
+        with torch_threads(threads):
+            assert torch.equal(net(x), first)
 
 
 @pytest.mark.parametrize(

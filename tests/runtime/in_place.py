@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node
 from fmtprop.layout.parts import in_place_parts
+from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.formats import channel_blocked
 from fmtprop.passes.policies import Option, Policy, Question, propagate_policy
+from fmtprop.runtime import Executor, Plan
+from fmtprop.runtime.agreement import relative_error
 from fmtprop.targets import OneDnnTarget
 
 
@@ -56,3 +61,12 @@ def put_in_place(graph: Graph, target: OneDnnTarget) -> Graph:
         graph.replace(node.with_(choice=Choice("view", "in_place", operands, "its sources lie within it")))
     graph.remove_dead()
     return graph
+
+
+def runs_right(graph: Graph, plan: Plan) -> None:
+    inputs = [torch.randn(n.results[0].dims, generator=torch.Generator().manual_seed(7)) for n in graph.input_nodes]
+    want = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
+    executor = Executor(plan)
+    for _ in range(2):  # a buffer that was overwritten shows in the second run at the latest
+        for got, expected in zip(executor.run(inputs), want, strict=True):
+            assert relative_error(got, expected) < 1e-5

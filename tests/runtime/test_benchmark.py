@@ -11,6 +11,7 @@ from torch import nn
 import fmtprop as fp
 from fmtprop.runtime import benchmark
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
+from tests.threads import torch_threads
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +67,9 @@ def test_it_times_the_inputs_that_it_is_given(net, monkeypatch):
 
 
 def test_threads_are_those_of_the_run(net):
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    for threads in (1, 2):
+        with torch_threads(threads):
             assert net.benchmark(runs=1).threads == threads
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_figures_as_json():

@@ -24,7 +24,6 @@ from fmtprop.ops import Slice, emit
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.evaluate import evaluate
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.formats import channel_blocked
@@ -35,6 +34,7 @@ from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.constants import ConstantStore, release
 from fmtprop.runtime.plan import Home
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
+from tests.runtime.in_place import runs_right
 
 DIMS = (1, 16, 8, 8)
 IMAGE = TensorType(DIMS)
@@ -48,15 +48,6 @@ def planned(graph: Graph, policy: str = "propagate", *, verified: bool = True) -
     if verified:
         verify(formatted, Stage.FORMATTED)
     return build_plan(formatted, target)
-
-
-def runs_right(graph: Graph, plan: Plan) -> None:
-    inputs = [torch.randn(n.results[0].dims, generator=torch.Generator().manual_seed(7)) for n in graph.input_nodes]
-    want = evaluate(graph, {node.name: x for node, x in zip(graph.input_nodes, inputs, strict=True)})
-    executor = Executor(plan)
-    for _ in range(2):  # a buffer that was overwritten shows in the second run at the latest
-        for got, expected in zip(executor.run(inputs), want, strict=True):
-            assert relative_error(got, expected) < 1e-5
 
 
 def convolution(g: Graph, name: str, src):

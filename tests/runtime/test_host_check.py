@@ -21,8 +21,8 @@ from fmtprop.ops.host_call import host_call
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.reference import MEANING, reads_strides
-from tests.models import odd
 from tests.targets.nodes import node_of
+from tests.threads import torch_threads
 
 DIMS = (2, 8, 6, 6)
 CHANNELS_LAST = MemoryDesc(DIMS, "f32", tag="acdb")
@@ -60,7 +60,7 @@ def test_unpooling_behind_channels_last_is_right(policy):
     # in channels-last, PyTorch's threads share out places, and who writes one last is chance
     torch.manual_seed(0)
     model, x = Unpooling().eval(), torch.randn(1, 3, 128, 128)
-    with torch.no_grad(), odd.threads(2):
+    with torch.no_grad(), torch_threads(2):
         expected = model(x)
         net = fp.compile(model, x, policy=policy, tune="model", confirm=False)
         torch.testing.assert_close(net(x), expected, atol=1e-4, rtol=0)

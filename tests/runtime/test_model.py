@@ -20,6 +20,7 @@ from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.store import Store
+from tests.threads import torch_threads
 
 
 class Small(nn.Module):
@@ -40,10 +41,8 @@ class Small(nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def two_threads() -> Iterator[None]:
     """Run this file with two threads, whatever the suite runs with: pools, forks and scratchpads are about them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 @pytest.fixture(scope="module")

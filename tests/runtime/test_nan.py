@@ -7,16 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-
-
-class Function(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
+from tests.modules import Function
 
 FAITHFUL = {
     "convolution": nn.Conv2d(8, 8, 1),

@@ -25,7 +25,8 @@ from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.executable import threads_here
 from fmtprop.targets.mkldnn import MkldnnTarget
 from fmtprop.targets.pytorch import call_reference
-from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL, Function
+from tests.modules import Function
+from tests.runtime.test_nan import EXCEPTIONS, FAITHFUL
 from tests.targets.nodes import node_of, request
 
 INF = torch.inf

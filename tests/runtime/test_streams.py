@@ -22,16 +22,15 @@ from fmtprop import dnnl
 from fmtprop.runtime.agreement import relative_error
 from fmtprop.runtime.streams import StreamPool
 from tests.cli.command import listen_to_control_c
+from tests.threads import torch_threads
 
 SOON = 30.0  # seconds; what takes longer hangs
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ from fmtprop.runtime.plan import Home
 from fmtprop.runtime.selfcheck import Mismatch
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.targets import OneDnnTarget
+from tests.threads import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    with torch_threads():
+        yield
 
 
 class Net(nn.Module):

@@ -20,6 +20,7 @@ from fmtprop import dnnl
 from fmtprop.errors import LoadError
 from fmtprop.store import Store, cache_directory, database, key_of
 from fmtprop.store.store import default_path
+from tests.threads import torch_threads
 
 FIGURES = {f"{number:032x}": (number + 1) * 1e-6 for number in range(20)}
 NAMES = {f"model {number}": f"variant {number}" for number in range(5)}
@@ -489,16 +490,10 @@ def test_threads_share_a_store(path: Path) -> None:
 
 
 def test_keys_differ_by_problem_and_by_threads() -> None:
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         one = key_of({"op": "x"})
-        torch.set_num_threads(2)
+    with torch_threads(2):
         two = key_of({"op": "x"})
-    finally:
-        torch.set_num_threads(before)
     assert one != two
     assert key_of({"op": "x"}) != key_of({"op": "y"})
 

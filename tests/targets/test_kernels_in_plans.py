@@ -18,6 +18,7 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.kernels import JIT
 from fmtprop.tuning.identity import describe
 from tests.targets.nodes import node_of, request
+from tests.threads import torch_threads
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -116,12 +117,8 @@ def test_a_plan_for_other_threads_runs_them_too(gate, threads):
     net = compiled(module, x)
     other = net.compilation.plan_for(threads)
     assert [s.node.choice.impl for s in kernels(other)] == [s.node.choice.impl for s in kernels(net.plan)]
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with torch_threads(threads):
         torch.testing.assert_close(net(x), module(x), atol=1e-5, rtol=1e-5)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_runs_side_by_side_do_not_share_sums(gate):

@@ -19,6 +19,7 @@ from fmtprop.runtime.selfcheck import check_node, primitive_key
 from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning.roofline import ModelCosts
 from tests.targets.nodes import convolution, request
+from tests.threads import torch_threads
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -115,14 +116,9 @@ def test_a_plan_runs_it(net):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_another_number_of_threads(net, threads):
     module, compiled, x = net
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
-    finally:
-        torch.set_num_threads(before)
+    with torch_threads(threads), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
 
 
 class Branches(nn.Module):

@@ -22,7 +22,7 @@ from fmtprop.frontends.onnx.writing import OPSET, Writer, note
 from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value
-from fmtprop.ir.op import opdef, types_along
+from fmtprop.ir.op import named_operands, opdef, types_along
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import materialise, torch_dtype
 from fmtprop.ir.types import TensorType
@@ -155,9 +155,8 @@ class _Export:
         return self.graph.inputs(output.name)["src"]
 
     def _types(self, node: Node) -> dict[str, TensorType]:
-        tails = {name for post_op in node.post_ops for name in post_op.operands}
         inputs = self.graph.inputs(node.name).items()
-        return {name: self.graph.type_of(value) for name, value in inputs if name not in tails}
+        return {name: self.graph.type_of(value) for name, value in inputs if name not in node.tail}
 
     def _constant(self, node: Node) -> str:
         if node.name not in self.graph.constants:
@@ -172,8 +171,7 @@ class _Export:
         writer, declaration = self.writer, opdef(node.op)
         types = {name: self.graph.type_of(value) for name, value in self.graph.inputs(node.name).items()}
         operands = {name: self.names[value] for name, value in self.graph.inputs(node.name).items()}
-        tails = {name for post_op in node.post_ops for name in post_op.operands}
-        own = {name: value for name, value in operands.items() if name not in tails}
+        own = {name: value for name, value in operands.items() if name not in node.tail}
         before, (dst, *_) = types_along(node, types)
         first = len(writer.nodes)
         writer.stem = node.name
@@ -213,10 +211,10 @@ class _Export:
         self.writer.declare(dst, type_)
         added = [self._wide(operands[name]) for name in post_op.operands]
         attrs = post_op.attrs
-        names = [operand.name for operand in declaration.operands]
+        given = named_operands(post_op, (dst, *added))
         if isinstance(attrs, Sum):  # a post-op has only the factor of the other source
-            names, attrs = ["src_0", "src_1"], Sum((1.0, *attrs.scales))
-        return self._written(declaration.onnx, attrs, dict(zip(names, [dst, *added], strict=False)))
+            given, attrs = {"src_0": dst, "src_1": added[0]}, Sum((1.0, *attrs.scales))
+        return self._written(declaration.onnx, attrs, given)
 
     # ------------------------------------------------------------------ names
 
