@@ -15,10 +15,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 
-__all__ = ["check_readable", "check_regular", "check_replaceable", "locked", "path_of", "read", "replacing"]
+__all__ = ["check_readable", "check_regular", "check_replaceable", "locked", "opened", "path_of", "read", "replacing"]
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -67,8 +68,8 @@ def check_readable(path: Path) -> None:
     os.close(_open(path))
 
 
-def read(path: Path, most_nbytes: int) -> bytes:
-    """Return the bytes of a file.
+def opened(path: Path, most_nbytes: int) -> BinaryIO:
+    """Return a file, open for reading.
 
     Parameters
     ----------
@@ -82,12 +83,37 @@ def read(path: Path, most_nbytes: int) -> bytes:
     OSError
         As for :func:`check_readable`; or the file is larger.
     """
-    with os.fdopen(_open(path), "rb") as file:
-        fits = os.fstat(file.fileno()).st_size <= most_nbytes
-        data = file.read(most_nbytes + 1) if fits else b""
-    if not fits or len(data) > most_nbytes:  # the file may have grown, and some files of the system report no size
-        raise OSError(errno.EFBIG, f"it is larger than {most_nbytes} bytes", str(path))
+    file = os.fdopen(_open(path), "rb")
+    if os.fstat(file.fileno()).st_size > most_nbytes:
+        file.close()
+        raise _too_large(path, most_nbytes)
+    return file
+
+
+def read(path: Path, most_nbytes: int) -> bytes:
+    """Return the bytes of a file.
+
+    Parameters
+    ----------
+    path : Path
+        A regular file, or a link to one.
+    most_nbytes : int
+        Largest size of the file.
+
+    Raises
+    ------
+    OSError
+        As for :func:`opened`.
+    """
+    with opened(path, most_nbytes) as file:
+        data = file.read(most_nbytes + 1)
+    if len(data) > most_nbytes:  # the file may have grown, and some files of the system report no size
+        raise _too_large(path, most_nbytes)
     return data
+
+
+def _too_large(path: Path, most_nbytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {most_nbytes} bytes", str(path))
 
 
 def check_regular(path: Path) -> None:

@@ -1,30 +1,28 @@
 """Reader of ONNX models from a path, from bytes or from a ``ModelProto``, with all checks before planning.
 
 The steps: count the file's messages, parse it, check its structure, take the weights out, check the rest with
-``onnx.checker``, and inline its functions. This module owns this order, and external data.
+``onnx.checker``, and inline its functions. This module owns this order.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, inliner
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits, operators
-from fmtprop.frontends.onnx.elements import from_array, from_proto
-from fmtprop.frontends.onnx.structure_check import check_structure, nbytes_of
+from fmtprop.frontends.onnx.elements import from_proto
+from fmtprop.frontends.onnx.structure_check import check_structure
+from fmtprop.frontends.onnx.tensor_files import ExternalData, OwnData
 from fmtprop.frontends.onnx.wire import check_counts
-from fmtprop.system.files import check_readable, path_of, read
-from fmtprop.system.machine import memory_nbytes
+from fmtprop.system.files import opened, path_of
 
 __all__ = ["Source", "read_model"]
 
@@ -66,19 +64,27 @@ def read_model(source: object) -> Source:
         It cannot be read, is no ONNX model, breaks a rule of ONNX's, or is larger than
         :mod:`fmtprop.frontends.onnx.limits` allows.
     """
-    folder: Path | None = None
     if isinstance(source, onnx.ModelProto):
-        name, model = "the model", onnx.ModelProto()
-        model.CopyFrom(source)
-    elif isinstance(source, bytes | bytearray | memoryview):
-        name = "the model"
-        model = _parsed(bytes(source), name)
-    else:
-        file = _path(source)
-        name, folder = str(file), file.parent
-        model = _parsed(_contents(file), name)
+        copy = onnx.ModelProto()
+        copy.CopyFrom(source)
+        return _checked(copy, "the model")
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _checked(_parsed(bytes(source), "the model"), "the model")
+    file = _path(source)
+    name = str(file)
+    with _opened(file) as opened_file:
+        if os.fstat(opened_file.fileno()).st_size <= limits.SMALL_NBYTES:
+            return _checked(_parsed(opened_file.read(limits.FILE_NBYTES), name), name, file.parent)
+        own = OwnData(opened_file, name)
+        model = _parsed(own.rest, name)
+        own.mark(model)
+        return _checked(model, name, file.parent, own)
+
+
+def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own: OwnData | None = None) -> Source:
+    """Check a model, and take its weights out."""
     check_structure(model, name)
-    weights = _take_weights(model, folder, name)
+    weights = _take_weights(model, ExternalData(folder, name), own, name)
     whole, model = model, onnx.ModelProto()
     model.CopyFrom(whole)
     del whole  # protobuf frees deleted fields, here the weights' bytes, only with their message
@@ -96,15 +102,13 @@ def _path(source: object) -> Path:
         raise ImportModelError(f"{error.strerror}; pass a path, bytes or an onnx.ModelProto") from error
 
 
-def _contents(file: Path) -> bytes:
+def _opened(file: Path) -> BinaryIO:
     try:
-        check_readable(file)
-        data = read(file, limits.FILE_NBYTES)
+        return opened(file, limits.FILE_NBYTES)
     except FileNotFoundError as error:
         raise ImportModelError(f"{file} does not exist") from error
     except OSError as error:
         raise ImportModelError(f"{file} cannot be read: {error.strerror}") from error
-    return data
 
 
 def _parsed(data: bytes, name: str) -> onnx.ModelProto:
@@ -229,16 +233,18 @@ def _with_spread_slope(node: onnx.NodeProto, source: int, slope: int) -> list[on
 # ---------------------------------------------------------------- weights
 
 
-def _take_weights(model: onnx.ModelProto, folder: Path | None, name: str) -> dict[str, Any]:
+def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | None, name: str) -> dict[str, Any]:
     """Return the graph's initialisers, and replace them by inputs of their types in the model."""
-    files = _External(folder, name)
     weights = {}
     inputs = {info.name for info in model.graph.input}
     infos = []
-    for tensor in model.graph.initializer:
-        where = f"{name}: initialiser {tensor.name}"
-        external = tensor.data_location == TensorProto.EXTERNAL
-        weights[tensor.name] = files.read(tensor, where) if external else from_proto(tensor)
+    for index, tensor in enumerate(model.graph.initializer):
+        if own is not None and index in own.places:
+            weights[tensor.name] = own.read(index, tensor)
+        elif tensor.data_location == TensorProto.EXTERNAL:
+            weights[tensor.name] = files.read(tensor, f"{name}: initialiser {tensor.name}")
+        else:
+            weights[tensor.name] = from_proto(tensor)
         if tensor.name not in inputs:
             infos.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     _refuse_external(model.graph, name)
@@ -263,79 +269,3 @@ def _refuse_external(graph: onnx.GraphProto, name: str) -> None:
                     f"{name}: tensor {tensor.name!r} within a node lies in another file; only the main graph's "
                     "initialisers may"
                 )
-
-
-class _External:
-    """The files of a model's external data; each range is read once."""
-
-    def __init__(self, folder: Path | None, name: str) -> None:
-        self.folder = folder
-        self.name = name
-        self.left = memory_nbytes()
-        self.ranges: dict[tuple[str, int, int], bytes] = {}
-
-    def read(self, tensor: onnx.TensorProto, where: str) -> Any:
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        nbytes = nbytes_of(tensor, where)
-        offset = _size(entries.get("offset", "0"), f"{where}: offset")
-        length = _size(entries.get("length", str(nbytes)), f"{where}: length")
-        if length != nbytes:
-            raise ImportModelError(f"{where} needs {nbytes} bytes, but its external data has {length}")
-        key = (location, offset, length)
-        if key not in self.ranges:
-            self.ranges[key] = self._bytes(*key, where)
-        inside = onnx.TensorProto()
-        inside.CopyFrom(tensor)
-        del inside.external_data[:]
-        inside.ClearField("data_location")
-        if helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * int(np.prod(tensor.dims)) != nbytes:
-            inside.raw_data = self.ranges[key]  # several numbers share a byte
-            return from_proto(inside)
-        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        return from_array(np.frombuffer(bytearray(self.ranges[key]), dtype=kind).reshape(tuple(tensor.dims)))
-
-    def _bytes(self, location: str, offset: int, length: int, where: str) -> bytes:
-        file = self._file(location, where)
-        self.left -= length
-        if self.left < 0:
-            raise ImportModelError(f"{where}: the external data of {self.name} is larger than this machine's memory")
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as opened:
-                status = os.fstat(opened.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise ImportModelError(f"{where}: {location!r} is not a regular file")
-                if offset + length > status.st_size:
-                    raise ImportModelError(
-                        f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}"
-                    )
-                opened.seek(offset)
-                data = opened.read(length)
-        except OSError as error:
-            raise ImportModelError(f"{where}: {location!r} cannot be read: {error.strerror}") from error
-        if len(data) != length:
-            raise ImportModelError(f"{where}: {location!r} was cut off while it was read")
-        return data
-
-    def _file(self, location: str, where: str) -> Path:
-        if self.folder is None:
-            raise ImportModelError(f"{where} is in the file {location!r} in the model's folder; give the model's path")
-        path = PurePosixPath(location)
-        plain = location and "\0" not in location and "\\" not in location and not path.is_absolute()
-        if not plain or ".." in path.parts or len(location) > limits.NAME_CHARACTERS:
-            raise ImportModelError(
-                f"{where} lies in {location!r}; external data must be in the model's folder, under a relative path"
-            )
-        file = self.folder
-        for part in path.parts:
-            file = file / part
-            if file.is_symlink():
-                raise ImportModelError(f"{where}: {location!r} leads over a link, which could lead anywhere")
-        return file
-
-
-def _size(text: str, where: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise ImportModelError(f"{where} is {text[:40]!r}; it must be a number of bytes")
-    return int(text)

@@ -233,11 +233,13 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         raise ImportModelError(f"{where} has impossible dimensions {list(tensor.dims)[:8]}")
     if tensor.HasField("segment"):
         raise ImportModelError(f"{where} is a segment of a tensor, which is not supported")
+    fields = {name: len(getattr(tensor, name)) for name in (*_TYPED, "int32_data") if len(getattr(tensor, name))}
     if tensor.data_location == TensorProto.EXTERNAL:
         nbytes_of(tensor, where)
+        if fields or tensor.raw_data:
+            raise ImportModelError(f"{where} has its numbers twice, in the model and in another file")
         return
     count = math.prod(tensor.dims)
-    fields = {name: len(getattr(tensor, name)) for name in (*_TYPED, "int32_data") if len(getattr(tensor, name))}
     if tensor.HasField("raw_data"):
         wanted, have = nbytes_of(tensor, where), len(tensor.raw_data)
         if fields:

@@ -15,7 +15,7 @@ import onnx
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
 
-__all__ = ["check_counts"]
+__all__ = ["check_counts", "field_at", "varint_of"]
 
 _VARINT, _BYTES = 0, 2
 #: bytes of numbers of fixed size, by wire type
@@ -91,3 +91,44 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
             return value, at
         shift += 7
     return 0, end
+
+
+def field_at(head: bytes) -> tuple[int, int, int] | None:
+    """Return the number of a field, the bytes of its number and length, and those of its content; None for other bytes.
+
+    Parameters
+    ----------
+    head : bytes
+        The field's first bytes: 20, or all.
+
+    Examples
+    --------
+    >>> field_at(bytes([0x3A, 2, 97, 98])), field_at(bytes([8, 7])), field_at(bytes([7]))
+    ((7, 2, 2), (1, 2, 0), None)
+    """
+    key, at = _varint(head, 0, len(head))
+    kind, length = key & 7, 0
+    if kind == _BYTES:
+        length, at = _varint(head, at, len(head))
+    elif kind == _VARINT:
+        _, at = _varint(head, at, len(head))
+    elif kind in _FIXED:
+        length = _FIXED[kind]
+    else:
+        return None
+    return (key >> 3, at, length) if key >> 3 else None
+
+
+def varint_of(number: int) -> bytes:
+    """Return a length as protobuf writes it.
+
+    Examples
+    --------
+    >>> list(varint_of(300))
+    [172, 2]
+    """
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])

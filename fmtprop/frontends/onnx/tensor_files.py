@@ -1,0 +1,233 @@
+"""Tensors that are read from files one by one: those of external data, and large ones of the model's own file.
+
+Protobuf would hold the bytes of all weights twice. So the weights of a large file are cut out of its messages before
+these are parsed, and each is read from its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx import limits
+from fmtprop.frontends.onnx.elements import from_array, from_proto
+from fmtprop.frontends.onnx.structure_check import nbytes_of
+from fmtprop.frontends.onnx.wire import field_at, varint_of
+from fmtprop.system.machine import memory_nbytes
+
+__all__ = ["ExternalData", "OwnData"]
+
+
+class OwnData:
+    """A large model file, and the places of its initialisers' raw data.
+
+    Parameters
+    ----------
+    file : binary file
+        Open until all tensors are read.
+    name : str
+        Name in messages.
+
+    Attributes
+    ----------
+    rest : bytes
+        The file's messages without the raw data of large initialisers.
+    places : dict of int to (int, int)
+        Index of such an initialiser to the offset of its data and their number of bytes.
+
+    Raises
+    ------
+    ImportModelError
+        The file has more fields than :mod:`fmtprop.frontends.onnx.limits` allows.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.file = file
+        self.name = name
+        self.places: dict[int, tuple[int, int]] = {}
+        self._left = limits.FIELDS
+        self._initialisers = 0
+        size = os.fstat(file.fileno()).st_size
+        try:
+            self.rest = b"".join(self._pieces(0, size, 0))
+        except _DamagedError:  # protobuf says where
+            self.places = {}
+            file.seek(0)
+            self.rest = file.read(size)
+
+    def mark(self, model: onnx.ModelProto) -> None:
+        """Mark the initialisers whose data are here, after their bytes are compared with their declarations.
+
+        Raises
+        ------
+        ImportModelError
+            They differ, or the tensor has data twice.
+        """
+        for index, (_, length) in self.places.items():
+            tensor = model.graph.initializer[index]
+            where = f"{self.name}: initialiser {tensor.name[:200]}"
+            wanted = nbytes_of(tensor, where)
+            if wanted != length:
+                raise ImportModelError(f"{where} declares {list(tensor.dims)[:8]}, {wanted} bytes, but has {length}")
+            if tensor.data_location == TensorProto.EXTERNAL:
+                raise ImportModelError(f"{where} has its numbers twice, in the model and in another file")
+            tensor.data_location = TensorProto.EXTERNAL
+
+    def read(self, index: int, tensor: onnx.TensorProto) -> Any:
+        """Return the data of a marked initialiser.
+
+        Raises
+        ------
+        ImportModelError
+            The file has become shorter.
+        """
+        offset, length = self.places[index]
+        data = bytearray(length)
+        self.file.seek(offset)
+        if self.file.readinto(data) != length:  # type: ignore[attr-defined]
+            raise ImportModelError(f"{self.name} was cut off while it was read")
+        return _value(tensor, data)
+
+    def _pieces(self, at: int, end: int, depth: int) -> Iterator[bytes]:
+        """Yield the bytes of a message without large raw data: of the model, its graph, or an initialiser."""
+        descend, start = {0: _GRAPH, 1: _INITIALISER}.get(depth), at
+        while at < end:
+            self._left -= 1
+            if not self._left:
+                raise ImportModelError(f"{self.name} has more than {limits.FIELDS} fields; is it a model at all?")
+            self.file.seek(at)
+            found = field_at(self.file.read(min(_LONGEST_HEAD, end - at)))
+            if found is None or (stop := at + found[1] + found[2]) > end:
+                raise _DamagedError
+            number, head, length = found
+            if number == descend and length:
+                inner = list(self._pieces(at + head, stop, depth + 1))
+                yield from (self._between(start, at), bytes([8 * number + 2]), varint_of(sum(map(len, inner))), *inner)
+                start = stop
+            elif depth == _TENSOR_DEPTH and number == _RAW_DATA and length > _LARGE_NBYTES:
+                if self._initialisers in self.places:
+                    raise _DamagedError  # protobuf takes the last
+                self.places[self._initialisers] = (at + head, length)
+                yield self._between(start, at)
+                start = stop
+            at = stop
+        yield self._between(start, end)
+        self._initialisers += depth == _TENSOR_DEPTH
+
+    def _between(self, start: int, end: int) -> bytes:
+        self.file.seek(start)
+        return self.file.read(end - start)
+
+
+class _DamagedError(Exception):
+    """The bytes are no messages."""
+
+
+#: field of a model with its graph, of a graph with an initialiser, of a tensor with its bytes
+_GRAPH, _INITIALISER, _RAW_DATA = 7, 5, 9
+_TENSOR_DEPTH = 2
+#: most bytes of a field's number and length
+_LONGEST_HEAD = 20
+#: smaller tensors stay in their messages
+_LARGE_NBYTES = 1 << 16
+
+
+class ExternalData:
+    """The files of a model's external data; each range is read once.
+
+    Parameters
+    ----------
+    folder : Path or None
+        The model's folder; None if the model is no file.
+    name : str
+        Name of the model in messages.
+    """
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self.left = memory_nbytes()
+        self.ranges: dict[tuple[str, int, int], bytearray] = {}
+
+    def read(self, tensor: onnx.TensorProto, where: str) -> Any:
+        """Return the data of a tensor.
+
+        Raises
+        ------
+        ImportModelError
+            They are outside of the folder, behind a link, missing, or of another size; the message has the place.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        nbytes = nbytes_of(tensor, where)
+        offset = _size(entries.get("offset", "0"), f"{where}: offset")
+        length = _size(entries.get("length", str(nbytes)), f"{where}: length")
+        if length != nbytes:
+            raise ImportModelError(f"{where} needs {nbytes} bytes, but its external data has {length}")
+        key = (location, offset, length)
+        if key not in self.ranges:
+            self.ranges[key] = self._bytes(*key, where)
+        return _value(tensor, self.ranges[key])
+
+    def _bytes(self, location: str, offset: int, length: int, where: str) -> bytearray:
+        file = self._file(location, where)
+        self.left -= length
+        if self.left < 0:
+            raise ImportModelError(f"{where}: the external data of {self.name} is larger than this machine's memory")
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as opened:
+                status = os.fstat(opened.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise ImportModelError(f"{where}: {location!r} is not a regular file")
+                if offset + length > status.st_size:
+                    raise ImportModelError(
+                        f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}"
+                    )
+                opened.seek(offset)
+                data = bytearray(length)
+                read = opened.readinto(data)
+        except OSError as error:
+            raise ImportModelError(f"{where}: {location!r} cannot be read: {error.strerror}") from error
+        if read != length:
+            raise ImportModelError(f"{where}: {location!r} was cut off while it was read")
+        return data
+
+    def _file(self, location: str, where: str) -> Path:
+        if self.folder is None:
+            raise ImportModelError(f"{where} is in the file {location!r} in the model's folder; give the model's path")
+        path = PurePosixPath(location)
+        plain = location and "\0" not in location and "\\" not in location and not path.is_absolute()
+        if not plain or ".." in path.parts or len(location) > limits.NAME_CHARACTERS:
+            raise ImportModelError(
+                f"{where} lies in {location!r}; external data must be in the model's folder, under a relative path"
+            )
+        file = self.folder
+        for part in path.parts:
+            file = file / part
+            if file.is_symlink():
+                raise ImportModelError(f"{where}: {location!r} leads over a link, which could lead anywhere")
+        return file
+
+
+def _size(text: str, where: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ImportModelError(f"{where} is {text[:40]!r}; it must be a number of bytes")
+    return int(text)
+
+
+def _value(tensor: onnx.TensorProto, data: bytearray) -> Any:
+    """Return a tensor with these data, which it shares if possible."""
+    kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if kind.itemsize * int(np.prod(tensor.dims)) == len(data):
+        return from_array(np.frombuffer(data, dtype=kind).reshape(tuple(tensor.dims)))
+    inside = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=bytes(data))
+    return from_proto(inside)  # several numbers share a byte
