@@ -13,7 +13,14 @@ release = metadata.version("fmtprop")
 NAVIGATION = {
     "Start": ["README", "docs/tutorial", "docs/pytorch", "docs/training", "docs/onnx", "docs/report", "docs/verbose"],
     "Understand": ["docs/architecture", "docs/layout", "docs/numerics", "docs/mkldnn", "docs/dnnl", "docs/verifier"],
-    "Measured": ["docs/performance", "docs/coverage", "docs/doors", "docs/experiments", "benchmarks/README"],
+    "Measured": [
+        "docs/performance",
+        "docs/coverage",
+        "docs/doors",
+        "docs/onnx_models",
+        "docs/experiments",
+        "benchmarks/README",
+    ],
     "Look up": ["docs/api", "docs/onnx_operators", "docs/glossary", "graphs/README"],
     "Project": ["CONTRIBUTING", "CHANGELOG"],
 }

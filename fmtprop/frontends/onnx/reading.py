@@ -84,6 +84,7 @@ def read_model(source: object) -> Source:
 def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own: OwnData | None = None) -> Source:
     """Check a model, and take its weights out."""
     check_structure(model, name)
+    _constants_as_initialisers(model)
     weights = _take_weights(model, ExternalData(folder, name), own, name)
     whole, model = model, onnx.ModelProto()
     model.CopyFrom(whole)
@@ -231,6 +232,26 @@ def _with_spread_slope(node: onnx.NodeProto, source: int, slope: int) -> list[on
 
 
 # ---------------------------------------------------------------- weights
+
+
+def _constants_as_initialisers(model: onnx.ModelProto) -> None:
+    """Make initialisers of constants that are no floats: before opset 9 they are invalid, but PyTorch wrote them."""
+    if any(opset.version >= _FIRST_ANY_CONSTANT for opset in model.opset_import if opset.domain in ("", "ai.onnx")):
+        return
+    floats = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+    taken = {tensor.name for tensor in model.graph.initializer} | {info.name for info in model.graph.input}
+    for node in list(model.graph.node):
+        values = [proto.t for proto in node.attribute if proto.name == "value"]
+        if node.op_type == "Constant" and len(values) == len(node.output) == 1 and node.output[0] not in taken:
+            if values[0].data_type in floats or values[0].data_location == TensorProto.EXTERNAL:
+                continue
+            model.graph.initializer.append(values[0])
+            model.graph.initializer[-1].name = node.output[0]
+            model.graph.node.remove(node)
+
+
+#: the first opset with constants of all types
+_FIRST_ANY_CONSTANT = 9
 
 
 def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | None, name: str) -> dict[str, Any]:

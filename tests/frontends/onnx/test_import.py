@@ -268,3 +268,12 @@ def test_the_rank_behind_slopes_of_old_opsets_must_be_known():
     )
     with pytest.raises(ImportModelError, match="number of its operands' axes is unknown"):
         fp.onnx.InferenceSession(model, policy="propagate")
+
+
+def test_integer_constants_of_old_opsets():
+    text = """<ir_version: 3, opset_import: ["" : 8]> g (float[2, 3] x) => (float[3, 2] y) {
+        s = Constant<value = int64[2] {3, 2}>()
+        y = Reshape(x, s)
+    }"""
+    ops = [node.op for node in from_onnx(onnx.parser.parse_model(text)).nodes()]
+    assert ops == ["input", "reshape", "output"]
