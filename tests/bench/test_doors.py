@@ -43,23 +43,39 @@ def tried(monkeypatch, model: nn.Module) -> doors.Row:
 def test_both_doors_are_compared_in_all_ways(monkeypatch):
     row = tried(monkeypatch, Tokens())
     assert set(row.errors) == {"fp.compile f32", "torch.compile f32", "fp.compile lengths", "torch.compile lengths"}
-    assert row.is_right
+    assert row.verdict == "right"
     assert (row.graphs, row.breaks, row.plans) == (1, 0, 1)
 
 
 def test_a_wrong_result_is_no_success(monkeypatch):
     row = tried(monkeypatch, Tokens(wrong=True))
     assert row.errors["torch.compile f32"] > doors.TOLERANCES["f32"]
-    assert not row.is_right
+    assert row.verdict == "wrong"
 
 
 def test_the_table_has_figures_and_reasons():
     rows = [doors.Row("b", {"fp.compile f32": 1e-6}, 1, 0, 1, 0.5, 2), doors.Row("a", {"crash": "no | memory"})]
     text = doors.table([doors.Row(**json.loads(json.dumps(asdict(row)))) for row in rows])
-    assert text.startswith("1 of 2 architectures")
+    assert text.startswith("1 of 2 architectures are right in all comparisons. 0 others")
     assert "| `b` | 1e-06 |" in text
     assert "| `a` | crash | no / memory |" in text
     assert text.index("`a`") < text.index("`b`")
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [
+        ({"fp.compile bf16": 0.3, doors.PYTORCH: 0.01}, "wrong"),
+        ({"fp.compile bf16": 0.3, doors.PYTORCH: 0.2}, "right"),  # PyTorch's own is as unstable
+        ({"fp.compile f32": 0.3, doors.PYTORCH: 0.2}, "wrong"),
+        ({"fp.compile f32": float("nan")}, "wrong"),
+        ({"fp.compile f32": 1e-6, "fp.compile lengths": "7 tokens: InputError: input x axis 1: got 7"}, "refused"),
+        ({"fp.compile f32": "InternalTorchDynamoError: KeyError"}, "wrong"),
+        ({"fp.compile f32": "1 results instead of 2"}, "wrong"),
+    ],
+)
+def test_verdicts(errors, verdict):
+    assert doors.Row("a", errors).verdict == verdict
 
 
 @pytest.mark.slow
@@ -67,4 +83,4 @@ def test_the_table_has_figures_and_reasons():
 def test_each_architecture_is_right_by_both_doors(name):
     pytest.importorskip("transformers")
     row = doors.tried(name)
-    assert row.is_right, row.errors
+    assert row.verdict != "wrong", row.errors

@@ -36,6 +36,29 @@ def decoder(name: str) -> nn.Module:
     return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
+def named(name: str, head: str = "ForCausalLM", **sizes: object) -> nn.Module:
+    """Make a model whose configuration has names of sizes of its own."""
+    config = getattr(transformers, f"{name}Config")
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "forced_eos_token_id": None}
+    return getattr(transformers, f"{name}{head}")(config(vocab_size=VOCABULARY, **tokens, **sizes))
+
+
+#: further families: recurrent states, experts, sliding windows, ALiBi, encoders with decoders
+_SIDES = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 4))}
+_SEQ2SEQ = {**_SIDES, "d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "decoder_start_token_id": 1}
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "gemma2": partial(decoder, "Gemma2"),
+    "mixtral": partial(decoder, "Mixtral"),
+    "phi": partial(decoder, "Phi"),
+    "gpt_neox": partial(decoder, "GPTNeoX"),
+    "falcon": partial(named, "Falcon", hidden_size=16, num_hidden_layers=1, num_attention_heads=4),
+    "bloom": partial(named, "Bloom", hidden_size=16, n_layer=1, n_head=4),
+    "mamba": partial(named, "Mamba", hidden_size=16, num_hidden_layers=1, state_size=4),
+    "rwkv": partial(named, "Rwkv", hidden_size=16, num_hidden_layers=1, attention_hidden_size=16, context_length=64),
+    "bart": partial(named, "Bart", "ForConditionalGeneration", max_position_embeddings=64, **_SEQ2SEQ),
+}
+
+
 def gpt2() -> nn.Module:
     sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 64}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=None, **sizes))
@@ -70,6 +93,7 @@ def whisper() -> nn.Module:
                 ("mistral", partial(decoder, "Mistral")),
                 ("t5", t5),
                 ("whisper", whisper),
+                *FAMILIES.items(),
             )
             for cache in ("dynamic", "static")
         ),
