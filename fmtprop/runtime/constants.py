@@ -17,7 +17,8 @@ from fmtprop.ir.tensors import Constant, is_fresh, materialise
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.weights import WEIGHTS, PackedForms
-from fmtprop.targets.executable import SCRATCHPAD, Executable, Memory, Place, Stream, implementation
+from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
+from fmtprop.targets.executable import Executable, implementation
 from fmtprop.targets.memory import aligned_bytes, nbytes_of, view
 
 #: flat bytes of each operand, and its layout in them

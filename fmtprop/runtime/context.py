@@ -20,7 +20,7 @@ from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
-from fmtprop.targets.executable import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
+from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import huge_bytes
 
 #: buffers with another tensor in each run

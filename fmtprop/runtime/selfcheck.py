@@ -26,7 +26,8 @@ from fmtprop.runtime.convolve import convolve
 from fmtprop.runtime.cut_down import cut_down
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
-from fmtprop.targets.executable import Executable, Memory, Place, Targets, implementation, threads_here
+from fmtprop.targets.bound import Memory, Place
+from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
 from fmtprop.targets.pytorch import call_reference
 from fmtprop.tuning.identity import persistent_text

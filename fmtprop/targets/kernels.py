@@ -30,7 +30,8 @@ from fmtprop.ops.reduction import Reduction
 from fmtprop.passes.formats import channels_last, dense, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
-from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
+from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.executable import Executable, Implementation, Provider
 
 __all__ = ["JIT", "kernel_candidates"]
 

@@ -14,7 +14,8 @@ from fmtprop.ir.tensors import tensor_type
 from fmtprop.jit import Call, Kernel, Work
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.arguments import arguments, start_of
-from fmtprop.targets.executable import SCRATCHPAD, Bound, Executable, Implementation, Memory, Place, Provider, Stream
+from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, Stream
+from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import aligned_bytes
 
 __all__ = ["PrimitiveImplementation", "bind_primitive"]

@@ -12,7 +12,7 @@ from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.op import Category, Reference, named_operands, opdef
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.sum import Sum
-from fmtprop.targets.executable import REFUSED, as_planned, failed
+from fmtprop.targets.bound import REFUSED, as_planned, failed
 
 
 def call_reference(

@@ -19,7 +19,8 @@ from fmtprop.ir.ports import result_names
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import channels_last, like, plain, worth_trying
 from fmtprop.passes.target import Candidate, Request
-from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
+from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.pytorch import bind
 
 #: who executes, in choices and reports

@@ -42,7 +42,8 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
-from fmtprop.targets.executable import SCRATCHPAD, Memory, Place, Stream, implementation, threads_here
+from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
+from fmtprop.targets.executable import implementation, threads_here
 from fmtprop.targets.memory import ALIGNMENT, numbers
 from fmtprop.tuning.identity import parameters, regime
 

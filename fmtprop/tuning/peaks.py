@@ -17,7 +17,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.store import Store, key_of
-from fmtprop.targets.executable import Memory, Stream
+from fmtprop.targets.bound import Memory, Stream
 from fmtprop.targets.memory import huge_bytes
 from fmtprop.targets.primitive import bind_primitive
 

@@ -20,7 +20,7 @@ from fmtprop.runtime.plan import Step
 from fmtprop.runtime.selfcheck import Mismatch, check_node, check_steps, primitive_key
 from fmtprop.store import Store, database
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
-from fmtprop.targets.executable import Bound
+from fmtprop.targets.bound import Bound
 from fmtprop.targets.primitive import laid_out
 from tests.targets.nodes import chosen, convolution, request, step_of
 

@@ -12,7 +12,7 @@ from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
-from fmtprop.targets.executable import PythonCalls
+from fmtprop.targets.bound import PythonCalls
 from fmtprop.targets.pytorch import bind, call_reference
 
 SAMPLES = [

@@ -26,7 +26,8 @@ from fmtprop.runtime import Executor, Plan, build_plan
 from fmtprop.runtime.selfcheck import check_steps
 from fmtprop.store import Store
 from fmtprop.targets import ReferenceTarget, registry
-from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
+from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.tuning import costs_for
 
 Function = Callable[..., None]

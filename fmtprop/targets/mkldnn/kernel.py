@@ -13,7 +13,8 @@ from fmtprop.ir.node import Node
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
-from fmtprop.targets.executable import Bound, Executable, Implementation, Place, Provider, Stream
+from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.mkldnn.formats import packing_of
 
 __all__ = ["Kernel"]

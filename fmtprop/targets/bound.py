@@ -1,0 +1,272 @@
+"""Steps that are bound to memory: the positions of operands and results, and the calls of a run.
+
+Must not know how implementations are chosen or built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fmtprop import dnnl
+from fmtprop.errors import FmtpropError, PlanError
+from fmtprop.ir.node import Node
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.jit import Call
+from fmtprop.layout import MemoryDesc
+from fmtprop.targets.memory import view, view_of_tensor
+
+__all__ = ["REFUSED", "SCRATCHPAD", "Bound", "Memory", "Place", "PythonCalls", "Stream", "as_planned", "failed"]
+
+#: name of the scratchpad's place
+SCRATCHPAD = "scratchpad"
+
+#: content between runs of memory with another tensor in each run, so that no tensor is kept
+_NOTHING = torch.empty(0, device="cpu")
+
+#: exceptions of operators that refuse their arguments
+REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
+
+
+class Memory:
+    """Memory of operands and results.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor, optional
+        Flat bytes, or a whole tensor; the same in each run. Default: each run puts another tensor here.
+    desc : MemoryDesc, optional
+        Format of all tensors that are put here.
+    """
+
+    __slots__ = ("_followers", "_pointer", "desc", "is_fixed", "tensor")
+
+    def __init__(self, tensor: torch.Tensor | None = None, desc: MemoryDesc | None = None) -> None:
+        self.is_fixed, self.desc = tensor is not None, desc
+        self.tensor = _NOTHING if tensor is None else tensor
+        self._pointer = 0
+        #: functions that are called with a new address, and their offsets from the start in bytes
+        self._followers: list[tuple[Callable[[int], object], int]] = []
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Hold another tensor from now on: flat bytes, or a whole tensor."""
+        self.tensor = tensor
+        if self._followers:
+            pointer = tensor.data_ptr()
+            if pointer != self._pointer:  # allocators often return the same memory again
+                for point, start in self._followers:
+                    point(pointer + start)
+                self._pointer = pointer
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.tensor = _NOTHING
+
+    def follow(self, point: Callable[[int], object], start: int = 0) -> None:
+        """Call a function with the address `start` bytes after the beginning: now, if known, and at each change."""
+        if self.is_fixed:
+            point(self.tensor.data_ptr() + start)
+        else:
+            self._followers.append((point, start))
+
+
+class Place:
+    """Position of an operand or a result.
+
+    Parameters
+    ----------
+    memory : Memory
+        The memory that holds it.
+    desc : MemoryDesc
+        Its format; ``offset0`` counts from the memory's start.
+    is_read : bool
+        Whether anybody reads a result that a step writes here.
+    """
+
+    __slots__ = ("desc", "is_read", "is_whole", "memory")
+
+    def __init__(self, memory: Memory, desc: MemoryDesc, *, is_read: bool = True) -> None:
+        self.memory, self.desc, self.is_read = memory, desc, is_read
+        #: whether it is the whole tensor in memory, in its own format
+        self.is_whole = memory.desc == desc
+
+    def tensor(self) -> torch.Tensor:
+        """Return the present tensor: a view of the memory, unless it is the whole tensor."""
+        tensor, desc = self.memory.tensor, self.desc
+        if self.is_whole or tensor.layout is not torch.strided:
+            return tensor
+        if tensor.dtype is torch_dtype(desc.dtype):
+            return view_of_tensor(tensor, desc)
+        return view(tensor, desc)
+
+
+class Stream:
+    """The oneDNN stream of one context's native calls; created on first use."""
+
+    def __init__(self) -> None:
+        self._native: dnnl.Stream | None = None
+
+    @property
+    def native(self) -> dnnl.Stream:
+        """The oneDNN stream."""
+        if self._native is None:
+            self._native = dnnl.Stream(dnnl.Engine.cpu())
+        return self._native
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a call may return before its work is done."""
+        return self._native is not None and dnnl.lib().runtime == "SYCL"
+
+    def wait(self) -> None:
+        """Wait until all calls are done."""
+        if self._native is not None:
+            self._native.wait()
+
+    def close(self) -> None:
+        """Release the oneDNN stream."""
+        if self._native is not None:
+            self._native.close()
+
+
+@contextmanager
+def as_planned() -> Iterator[None]:
+    """Run operators from Python in the planned data types, whatever the caller's modes are."""
+    with torch.no_grad():
+        if not torch.is_autocast_enabled("cpu"):
+            yield
+            return
+        with torch.autocast("cpu", enabled=False):
+            yield
+
+
+class PythonCalls:
+    """Consecutive calls of Python functions, as one function of a plan.
+
+    Parameters
+    ----------
+    pairs : sequence of (Node, callable)
+        The node of each call, and the call.
+    """
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Sequence[tuple[Node, Callable[[], object]]]) -> None:
+        self.pairs = pairs
+
+    def __call__(self, *_: None) -> int:
+        """Make the calls and return 0; an error of an operator names the node.
+
+        Raises
+        ------
+        PlanError
+            An operator refused.
+        """
+        for node, call in self.pairs:
+            try:
+                call()
+            except FmtpropError:
+                raise
+            except REFUSED as error:
+                raise failed(node, node.choice.target if node.choice is not None else "", error) from error
+        return 0
+
+
+def failed(node: Node, target: str, error: Exception) -> PlanError:
+    """Return the error of a failed operator, with its node and target."""
+    where = f" from {node.origin}" if node.origin else ""
+    return PlanError(f"{node.label}{where} failed on the {target} target: {error}")
+
+
+class Bound:
+    """An executable with the positions of its operands and results, for one run at a time.
+
+    Parameters
+    ----------
+    native : sequence of Call
+        The calls, if they are native.
+    python : tuple of (Node, callable), optional
+        The node and its call, if it is a Python call, which is made under :func:`as_planned`.
+    keep : sequence of object
+        Objects that live as long as the calls; those with a ``close`` are closed with them.
+    failure : callable, optional
+        Makes the error of a native call's status.
+    """
+
+    __slots__ = ("_failure", "_keep", "calls", "pairs")
+
+    def __init__(
+        self,
+        native: Sequence[Call] = (),
+        *,
+        python: tuple[Node, Callable[[], object]] | None = None,
+        keep: Sequence[Any] = (),
+        failure: Callable[[int], FmtpropError] | None = None,
+    ) -> None:
+        self._keep, self._failure = keep, failure
+        #: node and function of a Python call
+        self.pairs = () if python is None else (python,)
+        self.calls: tuple[Call, ...] = tuple(native)
+        if self.pairs:
+            self.calls = ((PythonCalls(self.pairs), None, None, None, None),)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether its calls are functions of a shared library with pointers and integers."""
+        return not self.pairs
+
+    def run(self) -> None:
+        """Make the calls.
+
+        Raises
+        ------
+        FmtpropError
+            A call failed.
+        """
+        if self.is_native:
+            self._run()
+        else:
+            with as_planned():
+                self._run()
+
+    def seconds(self, stream: Stream) -> float:
+        """Make the calls and return their seconds.
+
+        Raises
+        ------
+        FmtpropError
+            A call failed.
+        """
+        failed = 0
+        with nullcontext() if self.is_native else as_planned():
+            start = perf_counter()
+            for function, a, b, c, d in self.calls:
+                failed = function(a, b, c, d) or failed
+            stream.wait()
+            taken = perf_counter() - start
+        if failed:
+            raise self.failure(failed)
+        return taken
+
+    def _run(self) -> None:
+        for function, a, b, c, d in self.calls:
+            status = function(a, b, c, d)
+            if status:
+                raise self.failure(status)
+
+    def failure(self, status: int) -> FmtpropError:
+        """Return the error of a call with this status."""
+        return PlanError(f"a call returned {status}") if self._failure is None else self._failure(status)
+
+    def close(self) -> None:
+        """Release the native objects."""
+        self.calls = ()
+        for item in self._keep:
+            close = getattr(item, "close", None)
+            if close is not None:
+                close()
+        self._keep = ()
