@@ -62,8 +62,8 @@ def _one(attrs: Any, gathered: float) -> float:
     return 1.0
 
 
-def _no_window(attrs: Any) -> int:
-    return 0
+def _no_window(attrs: Any) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Cost:
     """
 
     operations: Callable[[Any, float], float] = _one
-    window: Callable[[Any], int] = _no_window
+    window: Callable[[Any], float] = _no_window
     pace: float = 1.0
     pytorch: float = 0.3
     across: float = 1.0

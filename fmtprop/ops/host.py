@@ -5,6 +5,7 @@ Owns the op ``aten``, which makes a call (:mod:`fmtprop.ops.host_call`). With it
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fmtprop.errors import FmtpropError, GraphError, UnsupportedOpError
+from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
@@ -35,6 +37,15 @@ _ANY_STRIDES = frozenset(
         ),
     }
 )
+#: places that a kernel reads one after another for an element of its result; on [8, 32, 128, 128] and 2 threads, the
+#: gradient of a bilinear resampling takes 7.7 ms by rows, 1.2 ms with channels innermost
+_WINDOWS = {
+    "upsample_nearest2d_backward": 1.0,
+    "upsample_bilinear2d": 0.4,
+    "upsample_bilinear2d_backward": 4.0,
+    "upsample_bicubic2d": 1.6,
+    "upsample_bicubic2d_backward": 16.0,
+}
 #: calls that keep the data type of their operand
 _NARROWS = frozenset(
     {
@@ -129,6 +140,14 @@ def _result_type(target: str, index: int, result: torch.Tensor) -> TensorType:
 def checkable(attrs: HostCall) -> bool:
     """Return whether a call takes any numbers; some gradients read indices and workspaces of the forward call."""
     return "backward" not in attrs.target and "mkldnn_rnn" not in attrs.target
+
+
+def window(attrs: HostCall) -> float:
+    """Return the places that a call reads one after another for an element of its result, for the costs."""
+    name = attrs.target.split(".")[1]
+    if name == "max_pool2d_with_indices":
+        return float(math.prod(json.loads(attrs.arguments)["kernel_size"]))
+    return _WINDOWS.get(name, 0.0)
 
 
 def any_strides(attrs: HostCall) -> bool:
@@ -303,6 +322,7 @@ ATEN = OpDef(
     infer=infer,
     reference=reference,
     checkable=checkable,
+    cost=Cost(window=window),
     any_strides=any_strides,
     narrows=lambda attrs: attrs.target in _NARROWS,
     operator=operator,
