@@ -179,10 +179,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     >>> net(torch.ones(2, 8)).shape
     torch.Size([2, 4])
     """
-    if not isinstance(release_weights, bool):
-        raise UnsupportedOpError(
-            f"The 'release_weights' parameter of compile must be True or False. Got {release_weights!r} instead."
-        )
+    is_symbolic = dynamic_shapes is not None or _has_symbols(model)
+    _check_together(model, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
     options = Options(
         dtype=dtype,
         policy=policy,
@@ -198,16 +196,6 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         progress=progress,
         memory=memory,
     )
-    if dynamic_shapes is not None and (training or not isinstance(model, torch.nn.Module)):
-        raise UnsupportedOpError(
-            "dynamic_shapes is for modules, and not for training, which plans each shape when it is met: leave it out"
-        )
-    if release_weights and (training or dynamic_shapes is not None or _has_symbols(model)):
-        raise UnsupportedOpError(
-            "release_weights frees what a plan for another shape and a training step read: leave it out"
-        )
-    if training and kwargs:
-        raise UnsupportedOpError("kwargs with training=True: give the example inputs by position")
     if training:
         return _trained(model, example_inputs, options)
     with on_cpu():
@@ -223,7 +211,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
             check_examples(graph, example_inputs, kwargs)
             return compile_graph(graph, options, owned=path.lower().endswith(".pt2"))
         net: CompiledModel | DynamicModel
-        if dynamic_shapes is not None or _has_symbols(model):
+        if is_symbolic:
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
             net = DynamicModel(exported, compile_graph, options, max_shapes)
         else:
@@ -232,6 +220,31 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         release(model if isinstance(model, Graph) else Graph(), None if isinstance(model, Graph) else model)
         dnnl.trim_heap()
     return net
+
+
+def _check_together(
+    model: Any,
+    release_weights: bool,
+    training: bool,
+    dynamic_shapes: Any,
+    is_symbolic: bool,
+    kwargs: Mapping[str, Any] | None,
+) -> None:
+    """Check the parameters that are no options, and those that exclude each other."""
+    if not isinstance(release_weights, bool):
+        raise UnsupportedOpError(
+            f"The 'release_weights' parameter of compile must be True or False. Got {release_weights!r} instead."
+        )
+    if dynamic_shapes is not None and (training or not isinstance(model, torch.nn.Module)):
+        raise UnsupportedOpError(
+            "dynamic_shapes is for modules, and not for training, which plans each new shape: leave it out"
+        )
+    if release_weights and (training or is_symbolic):
+        raise UnsupportedOpError(
+            "release_weights frees the weights, which plans for other shapes and steps of training read: leave it out"
+        )
+    if training and kwargs:
+        raise UnsupportedOpError("kwargs with training=True: give the example inputs by position")
 
 
 def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModule:
