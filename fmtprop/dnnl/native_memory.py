@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Array, byref, c_int, c_void_p
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from fmtprop.dnnl import _abi
 from fmtprop.dnnl._abi import Arg, dnnl_exec_arg_t
@@ -17,33 +17,8 @@ from fmtprop.dnnl.handle import Handle
 from fmtprop.dnnl.library import lib, raise_status
 from fmtprop.errors import InputError
 
-
-class StorageLike(Protocol):
-    """The storage of a tensor."""
-
-    def nbytes(self) -> int:
-        """Return the number of bytes."""
-        ...
-
-
-class TensorLike(Protocol):
-    """The methods of a PyTorch tensor that `memory_of` needs."""
-
-    def data_ptr(self) -> int:
-        """Return the address of the first element."""
-        ...
-
-    def element_size(self) -> int:
-        """Return the bytes of an element."""
-        ...
-
-    def storage_offset(self) -> int:
-        """Return the elements of the storage before the first one."""
-        ...
-
-    def untyped_storage(self) -> StorageLike:
-        """Return the storage."""
-        ...
+if TYPE_CHECKING:
+    import torch
 
 
 class Memory(Handle[_abi.dnnl_memory_t]):
@@ -101,7 +76,7 @@ class Memory(Handle[_abi.dnnl_memory_t]):
         return out.value
 
 
-def memory_of(tensor: TensorLike, desc: NativeDesc, engine: Engine | None = None) -> Memory:
+def memory_of(tensor: torch.Tensor, desc: NativeDesc) -> Memory:
     """Return a memory over a tensor's data, without a copy.
 
     Parameters
@@ -110,8 +85,6 @@ def memory_of(tensor: TensorLike, desc: NativeDesc, engine: Engine | None = None
         A CPU tensor; only its methods are used.
     desc : NativeDesc
         The layout of the bytes from ``tensor.data_ptr()`` on.
-    engine : Engine, optional
-        Default: the CPU engine.
 
     Returns
     -------
@@ -139,7 +112,7 @@ def memory_of(tensor: TensorLike, desc: NativeDesc, engine: Engine | None = None
             f"tensor has {available} bytes from its first element on, but desc {desc} needs {desc.nbytes}; "
             "allocate as many bytes as the desc's nbytes"
         )
-    return Memory(engine if engine is not None else Engine.cpu(), desc, tensor.data_ptr(), tensor)
+    return Memory(Engine.cpu(), desc, tensor.data_ptr(), tensor)
 
 
 class ExecArgs:
