@@ -359,6 +359,8 @@ def _type_words(type_: Any) -> str:
         return f"seq({_type_words(type_.sequence_type.elem_type)})"
     if kind == "optional_type":
         return f"optional({_type_words(type_.optional_type.elem_type)})"
+    if kind == "map_type":
+        return f"map({_word(type_.map_type.key_type)},{_type_words(type_.map_type.value_type)})"
     return str(kind or "unknown").removesuffix("_type")
 
 

@@ -33,6 +33,8 @@ class Body:
         Names of values; omitted inputs of a function are absent.
     constants : mapping of str to object
         Initialisers.
+    output_types : list of onnx.TypeProto
+        Declared types of the outputs; empty for a function.
     steps : list of Step
         The nodes, in an order in which they can run.
     """
@@ -41,6 +43,7 @@ class Body:
     inputs: list[str]
     outputs: list[str]
     constants: dict[str, Any] = field(default_factory=dict)
+    output_types: list[onnx.TypeProto] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
 
@@ -118,7 +121,7 @@ def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     """
     constants = {proto.name: from_proto(proto) for proto in graph.initializer}
     body = Body(graph.name, [v.name for v in graph.input if v.name not in constants], [v.name for v in graph.output])
-    body.constants = constants
+    body.constants, body.output_types = constants, [info.type for info in graph.output]
     body.steps = [_step(node, index, opsets) for index, node in enumerate(graph.node)]
     _mark_last(body)
     return body

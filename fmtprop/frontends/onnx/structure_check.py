@@ -95,13 +95,13 @@ def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int)
         raise ImportModelError(f"{where} has sparse initialisers, which are not supported; store them dense")
     if len(graph.initializer) > limits.INITIALISERS:
         raise ImportModelError(f"{where} has {len(graph.initializer)} initialisers; {limits.INITIALISERS} are allowed")
-    for infos in (graph.input, graph.output):
+    for infos, are_inputs in ((graph.input, True), (graph.output, False)):
         if len(infos) > limits.OPERANDS:
             raise ImportModelError(f"{where} has {len(infos)} inputs or outputs; {limits.OPERANDS} are allowed")
         names = [info.name for info in infos]
         _check_names(names, where)
-        if len(set(names)) != len(names):
-            raise ImportModelError(f"{where}: two of its inputs, or two of its outputs, have one name")
+        if are_inputs and len(set(names)) != len(names):
+            raise ImportModelError(f"{where}: two of its inputs have one name")
     for info in (*graph.input, *graph.output, *graph.value_info):
         _check_type(info.type, f"{where}: {info.name}", 1)
     seen = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -61,6 +62,25 @@ def test_probabilities_that_the_reference_gets_wrong_are_refused():
     session = fp.onnx.InferenceSession(model_of("SVMClassifier", attributes, {}, 2), **OPTIONS)
     with pytest.raises(ImportModelError, match=r"SVMClassifier.*which ONNX's reference computes wrongly"):
         session.run(None, {"x": X})
+
+
+def test_a_sequence_of_maps():
+    """The default of scikit-learn's converter for the probabilities of classes."""
+    node = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_strings=["a", "b"])
+    maps = onnx.TypeProto()
+    maps.sequence_type.elem_type.map_type.key_type = TensorProto.STRING
+    maps.sequence_type.elem_type.map_type.value_type.tensor_type.elem_type = TensorProto.FLOAT
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])],
+        [helper.make_value_info("y", maps)],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    session = fp.onnx.InferenceSession(helper.make_model(graph, ir_version=8, opset_imports=opsets), **OPTIONS)
+    assert session.get_outputs()[0].type == "seq(map(string,tensor(float)))"
+    (got,) = session.run(None, {"x": np.float32([[0.25, 0.75], [1, 0]])})
+    assert got == [{"a": 0.25, "b": 0.75}, {"a": 1.0, "b": 0.0}]
 
 
 def estimators() -> dict[str, tuple[Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper, parser
@@ -180,3 +181,25 @@ def test_the_plan_used_longest_ago_goes_first():
     for n in (1, 3):
         made.run(None, {"x": np.zeros((n, 2), np.float32), "extra": np.arange(n)})
     assert list(made.plans) == [((3, 2), (3,))]
+
+
+def test_a_loop_without_rounds_has_rows_of_the_declared_shape():
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64 n) => (float[2] y, float[k, 2] z) {
+        t = Constant<value_int = 1>()
+        c = Cast<to = 9>(t)
+        y, z = Loop(n, c, x) <body = b (int64 i, bool k, float[2] s) => (bool k2, float[2] u, float[2] v) {
+            k2 = Identity(k) u = Neg(s) v = Relu(s)
+        }>
+    }"""
+    session = fp.onnx.InferenceSession(onnx.parser.parse_model(text), policy="propagate", confirm=False)
+    x = np.float32([1, -2])
+    assert [result.tolist() for result in session.run(None, {"x": x, "n": np.array(1)})] == [[-1, 2], [[1, 0]]]
+    y, z = session.run(None, {"x": x, "n": np.array(0)})
+    assert y.tolist() == x.tolist() and z.shape == (0, 2) and z.dtype == np.float32
+
+
+def test_an_output_may_be_named_twice():
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y, float[2] y) { y = Relu(x) }'
+    session = fp.onnx.InferenceSession(onnx.parser.parse_model(text), policy="propagate", confirm=False)
+    assert session.reason is None
+    assert [result.tolist() for result in session.run(None, {"x": np.float32([1, -2])})] == [[1, 0], [1, 0]]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.values import known
+from fmtprop.frontends.onnx.operators.values import data, known
 
 
 def _scaler(x: Tensor, *, offset: Sequence[float] = (), scale: Sequence[float] = ()) -> Tensor:
@@ -54,10 +54,20 @@ def _linear_regressor(
     return F.linear(x.to(torch.float32).reshape(-1, weights.shape[1]), weights, bias)
 
 
+def _zip_map(
+    x: Tensor, *, classlabels_int64s: Sequence[int] = (), classlabels_strings: Sequence[str] = ()
+) -> list[dict[Any, float]]:
+    """Return a map from class to number for each row: (n, classes)."""
+    rows = data(x, "its sequence of maps").reshape(-1, x.shape[-1]).tolist()
+    labels = list(classlabels_strings or classlabels_int64s)
+    return [dict(zip(labels, row, strict=True)) for row in rows]
+
+
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "Scaler": _scaler,
     "Normalizer": _normalizer,
     "Binarizer": _binarizer,
     "ArrayFeatureExtractor": _array_feature_extractor,
     "LinearRegressor": _linear_regressor,
+    "ZipMap": _zip_map,
 }

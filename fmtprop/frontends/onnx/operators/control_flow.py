@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fmtprop.frontends.onnx import limits
+from fmtprop.frontends.onnx.elements import torch_dtype
 from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, flag, ints, is_known, known
 
 #: a function that runs a subgraph on its arguments, in the scope of its node
@@ -47,9 +48,18 @@ def _loop(
                 f"{limits.LOOP_NBYTES}"
             )
         alive = flag(going, "cond, whether the loop goes on,")
-    if scanned and not rows:
-        raise NotImplementedError("a loop that collects rows, but has no iterations to give their shape,")
+    if not rows:
+        return (*state, *map(_no_rows, body.output_types[len(body.output_types) - scanned :]))
     return (*state, *(torch.stack(column) for column in zip(*rows, strict=True)))
+
+
+def _no_rows(type_: Any) -> Tensor:
+    """Return the rows of a loop without iterations: of the declared shape, with 0 elements on unknown axes."""
+    tensor = type_.tensor_type
+    if not tensor.HasField("shape"):
+        raise NotImplementedError("a loop that collects rows, but has no iterations to give their shape,")
+    dims = [dim.dim_value for dim in tensor.shape.dim]
+    return torch.empty([0, *dims], dtype=torch_dtype(tensor.elem_type, "a row of the loop"))
 
 
 def _nbytes(values: Sequence[Any]) -> int:
@@ -82,6 +92,10 @@ def _scan(
         state = results[:first]
         rows.append(results[first:])
     outputs = []
+    if not rows:
+        empty = list(map(_no_rows, body.output_types[first:]))
+        ends = scan_output_axes or [0] * len(empty)
+        return (*state, *(part.movedim(0, to) for part, to in zip(empty, ends, strict=True)))
     for number, column in enumerate(zip(*rows, strict=True)):
         back = (scan_output_directions or [0] * len(column))[number] if scan_output_directions else 0
         axis = scan_output_axes[number] if scan_output_axes else 0
