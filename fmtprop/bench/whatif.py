@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fmtprop.dnnl.library import ISA_NAMES
 from fmtprop.errors import FmtpropError
 from fmtprop.report.text import render
 from fmtprop.system.printable import printable
@@ -24,23 +25,31 @@ __all__ = ["Case", "Outcome", "cases", "side_by_side", "table"]
 
 #: most combinations that are run
 _MOST = 64
-#: text that a process prints before its report
+#: text that a process prints before its report or error
 _MARK = "FMTPROP-WHATIF "
 
 _CHILD = f"""
 import json, sys
+from fmtprop import dnnl
 from fmtprop.api import Options, compile_graph
+from fmtprop.errors import FmtpropError
 from fmtprop.frontends import load
 from fmtprop.passes.change_batch import ChangeBatch
 from fmtprop.runtime.process import use_threads
 case = json.loads(sys.argv[1])
-use_threads(case["threads"])
-options = Options(policy=case["policy"], dtype=case["dtype"], tune=case["tune"], pin=case["pin"])
-graph = load(case["model"])
-if case["batch"]:
-    graph = ChangeBatch(case["batch"]).run(graph)
-report = compile_graph(graph, options).report(repeats=case["repeats"])
-print({_MARK!r} + json.dumps(report.to_dict()), flush=True)
+told = dict(report={{}}, error="")
+try:
+    use_threads(case["threads"])
+    if case["library"]:
+        dnnl.lib()  # without it, a plan would be for another library
+    options = Options(policy=case["policy"], dtype=case["dtype"], tune=case["tune"], pin=case["pin"])
+    graph = load(case["model"])
+    if case["batch"]:
+        graph = ChangeBatch(case["batch"]).run(graph)
+    told["report"] = compile_graph(graph, options).report(repeats=case["repeats"]).to_dict()
+except FmtpropError as error:
+    told["error"] = str(error)
+print({_MARK!r} + json.dumps(told), flush=True)
 """
 
 
@@ -85,7 +94,7 @@ def cases(
     Raises
     ------
     FmtpropError
-        A number or a pin cannot be read, or there are too many combinations.
+        A number or a pin cannot be read, an instruction set is unknown, or there are too many combinations.
 
     Examples
     --------
@@ -99,6 +108,9 @@ def cases(
         if not name or not tag:
             raise FmtpropError(f"a pin is NODE.OPERAND=TAG, such as conv_1.dst=nChw16c; got {pin!r}")
         pinned.append({name: tag})
+    unknown = [name for name in isas if name and name.lower() not in ISA_NAMES]
+    if unknown:  # oneDNN would ignore it
+        raise FmtpropError(f"unknown instruction set {unknown[0]!r}; known: {', '.join(ISA_NAMES).upper()}")
     images, numbers = _numbers("batches", batches), _numbers("threads", threads)
     found = [Case(*values) for values in product(policies, dtypes, images, numbers, isas, libraries, pinned)]
     if len(found) > _MOST:
@@ -149,7 +161,7 @@ def _run(model: str, case: Case, tune: str, repeats: int) -> Outcome:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
-            return Outcome(case, json.loads(line.removeprefix(_MARK)))
+            return Outcome(case, **json.loads(line.removeprefix(_MARK)))
     lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]
     return Outcome(case, {}, lines[-1])
 

@@ -24,6 +24,8 @@ OPENCL_DRIVERS = "OCL_ICD_FILENAMES"
 
 _STATUS = {number: name for name, number in _abi.ENUMS["dnnl_status_t"].items()}
 _ISA = {number: name.removeprefix("cpu_isa_") for name, number in _abi.ENUMS["dnnl_cpu_isa_t"].items()}
+#: instruction sets as ``ONEDNN_MAX_CPU_ISA`` names them, in lower case; oneDNN ignores any other name
+ISA_NAMES = tuple(name.removeprefix("cpu_isa_") for name in _abi.ENUMS["dnnl_cpu_isa_t"])
 _RUNTIME = {number: name for name, number in _abi.RUNTIMES.items() if name != "DPCPP"}
 _MISSING = re.compile(r"(\S+): cannot open shared object file")
 _CPU_ENGINE = _abi.ENUMS["dnnl_engine_kind_t"]["cpu"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from os import PathLike
 from typing import Any
 
@@ -108,6 +109,7 @@ class Difference:
         a, b = self.before, self.after
         lines = [
             f"{printable(a.model)}, policy {printable(a.policy)} -> {printable(b.model)}, policy {printable(b.policy)}",
+            *([] if a.model == b.model else ["these are two models: nodes of one name may have nothing in common"]),
             f"a run: {a.seconds * 1e3:.3f} ms -> {b.seconds * 1e3:.3f} ms",
             f"reorders: {len(a.reorders)} taking {a.reorder_seconds * 1e3:.3f} ms -> "
             f"{len(b.reorders)} taking {b.reorder_seconds * 1e3:.3f} ms",
@@ -192,19 +194,25 @@ def told(data: Mapping[str, Any]) -> Told:
     """
     reorders = {
         f"{row['producer']} -> {', '.join(row['readers'])}": (
-            f"{row['src']} to {row['dst']}", float(row["seconds"]), int(row["nbytes"])
+            f"{row['src']} to {row['dst']}", _seconds(row["seconds"]), int(row["nbytes"])
         )
         for row in data["reorders"]
     }  # fmt: skip
     named = {row["name"] for row in data["reorders"]}
     steps = {
-        str(row["name"]): (str(row["impl"]), str(row["formats"]), float(row["seconds"]))
+        str(row["name"]): (str(row["impl"]), str(row["formats"]), _seconds(row["seconds"]))
         for row in data["steps"]
         if row["name"] not in named
     }
     machine = {str(name): str(value) for name, value in data["machine"].items()}
     model, policy, precision = (str(data[name]) for name in ("model", "policy", "precision"))
-    return Told(model, policy, precision, float(data["seconds"]), steps, reorders, machine)
+    return Told(model, policy, precision, _seconds(data["seconds"]), steps, reorders, machine)
+
+
+def _seconds(value: Any) -> float:
+    if not 0 <= float(value) < inf:
+        raise ValueError(f"{value} is no time in seconds")
+    return float(value)
 
 
 def chosen(reports: Sequence[Told], policy: str | None, path: object) -> Told:

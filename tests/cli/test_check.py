@@ -94,6 +94,9 @@ def test_whatif(capsys):
 def test_what_fails_is_told_beside_the_rest():
     (outcome,) = side_by_side("no_such_model", [Case()], tune="model", repeats=1, progress=lambda *_: None)
     assert "no_such_model" in outcome.error and not outcome.report
+    lost = [Case(library="/nowhere/libdnnl.so")]
+    (other,) = side_by_side("chain", lost, tune="model", repeats=1, progress=lambda *_: None)
+    assert "/nowhere/libdnnl.so" in other.error and not other.report, "no other library ran instead"
     assert "failed" in table([outcome, Outcome(Case(threads=3), {}, "\x1b")])
 
 
@@ -102,7 +105,8 @@ def test_what_fails_is_told_beside_the_rest():
     [
         ({"threads": ["0"]}, "threads are whole numbers"), ({"batches": ["x"]}, "batches are whole numbers"),
         ({"pins": ["conv_1"]}, "a pin is NODE.OPERAND=TAG"),
-        ({"isas": list("abcdefgh"), "dtypes": ["f32"] * 9}, "these are 72 combinations, more than 64"),
+        ({"isas": ["AVX2"] * 8, "dtypes": ["f32"] * 9}, "these are 72 combinations, more than 64"),
+        ({"isas": ["avx2", "AVX9"]}, "unknown instruction set 'AVX9'; known: DEFAULT, SSE41, AVX, AVX2"),
     ],
 )  # fmt: skip
 def test_cases_refuse(given, message):
