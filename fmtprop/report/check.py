@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -148,7 +148,7 @@ def junit(model: str, rules: Sequence[str], violations: Sequence[Violation]) -> 
         inside = f"<failure type={quoteattr(rule)} message={quoteattr(wrong[0])}>{text}</failure>" if wrong else ""
         cases.append(f'<testcase classname="fmtprop.check" name={quoteattr(rule)} time="0">{inside}</testcase>')
     failed = len({violation.rule for violation in violations})
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     head = (
         f'name={quoteattr(printable(f"fmtprop check {model}"))} tests="{len(rules)}" failures="{failed}" errors="0" '
         f'time="0" timestamp="{now}" hostname="localhost"'

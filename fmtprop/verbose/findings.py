@@ -97,6 +97,8 @@ class Tally:
         if before is None:
             return
         if before.moves:
+            if before.execution.unpacks:  # a gradient of weights: what follows it is another tensor
+                return
             if before.edge == self.inverse:
                 self._note(self.undone.setdefault("", Sum()), milliseconds)
             elif before.edge[0] == self.edge[0] and before.edge[2] == self.edge[1] != self.edge[2]:
@@ -125,7 +127,9 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     tallies = list(tallies)
     found: dict[tuple[str, str], Sum] = {}
     reasons: dict[tuple[str, str], dict[str, None]] = {}
-    reads = _weights_reads(tallies)
+    # a step of training changes the weights: they are packed again for a reason
+    trains = any(tally.execution.prop.startswith("backward") for tally in tallies)
+    reads = None if trains else _weights_reads(tallies)
     for tally in tallies:
         for kind, name, total in _of(tally, reads):
             found.setdefault((kind, name), Sum()).add(total)
@@ -141,7 +145,7 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
-def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, str, Sum]]:
+def _of(tally: Tally, reads: Counter[tuple[str, str]] | None) -> Iterable[tuple[str, str, Sum]]:
     one = tally.execution
     if _LOOP.search(one.impl) and not one.impl.startswith("ref_fused"):
         kind = "reference reorder" if tally.moves else "reference implementation"
@@ -151,7 +155,7 @@ def _of(tally: Tally, reads: Counter[tuple[str, str]]) -> Iterable[tuple[str, st
     src, dst = one.operands[:2]
     if one.packs:
         # equal layers are packed once each, and then kernels read their weights more often than that
-        if tally.count > 1 and tally.count >= reads[dst.tag, one.problem]:
+        if reads is not None and 1 < tally.count >= reads[dst.tag, one.problem]:
             yield "weights packed again", tally.name, tally.sum
     elif src[1:] == dst[1:]:
         yield "reorder that changes nothing", tally.name, tally.sum

@@ -34,8 +34,8 @@ __all__ = [
 
 #: the beginning of the log's lines, which may be anywhere in a line of a program's output
 MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
-#: characters that the log never has: the text of a container's JSON log continues there
-_QUOTED = re.compile(r'["\\]')
+#: characters that the log never has: the text of a container's JSON log continues there, or a colour ends
+_QUOTED = re.compile(r'["\\\x1b]')
 #: characters before the word ``exec``: version of the format, timestamp, component
 _HEADER = 80
 #: most characters of a line; oneDNN's own buffer is much smaller
@@ -59,6 +59,9 @@ _BITS = {
     "f64": 64, "s64": 64, "f32": 32, "s32": 32, "tf32": 32, "bf16": 16, "f16": 16,
     "s4": 4, "u4": 4, "f4_e2m1": 4, "f4_e3m0": 4,
 }  # fmt: skip
+
+#: an axis with blocks in a tag
+_BLOCKED = re.compile("[A-Z]")
 
 #: sizes of a convolution's weights in its problem: ``g2``, ``mb1_ic3oc32_ih32oh32kh3…``, ``mb1_g2ic4oc4_…``
 _CONVOLUTION = re.compile(r"(?:.*_)?(?:g(\d+))?ic(\d+)oc(\d+)_")
@@ -114,22 +117,27 @@ class Execution:
 
     @property
     def packs(self) -> bool:
-        """Whether this reorder packs weights: dst has blocks of the first axis or of two axes, unlike activations."""
-        if self.kind != "reorder" or len(self.operands) < 2:
-            return False
-        tag = self.operands[1].tag
-        blocked = {letter for letter in tag if letter.isupper()}
-        return "A" in blocked or len(blocked) > 1 or tag.upper().lstrip("G").startswith(("OI", "IO"))
+        """Whether this reorder packs weights: dst has blocks that activations never have."""
+        return self.kind == "reorder" and len(self.operands) > 1 and _of_weights(self.operands[1].tag)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether this reorder unpacks weights, or their gradient."""
+        return (
+            self.kind == "reorder" and len(self.operands) > 1 and not self.packs and _of_weights(self.operands[0].tag)
+        )
 
     @property
     def moves_activations(self) -> bool:
         """Whether this is a reorder of an activation between row-major and channels-last or blocks of channels."""
-        if self.kind != "reorder" or len(self.operands) < 2 or self.packs:
+        if self.kind != "reorder" or len(self.operands) < 2:
             return False
         tags = {operand.tag for operand in self.operands[:2]}
-        blocked = [tag for tag in tags if any(letter.isupper() for letter in tag)]
-        return len(tags) == 2 and (
-            bool(tags & LAST and tags & PLAIN) or (len(blocked) == 1 and bool(tags & (PLAIN | LAST)))
+        blocked = [tag for tag in tags if _BLOCKED.search(tag)]
+        return (
+            len(tags) == 2
+            and not any(map(_of_weights, tags))
+            and (bool(tags & LAST and tags & PLAIN) or (len(blocked) == 1 and bool(tags & (PLAIN | LAST))))
         )
 
     @property
@@ -144,6 +152,11 @@ class Execution:
         kernel = [number for _, number in _KERNEL.findall(self.problem)]
         outer = [groups, oc // groups, ic // groups] if found.group(1) is not None and groups > 1 else [oc, ic]
         return "x".join(map(str, [*outer, *kernel]))
+
+
+def _of_weights(tag: str) -> bool:
+    """Whether a format has blocks, and other ones than activations: these have blocks of channels, after the batch."""
+    return _BLOCKED.search(tag) is not None and (tag[:2] not in ("aB", "nC") or len(_BLOCKED.findall(tag)) > 1)
 
 
 def executions(line: str) -> Iterator[tuple[str, float]]:

@@ -21,7 +21,8 @@ _BLOCK_CHARACTERS, PIECE_CHARACTERS = 1 << 20, 1 << 16
 #: the beginnings of compressed files, and of text with two bytes per character, which PowerShell's ``>`` writes
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _ENCODINGS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+#: the beginnings of files that something else has to unpack, their form, and a command
+_FOREIGN = {b"\x28\xb5\x2f\xfd": ("Zstandard", "zstdcat"), b"PK\x03\x04": ("zip", "unzip -p")}
 
 
 def pieces(name: str) -> Generator[str, None, None]:
@@ -60,8 +61,9 @@ def _lines(file: IO[str]) -> Iterator[str]:
 
 def _text(file: io.BufferedReader, name: str) -> IO[str]:
     head = file.peek(8)
-    if head.startswith(_ZSTANDARD):
-        raise FmtpropError(f"{name} is compressed by Zstandard: unpack it, zstdcat FILE | fmtprop verbose -")
+    for magic, (form, command) in _FOREIGN.items():
+        if head.startswith(magic):
+            raise FmtpropError(f"{name} is compressed by {form}: unpack it, {command} FILE | fmtprop verbose -")
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     source = file if opener is None else opener(file)
     return io.TextIOWrapper(source, encoding=_ENCODINGS.get(head[:2], "utf-8"), errors="replace")

@@ -255,8 +255,12 @@ def test_a_log_in_other_wrappings(capsys, tmp_path, how):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(gzip.compress(b"x" * 999, mtime=0)[:20], "is compressed and damaged"), (b"\x28\xb5\x2f\xfd", "zstdcat FILE")],
-    ids=["gzip", "zstd"],
+    [
+        (gzip.compress(b"x" * 999, mtime=0)[:20], "is compressed and damaged"),
+        (b"\x28\xb5\x2f\xfd", "zstdcat FILE"),
+        (b"PK\x03\x04", "unzip -p FILE"),
+    ],
+    ids=["gzip", "zstd", "zip"],
 )
 def test_a_log_that_cannot_be_unpacked(capsys, tmp_path, content, message):
     (tmp_path / "log").write_bytes(content)
@@ -300,3 +304,28 @@ def test_a_reference_implementation_has_the_reasons_of_refusals():
     assert row["kind"] == "reference implementation"
     assert row["reasons"] == ["unsupported format tag", "bad axis, not dense"]
     assert "(refused before: unsupported format tag; bad axis, not dense)" in ledger.to_text()
+
+
+def test_weights_of_training_are_no_activations():
+    """Two steps of PyTorch 2.13: weights are packed for both directions, and their gradient is unpacked."""
+    said = "onednn_verbose,v1,primitive,exec,cpu,"
+    reorders = [("abcd", "Acdb16a"), ("abcd", "Bcda16b"), ("Acdb16a", "abcd")]
+    lines = [f"{said}reorder,jit:uni,undef,src:f32::blocked:{a}::f0 dst:f32::blocked:{b}::f0,,,16x3x3x3,0.5"
+             for a, b in reorders]  # fmt: skip
+    sizes = "mb2_ic3oc16_ih40oh38kh3sh1dh0ph0_iw40ow38kw3sw1dw0pw0"
+    formats = "src:f32::blocked:abcd::f0 wei:f32::blocked:Acdb16a::f0 bia:undef::undef::: dst:f32::blocked:aBcd16b::f0"
+    conv = f"{said}convolution,jit:avx512_core,backward_weights,{formats},,alg:convolution_direct,{sizes},1"
+    ledger = Ledger()
+    ledger.read([*lines[:2], conv, lines[2]] * 2)
+    assert ledger.reorders.count == 6 and ledger.findings() == []
+    inference = Ledger()
+    inference.read([lines[0], conv.replace("backward_weights", "forward_inference")] * 2)
+    assert [row["kind"] for row in inference.findings()] == ["weights packed again"]
+
+
+def test_a_line_in_colour():
+    ledger = Ledger()
+    ledger.read_line(
+        "\x1b[32monednn_verbose,v1,primitive,create:cache_miss,cpu,reorder,jit:uni,undef,,,,2x3,0.25\x1b[0m"
+    )
+    assert ledger.to_dict()["created"] == {"cache_miss": {"count": 1, "seconds": 0.00025}}
