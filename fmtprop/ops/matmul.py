@@ -30,6 +30,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.regrouping import Regrouping
+from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import reshaped
 
@@ -265,11 +266,11 @@ def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
     if call.type(mask).ndim > ndim:
         return None
     if call.type(mask).dtype is DataType.BOOLEAN:
-        allowed = call.tensor(mask)
-        # a row without visible keys is 0 in PyTorch, but its softmax would be NaN
-        if allowed is None or not bool(allowed.any(-1).all()):
-            return None
-        return call.constant(_additive(allowed, ndim).tolist(), dtype)
+        known = call.tensor(mask)
+        if known is not None:
+            return call.constant(_additive(known, ndim).tolist(), dtype)
+        ones = with_rank(call, call.emit("reorder", {"src": mask}, Reorder(dtype)), ndim)
+        return call.emit("eltwise", {"src": ones}, Eltwise("linear", _LARGEST, -_LARGEST))
     return with_rank(call, mask, ndim) if computable(call, mask) else None
 
 
@@ -309,7 +310,10 @@ def _attention(call: Call) -> Value | None:
     hiding = mask if isinstance(mask, Value) and not known else None
     if isinstance(mask, Value):
         scores = call.emit("binary", {"src_0": scores, "src_1": mask}, Binary("add"))
-    if hiding is not None:  # softmax of -inf alone would be NaN
+    given = call["attn_mask"]
+    # made of a boolean mask that is computed
+    is_finite = hiding is not None and call.type(given).dtype is DataType.BOOLEAN and call.tensor(given) is None
+    if hiding is not None and not is_finite:  # softmax of -inf alone would be NaN
         scores = call.emit("eltwise", {"src": scores}, Eltwise("clip", -_LARGEST, math.inf))
     weights = call.emit("softmax", {"src": scores}, Softmax(ndim - 1))
     weights = reshaped(call, weights, (*one_product, columns))
@@ -317,7 +321,8 @@ def _attention(call: Call) -> Value | None:
     dst = reshaped(call, dst, (*lead, heads, rows, call.type(value).dims[-1]))
     if hiding is None:
         return dst
-    return call.emit("binary", {"src_0": dst, "src_1": _visible(call, hiding)}, Binary("mul"))
+    visible = _visible(call, hiding, is_finite=is_finite)
+    return call.emit("binary", {"src_0": dst, "src_1": visible}, Binary("mul"))
 
 
 def _shows_each_row(call: Call, mask: Value) -> bool:
@@ -326,12 +331,13 @@ def _shows_each_row(call: Call, mask: Value) -> bool:
     return known is not None and bool((known > -math.inf).any(-1).all())
 
 
-def _visible(call: Call, mask: Value) -> Value:
-    """Return 1 for each row of an additive mask that has a finite number, 0 for the others."""
+def _visible(call: Call, mask: Value, *, is_finite: bool) -> Value:
+    """Return 1 for each row of an additive mask that has another number than -inf, or the least one, 0 for others."""
     ndim = call.type(mask).ndim
     value = call.emit("reduction", {"src": mask}, Reduction("max", (ndim - 1,)))
     # the factor 2^-64 separates -inf from the least finite number, which models use to hide padding
-    for step in (Eltwise("linear", 2.0**-64), Eltwise("clip", -_HIDDEN, 0.0), Eltwise("linear", 1 / _HIDDEN, 1.0)):
+    apart = Eltwise("linear", 2.0**-64), Eltwise("clip", -_HIDDEN, 0.0), Eltwise("linear", 1 / _HIDDEN, 1.0)
+    for step in (Eltwise("linear", 1 / _LARGEST, 1.0),) if is_finite else apart:
         value = call.emit("eltwise", {"src": value}, step)
     return value
 
