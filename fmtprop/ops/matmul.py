@@ -267,6 +267,8 @@ def _attention_mask(call: Call, ndim: int) -> Value | bool | None:
         return None
     if call.type(mask).dtype is DataType.BOOLEAN:
         known = call.tensor(mask)
+        if known is not None and not bool(known.any(-1).all()):
+            return None  # a row without visible keys is 0 in PyTorch, but its softmax would be NaN
         if known is not None:
             return call.constant(_additive(known, ndim).tolist(), dtype)
         ones = with_rank(call, call.emit("reorder", {"src": mask}, Reorder(dtype)), ndim)
@@ -310,9 +312,8 @@ def _attention(call: Call) -> Value | None:
     hiding = mask if isinstance(mask, Value) and not known else None
     if isinstance(mask, Value):
         scores = call.emit("binary", {"src_0": scores, "src_1": mask}, Binary("add"))
-    given = call["attn_mask"]
-    # made of a boolean mask that is computed
-    is_finite = hiding is not None and call.type(given).dtype is DataType.BOOLEAN and call.tensor(given) is None
+    # made of a boolean mask that is computed: rows of a constant one are known
+    is_finite = hiding is not None and call.type(call["attn_mask"]).dtype is DataType.BOOLEAN
     if hiding is not None and not is_finite:  # softmax of -inf alone would be NaN
         scores = call.emit("eltwise", {"src": scores}, Eltwise("clip", -_LARGEST, math.inf))
     weights = call.emit("softmax", {"src": scores}, Softmax(ndim - 1))
