@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.frontends.onnx.hostile_large import large
+
 RELU = '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }'
 
 
@@ -322,7 +324,7 @@ def pathological() -> Iterator[tuple[str, bytes]]:
     yield "terabytes", huge.SerializeToString()
 
 
-CLASSES = (malformed, truncated, recursive, self_referential, oversized, contradictory, pathological)
+CLASSES = (malformed, truncated, recursive, self_referential, oversized, contradictory, pathological, large)
 
 
 def make(folder: Path) -> list[Path]:
