@@ -211,7 +211,7 @@ def table(rows: Sequence[Row]) -> str:
     head = [*ways, "graphs", "breaks", "plans", "native", "reorders"]
     lines = [
         f"{verdicts['right']} of {len(rows)} architectures are right in all comparisons. {verdicts['refused']} others "
-        f"are right where they are not refused, and {verdicts['wrong']} are wrong.",
+        f"are right where they are not refused; {verdicts['wrong']} exceed a tolerance.",
         "",
     ]
     lines += [f"| architecture | {' | '.join(head)} |", f"| --- |{' --: |' * len(head)}"]
