@@ -6,7 +6,6 @@ Packing may have consumed a constant: products of it are left. Then these produc
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
@@ -36,7 +35,7 @@ def with_constants(formatted: Graph, weights: PackedForms) -> Graph:
     graph.remove_dead()
     for node in graph.nodes():
         if node.op == "constant":
-            make = partial(weights.read, Value(node.name))
+            make = weights.reader(Value(node.name))
             graph.constants[node.name] = Deferred(node.results[0], node.descs[0].strides, make, fresh=True)
     return graph
 

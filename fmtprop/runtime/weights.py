@@ -5,7 +5,8 @@ Owns these two tables. Neither keeps anything alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -141,17 +142,23 @@ class PackedForms:
         """Return the constants that can be read."""
         return {origin for origin, desc in list(self._known) if desc.kind == "blocked"}
 
-    def read(self, origin: Value) -> torch.Tensor:
-        """Return a constant, dense and row-major, from any of its formats.
+    def reader(self, origin: Value) -> Callable[[], torch.Tensor]:
+        """Return a function that returns a constant, dense and row-major, from any of its formats.
 
-        Raises
-        ------
-        PlanError
-            No plan has it in a format that can be read.
+        The function keeps the packed form, so it may outlive the plans. Without a format that can be read, it raises
+        PlanError.
         """
         for (known, desc), flat in list(self._known.items()):
             if known == origin and desc.kind == "blocked":
-                array = unpack(flat[: desc.nbytes].numpy(), desc)
-                tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)
-                return tensor.view(torch_dtype(desc.dtype))
-        raise PlanError(f"constant {origin} is in no format that can be read back: compile the model again")
+                return partial(_dense, flat, desc)
+        return partial(_refuse, origin)
+
+
+def _dense(flat: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    array = unpack(flat[: desc.nbytes].numpy(), desc)
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(desc.dims)
+    return tensor.view(torch_dtype(desc.dtype))
+
+
+def _refuse(origin: Value) -> torch.Tensor:
+    raise PlanError(f"constant {origin} is in no format that can be read back: compile the model again")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -22,6 +24,12 @@ def test_plans_of_built_in_networks_are_saved(name, tmp_path):
     fp.save(net.compilation.with_constants(), tmp_path / "plan.json")
     fp.save(net.compilation.with_constants(), tmp_path / "plan.onnx")
     assert len(load(str(tmp_path / "plan.json"))) > 0
+
+
+def test_a_plans_graph_outlives_its_model(tmp_path):
+    graph = fp.compile("chain", tune="model", confirm=False).compilation.with_constants()
+    gc.collect()
+    fp.save(graph, tmp_path / "plan.onnx")
 
 
 def test_a_graph_without_consumed_constants_computes_the_same():

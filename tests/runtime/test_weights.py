@@ -81,14 +81,14 @@ def test_constants_are_read_back_from_the_formats_that_plans_have_them_in(policy
     net = fp.compile(model, image(16), **OPTIONS | {"policy": policy}, winograd=False)
     graph, weights = net.graph, net.compilation.weights
     assert not graph.constants
-    read = [weights.read(Value(node.name)).reshape(-1) for node in graph.nodes() if node.op == "constant"]
+    read = [weights.reader(Value(node.name))().reshape(-1) for node in graph.nodes() if node.op == "constant"]
     for parameter in model.parameters():
         assert any(torch.equal(one, parameter.reshape(-1)) for one in read)
     net.close()
     del net
     gc.collect()
     with pytest.raises(fp.PlanError, match="is in no format that can be read back"):
-        weights.read(Value(next(node.name for node in graph.nodes() if node.op == "constant")))
+        weights.reader(Value(next(node.name for node in graph.nodes() if node.op == "constant")))()
 
 
 def test_other_weights_are_others() -> None:
