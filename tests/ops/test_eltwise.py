@@ -114,7 +114,6 @@ INTS = TensorType((2, 3), "s64")
         ("aten.softplus.default", (X, 1.0, 10.0)),
         ("aten.clamp.default", (X, 2.0, 1.0)),
         ("aten.clamp.default", (X, math.nan)),
-        ("aten.clamp.Tensor", (X, X)),
         ("aten.pow.Tensor_Tensor", (X, X)),
         ("aten.sin.default", (X,)),
     ],
