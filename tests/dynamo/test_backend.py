@@ -377,7 +377,7 @@ def test_nothing_is_traced_while_a_shape_is_planned():
 
     @same.register_fake
     def _(x: torch.Tensor) -> torch.Tensor:
-        traced.append(torch.fx._symbolic_trace._is_fx_tracing_flag)
+        traced.append(torch.fx._symbolic_trace.is_fx_tracing())
         return torch.empty_like(x)
 
     run, regions = compiled(lambda x: same(x) @ x.t(), dynamic=True)
