@@ -54,7 +54,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "falcon": partial(named, "Falcon", hidden_size=16, num_hidden_layers=1, num_attention_heads=4),
     "bloom": partial(named, "Bloom", hidden_size=16, n_layer=1, n_head=4),
     "mamba": partial(named, "Mamba", hidden_size=16, num_hidden_layers=1, state_size=4),
-    "rwkv": partial(named, "Rwkv", hidden_size=16, num_hidden_layers=1, attention_hidden_size=16, context_length=64),
+    "rwkv": partial(named, "Rwkv", hidden_size=16, num_hidden_layers=2, attention_hidden_size=16, context_length=64),
     "bart": partial(named, "Bart", "ForConditionalGeneration", max_position_embeddings=64, **_SEQ2SEQ),
 }
 
@@ -81,6 +81,8 @@ def whisper() -> nn.Module:
     return transformers.WhisperForConditionalGeneration(config)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")  # of Mamba
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # of BLOOM
 @pytest.mark.parametrize(
     ("make", "cache"),
     [
