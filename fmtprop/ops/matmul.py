@@ -338,7 +338,8 @@ def _visible(call: Call, mask: Value, *, is_finite: bool) -> Value:
     value = call.emit("reduction", {"src": mask}, Reduction("max", (ndim - 1,)))
     # the factor 2^-64 separates -inf from the least finite number, which models use to hide padding
     apart = Eltwise("linear", 2.0**-64), Eltwise("clip", -_HIDDEN, 0.0), Eltwise("linear", 1 / _HIDDEN, 1.0)
-    for step in (Eltwise("linear", 1 / _LARGEST, 1.0),) if is_finite else apart:
+    exact = Eltwise("clip", -1.0, 0.0), Eltwise("linear", 1.0, 1.0)  # of 0 and the least number
+    for step in exact if is_finite else apart:
         value = call.emit("eltwise", {"src": value}, step)
     return value
 
