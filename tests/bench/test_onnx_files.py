@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
+pytest.importorskip("onnxruntime")
+
 from benchmarks import onnx_files
 from benchmarks.onnx_files import Row, compared, table
 
