@@ -174,7 +174,7 @@ class _Importer:
         recorded = node.meta.get("val")
         check_real(recorded, f"input {node.name}")
         value = self.graph.input(node.name, tensor_type(recorded, f"input {node.name}"), phase)
-        if isinstance(place, int) and isinstance(recorded, torch.Tensor):
+        if isinstance(recorded, torch.Tensor):
             note_format(self.boundary, node.name, recorded)
         places[value] = place
         return value

@@ -5,11 +5,13 @@ Owns the list of calls that can be drawn in this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
 from fmtprop.errors import ImportModelError
 from fmtprop.ops.host_call import draws_random_numbers
@@ -34,7 +36,8 @@ _DRAWS = frozenset(
 
 def _noise(src: torch.Tensor, p: float) -> torch.Tensor:
     """Return dropout's factors: 0 with probability p, else 1 / (1 - p), which keeps the mean."""
-    kept = torch.empty(src.shape, dtype=torch.bool, device="cpu").bernoulli_(1 - p)
+    # the generator's order is that of memory
+    kept = torch.empty_like(src, dtype=torch.bool).bernoulli_(1 - p)
     return kept.to(src.dtype).mul_(0.0 if p == 1 else 1 / (1 - p))
 
 
@@ -45,30 +48,53 @@ def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
     ----------
     program : torch.fx.GraphModule
         The forward or the backward half of a step; it is not changed. The forward then saves the numbers of a
-        dropout instead of its mask.
+        dropout instead of its mask. For numbers that the backward draws again, it saves these instead of the
+        generator's state.
     """
-    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-    parts: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+    graph, values = fx.Graph(), dict[fx.Node, Any]()
     for node in program.graph.nodes:
-        if node.target is _aten.native_dropout.default and node.args[2] is not False:
-            src = values[node.args[0]]
-            noise = _call(graph, _noise, (src, node.args[1]), node.args[0])
-            parts[node] = _call(graph, _aten.mul.Tensor, (src, noise), node), noise
-        elif node.args and node.args[0] in parts:  # one of the two results
-            values[node] = parts[node.args[0]][node.args[1]]
-        elif node.target is _aten.native_dropout_backward.default:
-            grad, noise = (values[argument] for argument in node.args[:2])
-            values[node] = _call(graph, _aten.mul.Tensor, (grad, noise), node)
-            noise.meta["val"] = node.meta["val"]
-        else:
-            values[node] = graph.node_copy(node, values.__getitem__)
+        values[node] = _rewritten(graph, values, node)
     return fx.GraphModule(program, graph)
 
 
-def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
-    node = graph.call_function(target, args)
-    value = like.meta["val"]
-    node.meta = {**like.meta, "val": value[0] if isinstance(value, tuple | list) else value}
+def _rewritten(graph: fx.Graph, values: Mapping[Any, Any], node: fx.Node) -> Any:
+    """Add a node to the new graph; a tuple has the results of a call that is not a call there."""
+    target, args = node.target, node.args
+    if target is operator.getitem and isinstance(values[args[0]], tuple):
+        return values[args[0]][args[1]]
+    if target is run_with_rng_state:
+        return _dropout(graph, values, args[2:], values[args[0]]) if _drops(args[1:]) else values[args[0]]
+    if target is run_and_save_rng_state and _drops(args):
+        dropped = _dropout(graph, values, args[1:])
+        return dropped[1], dropped
+    if target is run_and_save_rng_state:
+        result = next(user for user in node.users if user.args[1] == 1)
+        drawn = _call(graph, args[0], fx.map_arg(args[1:], values.__getitem__), result, node.kwargs)
+        return drawn, drawn
+    if _drops((target, *args)):
+        return _dropout(graph, values, args)
+    if target is _aten.native_dropout_backward.default:
+        grad, noise = (values[argument] for argument in args[:2])
+        noise.meta["val"] = node.meta["val"]
+        return _call(graph, _aten.mul.Tensor, (grad, noise), node)
+    return graph.node_copy(node, values.__getitem__)
+
+
+def _drops(call: tuple[Any, ...]) -> bool:
+    return call[0] is _aten.native_dropout.default and call[3] is not False
+
+
+def _dropout(graph: fx.Graph, values: Mapping[Any, Any], args: tuple[Any, ...], noise: Any = None) -> Any:
+    """Add a product with random numbers, which are drawn if they are not given; return it and the numbers."""
+    src = values[args[0]]
+    noise = _call(graph, _noise, (src, args[1]), args[0]) if noise is None else noise
+    noise.meta["val"] = torch.empty_like(args[0].meta["val"])
+    return _call(graph, _aten.mul.Tensor, (src, noise), args[0]), noise
+
+
+def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, kwargs: Any = None) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta = dict(like.meta)
     return node
 
 
@@ -89,13 +115,12 @@ def drawer(node: fx.Node) -> Draw | None:
                 "draw them outside and pass them as an input"
             )
     target: Any = node.target
-    args, kwargs = [_stand_in(argument) for argument in node.args], node.kwargs
-    return lambda: target(*args, **kwargs)
+    return lambda: target(*map(_stand_in, node.args), **node.kwargs)
 
 
 def _stand_in(argument: Any) -> Any:
-    """Return an argument; a tensor is replaced by one of its shape that takes no memory."""
+    """Return an argument; a tensor is replaced by unwritten memory with the same strides."""
     if not isinstance(argument, fx.Node):
         return argument
     like = argument.meta["val"]
-    return torch.empty([1] * like.ndim, dtype=like.dtype, device="cpu").expand(like.shape)
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")

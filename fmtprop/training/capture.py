@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._decomp import decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -84,19 +86,48 @@ def training_backend(
 
 @contextmanager
 def _step_by_step(module: fx.GraphModule) -> Iterator[None]:
-    """Make PyTorch trace an LSTM as products and functions.
+    """Make PyTorch trace an LSTM as products and functions, and any recurrent layer with its dropout.
 
     The workspace of PyTorch's own call (``mkldnn_rnn_layer``) has another size than its declaration, so a graph cannot
     express it.
     """
-    enabled = torch._C._get_mkldnn_enabled()
+    enabled, traced = torch._C._get_mkldnn_enabled(), decompositions._rnn_helper
     recurrent = any(getattr(node.target, "__name__", "") == "lstm" for node in module.graph.nodes)
     # not torch.backends.mkldnn.flags: it sets more, and warns
     torch._C._set_mkldnn_enabled(enabled and not recurrent)
+    decompositions._rnn_helper = partial(_recurrent_layers, traced)
     try:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+        decompositions._rnn_helper = traced
+
+
+def _recurrent_layers(
+    traced: Callable[..., Any],
+    src: torch.Tensor,
+    states: Sequence[Any],
+    parameters: Sequence[Any],
+    has_biases: bool,
+    count: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    *how: Any,
+) -> tuple[torch.Tensor, list[Any]]:
+    """Trace recurrent layers one by one: of several, PyTorch's rule forgets the dropout between them."""
+    size = 2 if bidirectional else 1
+    dst, final = src.transpose(0, 1) if batch_first else src, []
+    for layer in range(count):
+        own = slice(layer * size, (layer + 1) * size)
+        if layer:
+            dst = torch.dropout(dst, dropout, train)
+        dst, found = traced(
+            dst, states[own], parameters[own], has_biases, 1, 0.0, train, bidirectional, False, *how
+        )  # fmt: skip
+        final += found
+    return dst.transpose(0, 1) if batch_first else dst, final
 
 
 #: PyTorch's resamplings of images, for which it has kernels

@@ -195,6 +195,35 @@ def test_dropout_draws_from_torchs_generator():
     assert not torch.equal(ours(torch.ones(6, 12)), ours(torch.ones(6, 12)))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_dropout_between_recurrent_layers(kind):
+    """PyTorch's rule for tracing these layers forgets it."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind(6, 4, 2, batch_first=True, bidirectional=True, dropout=0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)[0]
+
+    ours, theirs = compiled(Last(), torch.randn(3, 2, 6))
+    assert_same_step(ours, theirs, torch.randn(3, 2, 6))
+
+
+def test_dropout_draws_in_the_order_of_memory():
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(self.inner(x).transpose(1, 2), 0.5, self.training)
+
+    ours, theirs = compiled(Turned(), torch.randn(2, 4, 6))
+    assert_same_step(ours, theirs, torch.randn(2, 4, 6))
+
+
 def test_several_forward_passes_before_their_backward_passes():
     ours, theirs = compiled(convolutions(), image())
     for module in (ours, theirs):
@@ -321,20 +350,31 @@ def test_more_shapes_than_pytorch_allows(monkeypatch):
 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_gradient_checkpointing(where):
-    """The backward half runs the batch normalization again, so it needs running averages of before the step."""
+    """The backward half runs the batch normalization again, so it needs running averages of before the step.
+
+    It reads the random numbers of the forward half.
+    """
+
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rand_like(x)
+
+    def body() -> nn.Module:
+        return nn.Sequential(convolutions(), nn.Dropout(0.4), Noisy())
 
     class Within(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = convolutions()
+            self.body = body()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(self.body, x, use_reentrant=False)
 
-    ours, theirs = compiled(Within() if where == "inside" else convolutions(), image())
+    ours, theirs = compiled(Within() if where == "inside" else body(), image())
     found = []
     for module in (ours, theirs):
         x = image().requires_grad_()
+        torch.manual_seed(1)
         result = module(x) if where == "inside" else checkpoint(module, x, use_reentrant=False)
         result.square().sum().backward()
         found.append([x.grad, *(parameter.grad for parameter in module.parameters())])
