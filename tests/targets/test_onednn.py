@@ -417,3 +417,13 @@ def test_layer_normalization_of_rows_with_gaps_runs_by_no_compiled_kernel(stride
     found = list(OneDnnTarget().candidates(node, request))
     assert all(check_node(node.with_(descs=one.results, choice=one.choice("test"))) is None for one in found)
     assert all(one.is_ref for one in found) == (strides != MemoryDesc(dims).strides)
+
+
+@pytest.mark.parametrize("order", [(128, 384, 1), (1024, 128, 1)])
+def test_layer_normalization_into_another_order_runs_by_no_compiled_kernel(order):
+    dims = (3, 8, 128)
+    src, dst, vector = MemoryDesc(dims), MemoryDesc(dims, strides=order), MemoryDesc((128,))
+    node = Node("norm", "layer_normalization", opdef("layer_normalization").attrs(epsilon=1e-5), (TensorType(dims),))
+    found = list(OneDnnTarget().candidates(node, {"src": src, "scale": vector, "shift": vector, "dst": dst}))
+    assert all(check_node(node.with_(descs=one.results, choice=one.choice("test"))) is None for one in found)
+    assert all(one.is_ref for one in found) == (dst != src)
