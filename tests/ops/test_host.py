@@ -277,7 +277,6 @@ CHANNELS_LAST = {
     "aten.upsample_bicubic2d.vec": (lambda x: torch.ops.aten.upsample_bicubic2d(x, [41, 40], False, None)),
     "aten.upsample_nearest2d_backward.default": lambda x: _upsample_backward(x, "nearest"),
     "aten.upsample_bilinear2d_backward.default": lambda x: _upsample_backward(x, "bilinear", False),
-    "aten.upsample_bicubic2d_backward.default": lambda x: _upsample_backward(x, "bicubic", True),
 }
 
 
@@ -295,14 +294,29 @@ def test_what_may_have_any_strides_is_compared_above():
     assert {name.split(".")[1].lstrip("_") for name in _ANY_STRIDES} == compared
 
 
+LARGE, SMALL = (2, 32, 12, 12), (2, 32, 6, 6)
+#: arguments; a tuple is the shape of a tensor
 WRITTEN = {
-    "aten.max_pool2d_with_indices.default": {"self": 0, "kernel_size": [2, 2]},
-    "aten.avg_pool2d.default": {"self": 0, "kernel_size": [2, 2]},
-    "aten.adaptive_max_pool2d.default": {"self": 0, "output_size": [5, 5]},
-    "aten.adaptive_avg_pool2d.default": {"self": 0, "output_size": [5, 5]},
-    "aten.upsample_nearest2d.default": {"self": 0, "output_size": [24, 24]},
-    "aten.upsample_bilinear2d.default": {"self": 0, "output_size": [24, 24], "align_corners": False},
-    "aten.upsample_bicubic2d.default": {"self": 0, "output_size": [24, 24], "align_corners": False},
+    "aten.max_pool2d_with_indices.default": {"self": LARGE, "kernel_size": [2, 2]},
+    "aten.avg_pool2d.default": {"self": LARGE, "kernel_size": [2, 2]},
+    "aten.adaptive_max_pool2d.default": {"self": LARGE, "output_size": [5, 5]},
+    "aten.adaptive_avg_pool2d.default": {"self": LARGE, "output_size": [5, 5]},
+    "aten.upsample_nearest2d.default": {"self": LARGE, "output_size": [24, 24]},
+    "aten.upsample_bilinear2d.default": {"self": LARGE, "output_size": [24, 24], "align_corners": False},
+    "aten.upsample_bicubic2d.default": {"self": LARGE, "output_size": [24, 24], "align_corners": False},
+    "aten.max_pool2d_with_indices_backward.default": {
+        **{"grad_output": SMALL, "self": LARGE, "kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0]},
+        **{"dilation": [1, 1], "ceil_mode": False, "indices": SMALL},
+    },
+    "aten.avg_pool2d_backward.default": {
+        **{"grad_output": SMALL, "self": LARGE, "kernel_size": [2, 2], "stride": [2, 2], "padding": [0, 0]},
+        **{"ceil_mode": False, "count_include_pad": True, "divisor_override": None},
+    },
+    **{
+        f"aten.upsample_{name}2d_backward.default": {"grad_output": LARGE, "output_size": [12, 12], "input_size": SMALL}
+        | ({} if name == "nearest" else {"align_corners": False})
+        for name in ("nearest", "bilinear")
+    },
 }
 
 
@@ -310,8 +324,13 @@ WRITTEN = {
 @pytest.mark.parametrize("source", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("result", [torch.contiguous_format, torch.channels_last])
 def test_an_operator_leaves_the_strides_of_given_memory(target, source, result):
-    attrs = HostCall(target, json.dumps({**WRITTEN[target], "self": {"tensor": "src_0"}}))
-    tensors = {"src_0": torch.randn(2, 32, 12, 12).contiguous(memory_format=source)}
+    given = WRITTEN[target]
+    names = [name for name, value in given.items() if isinstance(value, tuple) and name != "input_size"]
+    sources = {name: f"src_{index}" for index, name in enumerate(names)}
+    attrs = HostCall(target, json.dumps({**given, **{name: {"tensor": src} for name, src in sources.items()}}))
+    tensors = {src: torch.randn(given[name]).contiguous(memory_format=source) for name, src in sources.items()}
+    if "indices" in sources:
+        tensors[sources["indices"]] = (tensors[sources["indices"]].abs() * 20).long()
     expected = host.reference(attrs, tensors)
     places = [torch.empty_like(value).contiguous(memory_format=result) for value in expected]
     strides = [place.stride() for place in places]
