@@ -184,15 +184,17 @@ def _check(module: Any, options: Options) -> None:
 
 @contextmanager
 def _as_it_was(module: nn.Module) -> Any:
-    """Restore the state that a call changes: buffers, such as running statistics, and torch's generator."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    """Restore the state that a call may change: buffers, parameters (averages of others), and torch's generator."""
+    state = (*module.buffers(), *module.parameters())
+    kept = [(tensor, tensor._version, tensor.detach().clone()) for tensor in state]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before in kept:
-                    buffer.copy_(before)
+                for tensor, version, before in kept:
+                    if tensor._version != version:
+                        tensor.copy_(before)
 
 
 def _first_lines(error: Exception) -> str:

@@ -103,11 +103,14 @@ class Step:
 
     @cached_property
     def _saved_and_changed(self) -> tuple[int, ...]:
-        """The arguments of which the backward half needs the old numbers."""
+        """The arguments of which the backward half needs the old numbers; a copy of one is no copy in a plan."""
         nodes = self.programs[0].graph.nodes
         inputs = [node for node in nodes if node.op == "placeholder"]
         saved = next(node for node in nodes if node.op == "output").args[0][self.outputs :]
-        return tuple(position for position in sorted(self.changed) if inputs[position] in saved)
+        sources = self._made[0].forward.results[self.outputs :] if self._made is not None else ()
+        return tuple(
+            position for position in sorted(self.changed) if inputs[position] in saved or ("input", position) in sources
+        )
 
     def _ready(self, args: Sequence[Any]) -> tuple[Joint, Halves] | None:
         with self._making.current:

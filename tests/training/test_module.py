@@ -272,6 +272,36 @@ def test_what_is_changed_in_place_is_noticed():
         result.sum().backward()
 
 
+class Momentum(nn.Module):
+    """A queue of keys, by the average of the encoder's parameters, as in contrastive learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.average = nn.Linear(6, 4), nn.Linear(6, 4).requires_grad_(False)
+        self.register_buffer("queue", torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for one, other in zip(self.average.parameters(), self.encoder.parameters(), strict=True):
+                one.mul_(0.9).add_(other, alpha=0.1)
+            keys = self.average(x)
+        scores = self.encoder(x) @ self.queue.clone().detach()
+        self.queue[:, :3] = keys.T
+        return scores
+
+
+def test_a_copy_of_a_buffer_that_the_forward_pass_changes_and_changed_parameters():
+    torch.manual_seed(0)
+    module = Momentum()
+    theirs = copy.deepcopy(module)
+    ours = fp.compile(module, torch.randn(3, 6), **OPTIONS)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())  # compiling changed nothing
+    for seed in range(2):
+        x = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed))
+        assert_same_step(ours, theirs, x)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
 def test_other_shapes_get_a_plan_each():
     ours, theirs = compiled(convolutions(), image())
     for batch in (4, 2, 4, 3):
