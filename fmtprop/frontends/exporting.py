@@ -10,13 +10,14 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
@@ -62,11 +63,24 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
             if ones_are_sizes and dynamic_shapes is None:
                 continue
             try:
-                with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes):  # type: ignore[attr-defined]
+                data = nullcontext() if strict else _Data()
+                with symbolic_shapes.patch(backed_size_oblivious=ones_are_sizes), data:  # type: ignore[attr-defined]
                     return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
             except Exception as error:  # the exporter runs the user's code: it raises anything
                 failures.append(error)
         raise ImportModelError(_export_failure(module, failures[0])) from failures[0]
+
+
+class _Data(TorchFunctionMode):
+    """Trace ``tensor.data``, which torch.export does not see: as its detached self, and an assignment as a copy."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        data: Any = torch.Tensor.data
+        if func == data.__get__:
+            return args[0].detach()
+        if func == data.__set__:
+            return args[0].detach().copy_(args[1])
+        return func(*args, **(kwargs or {}))
 
 
 def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -157,9 +171,15 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
     Raises
     ------
     ImportModelError
-        It cannot be made functional, or has a name that torch cannot write.
+        It cannot be made functional, has a name that torch cannot write, or a constant without data.
     """
     _check_names(program)
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        if isinstance(tensor, torch._subclasses.FakeTensor):  # torch would run operators on it, and crash
+            raise ImportModelError(
+                f"constant {name!r} has no data: the model was exported under FakeTensorMode, or reads tensor.data in "
+                "its forward pass, which torch.export cannot trace: use tensor.detach()"
+            )
     # Example inputs would be checked by source code that torch writes from their keys and strings, without escapes.
     program = copy.copy(program)
     program.example_inputs = None

@@ -25,6 +25,9 @@ from fmtprop.ops.host_call import Parts
 
 __all__ = ["import_program", "user_inputs"]
 
+#: results that a call leaves in the module
+_STATE = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.PARAMETER_MUTATION: "parameter"}
+
 
 def import_program(program: ExportedProgram, name: str, signature: inspect.Signature | None) -> Graph:
     """Return the graph of a functional exported program.
@@ -73,10 +76,13 @@ class _Importer:
     def _check_state(self) -> None:
         """Refuse programs that change state outside of the call."""
         for spec in self.program.graph_signature.output_specs:
-            if spec.kind is OutputKind.BUFFER_MUTATION:
+            if spec.kind in _STATE:
+                if self._is_equal_at_every_call(spec.arg.name):
+                    continue
                 raise ImportModelError(
-                    f"the model changes its buffer {spec.target!r} at every call; a graph has no state. Export it in "
-                    "eval mode (batch normalization), or pass the state as an input and return it"
+                    f"the model changes its {_STATE[spec.kind]} {spec.target!r} at every call; a graph has no state. "
+                    "Export it in eval mode (batch normalization), change it once before compiling, or pass the state "
+                    "as an input and return it"
                 )
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 raise ImportModelError(
@@ -86,6 +92,25 @@ class _Importer:
                 raise ImportModelError(
                     f"output {spec.target!r} of kind {spec.kind.name} is not part of inference; export the forward pass"
                 )
+
+    def _is_equal_at_every_call(self, name: str) -> bool:
+        """Return whether a new value depends on constants alone, neither on an input nor on state before the call."""
+        signature = self.program.graph_signature
+        changed = {spec.target for spec in signature.output_specs if spec.kind in _STATE}
+        pending = [node for node in self.program.graph.nodes if node.name == name]
+        varying = {
+            spec.arg.name
+            for spec in signature.input_specs
+            if spec.kind is InputKind.USER_INPUT or spec.target in changed
+        }
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            if node.name in varying:
+                return False
+            pending += [source for source in node.all_input_nodes if source not in seen]
+            seen.update(node.all_input_nodes)
+        return True
 
     # inputs first, so that they keep their names even if a parameter has the same name
     def _add_inputs(self) -> None:
@@ -119,8 +144,6 @@ class _Importer:
         tensor = program.state_dict.get(target, program.constants.get(target))
         if not isinstance(tensor, torch.Tensor):
             raise ImportModelError(f"constant {target!r} is missing from the exported program, which is incomplete")
-        if isinstance(tensor, torch._subclasses.FakeTensor):
-            raise ImportModelError(f"constant {target!r} has no data: the model was exported under FakeTensorMode")
         if tensor.untyped_storage().nbytes() < _bytes_reached(tensor):
             raise ImportModelError(
                 f"constant {target!r} has no data: its memory was released; load the program or the module again"
@@ -137,7 +160,9 @@ class _Importer:
     def _add_outputs(self, results: Sequence[Any]) -> list[Any]:
         """Add an output for every tensor; return the flat results with slots for the tensors."""
         flat: list[Any] = []
-        for result in results:
+        for result, spec in zip(results, self.program.graph_signature.output_specs, strict=True):
+            if spec.kind in _STATE:
+                continue
             if isinstance(result, Value):
                 flat.append(Slot(len(self.graph.output_nodes)))
                 self.graph.output(result)
