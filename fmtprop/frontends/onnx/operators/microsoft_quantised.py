@@ -20,6 +20,7 @@ from fmtprop.frontends.onnx.operators.quantised import (
     requantised,
     saturated,
 )
+from fmtprop.frontends.onnx.operators.recurrent import lstm
 
 
 def _quantised(y: Tensor, scale: Tensor | None, zero: Tensor | None, like: Tensor) -> Tensor:
@@ -188,6 +189,51 @@ def _dynamic_quantize_matmul(
     return _matmul_integer_to_float(numbers, b, scale, b_scale, zero, b_zero, bias)
 
 
+def _dynamic_quantize_lstm(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    initial_h: Tensor | None,
+    initial_c: Tensor | None,
+    peepholes: Tensor | None,
+    w_scale: Tensor,
+    w_zero: Tensor | None,
+    r_scale: Tensor,
+    r_zero: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[Tensor, ...]:
+    """Compute an LSTM with integer weights, and with inputs and states rounded to 8 bits."""
+    weights, recurrent = _of_directions(w, w_scale, w_zero), _of_directions(r, r_scale, r_zero)
+    return lstm(
+        _rounded(x), weights, recurrent, b, lengths, initial_h, initial_c, peepholes, rounded=_rounded,
+        activation_alpha=activation_alpha, activation_beta=activation_beta, activations=activations, clip=clip,
+        direction=direction, input_forget=input_forget,
+    )  # fmt: skip
+
+
+def _of_directions(weights: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """Return weights (direction, gates * hidden, input) of integers with the last two axes exchanged.
+
+    There is a scale for each direction, or for each of its rows.
+    """
+    rows = (weights.shape[0], 1, -1)
+    numbers = weights.to(torch.float32) if zero is None else _whole(weights, zero.reshape(rows)).to(torch.float32)
+    return (numbers * scale.reshape(rows)).transpose(1, 2)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return dequantize_linear(*dynamic_quantize_linear(x))
+
+
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QLinearAdd": _add,
     "QLinearMul": _mul,
@@ -200,4 +246,5 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QGemm": _gemm,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
+    "DynamicQuantizeLSTM": _dynamic_quantize_lstm,
 }

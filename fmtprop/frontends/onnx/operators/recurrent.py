@@ -95,11 +95,12 @@ def _gru_step(clip: float | None, linear_before_reset: bool) -> _Step:
     return step
 
 
-def _lstm_step(clip: float | None, input_forget: bool) -> _Step:
+def _lstm_step(clip: float | None, input_forget: bool, rounded: _Activation | None = None) -> _Step:
     def step(one: _Direction, x: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
         h, c = state
         f, g, out = one.functions
-        i, o, forget, cell = (F.linear(x, one.w, one.wb) + F.linear(h, one.r, one.rb)).chunk(4, -1)
+        read = h if rounded is None else rounded(h)
+        i, o, forget, cell = (F.linear(x, one.w, one.wb) + F.linear(read, one.r, one.rb)).chunk(4, -1)
         pi, po, pf = (None, None, None) if one.peepholes is None else one.peepholes.chunk(3, -1)
         i = f(_clipped(i if pi is None else i + pi * c, clip))
         forget = 1 - i if input_forget else f(_clipped(forget if pf is None else forget + pf * c, clip))
@@ -235,7 +236,7 @@ def _gru(
     return _run(x, w, r, b, lengths, [initial_h], None, functions, step, direction, layout)
 
 
-def _lstm(
+def lstm(
     x: Tensor,
     w: Tensor,
     r: Tensor,
@@ -253,13 +254,15 @@ def _lstm(
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
+    rounded: _Activation | None = None,
 ) -> tuple[Tensor, ...]:
+    """Return all hidden states, the last hidden state and the last cell; `rounded` is applied to states before R."""
     names = list(activations or ["Sigmoid", "Tanh", "Tanh"] * w.shape[0])
-    usual = [name.lower() for name in names] == ["sigmoid", "tanh", "tanh"] * w.shape[0]
+    usual = [name.lower() for name in names] == ["sigmoid", "tanh", "tanh"] * w.shape[0] and rounded is None
     if usual and peepholes is None and not input_forget and _ordinary(clip, lengths, layout, direction):
         return _by_pytorch("lstm", [0, 2, 3, 1], x, w, r, b, [initial_h, initial_c])
     functions = _functions(names, activation_alpha, activation_beta)
-    step = _lstm_step(clip, bool(input_forget))
+    step = _lstm_step(clip, bool(input_forget), rounded)
     return _run(x, w, r, b, lengths, [initial_h, initial_c], peepholes, functions, step, direction, layout)
 
 
@@ -267,4 +270,4 @@ def _ordinary(clip: float | None, lengths: Tensor | None, layout: int, direction
     return clip is None and lengths is None and not layout and direction in ("forward", "bidirectional")
 
 
-OPERATORS: Final[dict[str, Callable[..., Any]]] = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {"RNN": _rnn, "GRU": _gru, "LSTM": lstm}
