@@ -6,6 +6,7 @@ Must not know graphs.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import traceback
 import warnings
@@ -57,7 +58,8 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     # torch's error about a key that a graph cannot hold is not helpful
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
-    with _eval_mode(module), torch.no_grad(), held_back():
+    named = _with_names(module, args, kwargs, dynamic_shapes)
+    with _eval_mode(module), torch.no_grad(), held_back(), named as dynamic_shapes:
         failures: list[Exception] = []
         for strict, ones_are_sizes in _ATTEMPTS:
             if ones_are_sizes and dynamic_shapes is None:
@@ -99,6 +101,38 @@ def _positional(module: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any
             "example_inputs is a tensor or a tuple of the positional arguments, kwargs the keyword arguments"
         ) from error
     return args
+
+
+@contextmanager
+def _with_names(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any) -> Iterator[Any]:
+    """Yield dynamic shapes with an entry for each argument, as torch.export wants them.
+
+    It cannot assign any to arguments that a parameter ``**kwargs`` takes, so each of these becomes a parameter for now.
+    """
+    signature, forward, own = inspect.signature(module.forward), module.forward, vars(module).get("forward")
+    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    known = {p.name for p in parameters}
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in known]
+    if isinstance(shapes, Mapping):
+        given = [name for name in signature.bind(*args, **kwargs).arguments if name in known]
+        entries = {name: shapes.get(name) for name in (*given, *kwargs)}
+        shapes = shapes if set(shapes) - set(entries) else entries  # torch.export's error has names that are none
+    if shapes is None or not more:
+        yield shapes
+        return
+
+    @functools.wraps(forward)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    named.__signature__ = signature.replace(parameters=[*parameters, *more])  # type: ignore[attr-defined]
+    module.forward = named
+    try:
+        yield shapes
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 def _named_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

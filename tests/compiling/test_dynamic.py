@@ -203,6 +203,22 @@ def test_keyword_arguments_and_dataclasses_without_dynamic_shapes() -> None:
     assert got.far[1] is None
 
 
+class Open(nn.Module):
+    def forward(self, x: torch.Tensor, **more: object) -> torch.Tensor:
+        scaled = x * more["scale"]
+        return scaled.flip(0) if more.get("flip") else scaled
+
+
+def test_arguments_that_kwargs_take_have_sizes_of_their_own_or_fixed_ones() -> None:
+    model, rows = Open(), Dim("rows", max=9)
+    kwargs = {"scale": torch.randn(4, 1), "flip": True}
+    shapes = {"x": {0: rows}, "scale": {0: rows}}
+    net = fp.compile(model, torch.randn(4, 3), kwargs=kwargs, dynamic_shapes=shapes, tune="model")
+    x, scale = torch.randn(7, 3), torch.randn(7, 1)
+    torch.testing.assert_close(net(x, scale=scale, flip=True), (x * scale).flip(0))
+    assert "forward" not in vars(model)
+
+
 def test_bad_options_are_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="max_shapes"):
         fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes=({0: Dim("n")},), max_shapes=0)
