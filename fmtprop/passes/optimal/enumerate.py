@@ -65,6 +65,8 @@ class _Enumerator:
         self.target, self.fallback = setting.target, setting.fallback
         self.usable_formats = usable_formats(graph, setting.target)
         self.found = Enumeration(graph)
+        #: of each node of a kind (equal blocks of a network have equal nodes) its ways by their identities
+        self._of_kind: dict[object, dict[object, Candidate]] = {}
 
     def run(self) -> Enumeration:
         for node in self.graph.nodes():
@@ -114,13 +116,26 @@ class _Enumerator:
 
     def _distinct(self, node: Node, inputs: Mapping[str, Value], known: Sequence[Candidate] = ()) -> list[Candidate]:
         """Return the node's distinct ways, without the library's reference loops if there are others."""
-        seen: dict[object, Candidate] = {}
-        # the known ones last, since it is not known whether they are references
-        for candidate in (*self._ways(node, inputs), *known):
-            key = (candidate.target, candidate.impl, tuple(sorted(candidate.operands.items(), key=_by_name)))
-            seen.setdefault((key, candidate.results), candidate)
+        kind = self._kind(node, inputs)
+        if kind not in self._of_kind:
+            ways = self._of_kind[kind] = {}
+            for candidate in self._ways(node, inputs):
+                ways.setdefault(_identity(candidate), candidate)
+        seen = dict(self._of_kind[kind])
+        for candidate in known:  # last, since it is not known whether they are references
+            seen.setdefault(_identity(candidate), candidate)
         real = [candidate for candidate in seen.values() if not candidate.is_ref]
         return real or list(seen.values())
+
+    def _kind(self, node: Node, inputs: Mapping[str, Value]) -> object:
+        """Return all that a node's ways depend on."""
+        own = node.name if node.is_boundary or self._pins_of(node) else ""
+        tail = tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
+        formats = (self.found.formats.get(value) for value in inputs.values())
+        read = tuple(None if some is None else tuple(some) for some in formats)
+        types = tuple(map(self.graph.type_of, inputs.values()))
+        writable = tuple(tuple(self.usable_formats.get(Value(node.name, i), ())) for i in range(len(node.results)))
+        return own, node.op, node.attrs, tail, node.exact, node.results, tuple(inputs), types, read, writable
 
     def _ways(self, node: Node, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         if node.op == "input":
@@ -356,6 +371,11 @@ def _formats_of(node: Node, candidate: Candidate) -> dict[str, MemoryDesc]:
     """Return the formats of a candidate's operands and results by name."""
     names = () if node.is_boundary else result_names(node)
     return {**candidate.operands, **dict(zip(names, candidate.results, strict=False))}
+
+
+def _identity(candidate: Candidate) -> object:
+    operands = tuple(sorted(candidate.operands.items(), key=_by_name))
+    return candidate.target, candidate.impl, operands, candidate.results
 
 
 def _are_strided(formats: Mapping[str, MemoryDesc]) -> bool:
