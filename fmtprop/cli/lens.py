@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from fmtprop.cli.arguments import Json
-from fmtprop.cli.console import FAILED, USAGE, emit, exit_code, failing, note
+from fmtprop.cli.console import FAILED, USAGE, emit, failing, note
+from fmtprop.cli.verbose import run_program
 from fmtprop.errors import FmtpropError
+from fmtprop.verbose import Ledger
 
 
 def lens(
@@ -45,15 +47,21 @@ def lens(
         interpreter, words = _program(command)
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "lens.json"
-            code = _run([*interpreter, "-m", "fmtprop.lens.script", folder, *words])
+            elsewhere = Ledger()
+            code = run_program([*interpreter, "-m", "fmtprop.lens.script", folder, *words], elsewhere, os.environ)
             data: dict[str, Any] | None = json.loads(result.read_text()) if result.exists() else None
             if data is not None and trace is not None:
                 write_text((Path(folder) / "trace.json").read_text(), trace, OURS_TRACE)
                 note(f"wrote {trace}")
     if data is not None:
         emit(json.dumps(data, indent=1) if as_json else lens_from(data).to_text())
-    if data is None or not data["primitives"]["count"]:
-        note("oneDNN executed nothing in this program's own process and thread")
+    if data is None:
+        note("there are no findings: a signal or os._exit ended the program, or it could not be watched")
+    elif not data["primitives"]["count"]:
+        note("PyTorch's oneDNN executed nothing in this program's own process")
+    if count := elsewhere.primitives.count:
+        seconds = elsewhere.primitives.seconds
+        note(f"{count} more executions ({seconds * 1e3:.3f} ms) are in no row: child processes, or outside operators")
     if code or data is None:
         raise typer.Exit(code or FAILED)
 
@@ -66,11 +74,3 @@ def _program(command: list[str]) -> tuple[list[str], list[str]]:
     if not words or (words[0].startswith("-") and words[0] != "-m") or words == ["-m"]:
         raise FmtpropError("lens runs a Python script or module: fmtprop lens -- python script.py, or python -m module")
     return [first], words
-
-
-def _run(command: list[str]) -> int:
-    """Run the program; its output goes to stderr, as stdout has the result."""
-    try:
-        return exit_code(subprocess.run(command, stdout=sys.stderr.fileno()).returncode)
-    except OSError as error:
-        raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error

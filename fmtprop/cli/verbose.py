@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import IO, Annotated, Any
 
 import typer
@@ -21,6 +22,8 @@ from fmtprop.verbose.source import PIECE_CHARACTERS, pieces
 
 #: environment variables of the log, by oneDNN's age; every version knows the value 1
 _SWITCHES = ("ONEDNN_VERBOSE", "DNNL_VERBOSE", "MKLDNN_VERBOSE")
+#: their values without executions in the log
+_OFF = ("", "0", "none", "error", "warn", "check")
 
 
 class LogCommand(TyperCommand):
@@ -51,7 +54,7 @@ def verbose(
     ledger, code = Ledger(), 0
     with failing(USAGE):
         if context.obj or len(words) > 1:
-            code = _run(words, ledger)
+            code = run_program(words, ledger, _logging(os.environ))
         else:
             with closing(pieces(words[0])) as found:
                 ledger.read(found)
@@ -62,18 +65,39 @@ def verbose(
         raise typer.Exit(code or FAILED)
 
 
-def _run(command: list[str], ledger: Ledger) -> int:
-    """Run a program; its log goes to the ledger, its other output to stderr. Return its exit code."""
-    environment = {**dict.fromkeys(_SWITCHES, "1"), **os.environ}
+def _logging(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the log switched on; a switch that is on already keeps its value."""
+    given = {name: value for name, value in environment.items() if name not in _SWITCHES or value not in _OFF}
+    return {**dict.fromkeys(_SWITCHES, "1"), **given}
+
+
+def run_program(command: list[str], ledger: Ledger, environment: Mapping[str, str]) -> int:
+    """Run a program; oneDNN's log goes to the ledger, its other output to stderr. Return its exit code."""
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", env=environment
         )
     except OSError as error:
         raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error
-    with process:
+    with process, _ended_by_signals(process):
         ledger.read(_log_alone(process.stdout))
     return exit_code(process.returncode)
+
+
+@contextmanager
+def _ended_by_signals(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Leave signals to the program: its log until then is added up."""
+
+    def end(number: int, _: Any) -> None:
+        if number == signal.SIGTERM:  # a terminal sends Ctrl-C to both
+            process.terminate()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _log_alone(output: IO[str] | None) -> Iterator[str]:

@@ -35,7 +35,7 @@ def explain_torch(
     variants : sequence of {"channels_last", "mkldnn", "inductor", "fmtprop"}
         Other ways to run it, each measured in turns with eager.
     repeats : int
-        Number of turns for each median.
+        Least number of turns. More follow while a gain is uncertain, for some seconds.
 
     Returns
     -------

@@ -14,13 +14,14 @@ from rich.table import Table
 from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
+    from fmtprop.lens.gain import Gain
     from fmtprop.lens.tracer import Call
     from fmtprop.lens.variants import Variant
 
 __all__ = ["Lens", "OperatorRow", "lens_from", "lens_of"]
 
 #: version of the JSON form
-SCHEMA = 2
+SCHEMA = 3
 _SHOWN = 20
 
 
@@ -74,9 +75,9 @@ class Lens:
         The costliest reorders first.
     variants : tuple of Variant
         The model in other ways, measured; empty for a program.
-    channels_last_saves_seconds : float, optional
-        Seconds of a run that ``channels_last`` should save, negative for a loss: each operator was timed in both
-        formats. None for a program.
+    channels_last : Gain, optional
+        Seconds of a run that ``channels_last`` should save: each operator was timed in both formats. None for a
+        program.
     calls : tuple of Call
         The calls of the run; not in the JSON form.
     """
@@ -84,7 +85,7 @@ class Lens:
     name: str
     rows: tuple[OperatorRow, ...]
     variants: tuple[Variant, ...] = ()
-    channels_last_saves_seconds: float | None = None
+    channels_last: Gain | None = None
     calls: tuple[Call, ...] = field(default=(), repr=False)
 
     @property
@@ -109,6 +110,11 @@ class Lens:
         return named / self.reorder_seconds if self.reorder_seconds else 1.0
 
     @property
+    def channels_last_saves_seconds(self) -> float | None:
+        """Seconds of a run that ``channels_last`` should save, negative for a loss; None for a program."""
+        return None if self.channels_last is None else self.channels_last.seconds
+
+    @property
     def activation_seconds(self) -> float:
         """Seconds of reorders of activations, which ``channels_last`` removes; it does not change those of weights."""
         return sum(row.activation_seconds for row in self.rows)
@@ -123,7 +129,7 @@ class Lens:
             "reorders": {"count": self.reorders, "seconds": self.reorder_seconds, "share": share},
             "attributed_share": self.attributed_share,
             "activation_seconds": self.activation_seconds,
-            "channels_last_saves_seconds": self.channels_last_saves_seconds,
+            "channels_last": None if self.channels_last is None else asdict(self.channels_last),
             "operators": [asdict(row) for row in self.rows],
             "variants": [asdict(variant) for variant in self.variants],
         }
@@ -188,10 +194,12 @@ class Lens:
         return render(Group(*parts))
 
     def _prediction(self) -> str:
-        seconds = self.channels_last_saves_seconds
-        if seconds is None:
+        gain = self.channels_last
+        if gain is None:
             return ""
-        return f", and should {'save' if seconds > 0 else 'cost'} {abs(seconds) * 1e3:.3f} ms of a run"
+        if gain.low_seconds <= 0 <= gain.high_seconds:
+            return f", and should neither save nor cost time, within the noise: {gain}"
+        return f", and should {'save' if gain.seconds > 0 else 'cost'} time of a run: {gain}"
 
     def _repr_html_(self) -> str:
         """Return the text for a notebook."""
@@ -201,7 +209,7 @@ class Lens:
 
 
 def lens_of(
-    name: str, calls: Iterable[Call], variants: Sequence[Variant] = (), saves_seconds: float | None = None
+    name: str, calls: Iterable[Call], variants: Sequence[Variant] = (), channels_last: Gain | None = None
 ) -> Lens:
     """Add up calls.
 
@@ -213,7 +221,7 @@ def lens_of(
         The calls of a tracer.
     variants : sequence of Variant
         The model in other ways.
-    saves_seconds : float, optional
+    channels_last : Gain, optional
         Seconds of a run that channels_last should save.
     """
     calls = tuple(calls)
@@ -222,16 +230,13 @@ def lens_of(
         groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
     rows = [_row(key, group) for key, group in groups.items()]
     rows.sort(key=lambda row: -row.reorder_seconds)
-    return Lens(name, tuple(rows), tuple(variants), saves_seconds, calls)
+    return Lens(name, tuple(rows), tuple(variants), channels_last, calls)
 
 
 def lens_from(data: Mapping[str, Any]) -> Lens:
-    """Return the lens from the result of :meth:`Lens.to_dict`."""
-    from fmtprop.lens.variants import Variant
-
+    """Return a program's lens from the result of :meth:`Lens.to_dict`."""
     rows = (OperatorRow(**{**row, "formats": tuple(row["formats"])}) for row in data["operators"])
-    variants = tuple(Variant(**one) for one in data["variants"])
-    return Lens(data["model"], tuple(rows), variants, data["channels_last_saves_seconds"])
+    return Lens(data["model"], tuple(rows))
 
 
 def _row(key: tuple[str, str, str, str], group: Sequence[Call]) -> OperatorRow:
@@ -270,14 +275,21 @@ def _operators(rows: Sequence[OperatorRow]) -> Table:
 
 def _variants(variants: Sequence[Variant]) -> Table:
     table = Table(title="in other ways, measured in turns")
-    for column in ("way", "run", "ratio", "reorders", "in reorders", "error"):
+    for column in ("way", "run", "ratio", "saves", "reorders", "in reorders", "error"):
         table.add_column(column, justify="left" if column == "way" else "right", overflow="fold")
     base = variants[0].seconds
     for one in variants:
         if one.failure:
-            table.add_row(one.name, "failed", "", "", "", printable(one.failure))
+            table.add_row(one.name, "failed", "", "", "", "", printable(one.failure))
             continue
         ratio = f"{one.seconds / base:.2f}" if base else ""
-        figures = (f"{one.seconds * 1e3:.3f} ms", ratio, str(one.reorders), f"{one.reorder_seconds * 1e3:.3f} ms")
+        saves = "" if one.gain is None else str(one.gain)
+        figures = (
+            f"{one.seconds * 1e3:.3f} ms",
+            ratio,
+            saves,
+            str(one.reorders),
+            f"{one.reorder_seconds * 1e3:.3f} ms",
+        )
         table.add_row(one.name, *figures, f"{one.error:.0e}")
     return table

@@ -8,8 +8,7 @@ propagate the formats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -17,14 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, Gain, gain_of
+
 __all__ = ["channels_last_saving"]
 
-#: runs that fill caches, and runs in each order over which medians are taken
-_WARMUP_RUNS, _RUNS = 2, 5
+#: runs that fill caches
+_WARMUP_RUNS = 2
 
 
-def channels_last_saving(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> float:
-    """Return the seconds of a run that channels_last should save, negative for a loss.
+def channels_last_saving(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Gain:
+    """Return the seconds of a run that channels_last should save.
 
     Parameters
     ----------
@@ -39,27 +40,25 @@ def channels_last_saving(module: torch.nn.Module, inputs: Sequence[torch.Tensor]
             shadows[tensor] = tensor.detach().to(memory_format=torch.channels_last, copy=True)
     # the second of two runs finds more in caches, so each format comes second equally often
     for _ in range(_WARMUP_RUNS):
-        _saved(module, inputs, shadows, shadow_first=False)
-    orders: tuple[list[list[float]], ...] = ([], [])
-    for _ in range(_RUNS):
-        for order, runs in enumerate(orders):
-            runs.append(_saved(module, inputs, shadows, shadow_first=bool(order)))
-    return sum(_sum_of_medians(runs) for runs in orders) / len(orders)
+        _both(module, inputs, shadows, shadow_first=False)
+    turns: list[list[float]] = []
+    end = monotonic() + LONGEST_SECONDS
+    while True:
+        first, second = (_both(module, inputs, shadows, shadow_first=order) for order in (False, True))
+        turns.append([seconds / 2 for both in (first, second) for seconds in both.saved])
+        if len(turns) % LEAST_TURNS == 0:
+            gain = gain_of(turns)
+            if gain.is_narrow(first.seconds) or monotonic() > end:
+                return gain
 
 
-def _saved(
+def _both(
     module: torch.nn.Module, inputs: Sequence[torch.Tensor], shadows: WeakTensorKeyDictionary, *, shadow_first: bool
-) -> list[float]:
-    """Return the seconds that each operator of a run saves on shadows."""
-    with _Both(shadows, shadow_first) as both:
+) -> _Both:
+    both = _Both(shadows, shadow_first)
+    with both:
         module(*inputs)
-    saved: list[float] = both.saved
-    return saved
-
-
-def _sum_of_medians(runs: Sequence[Sequence[float]]) -> float:
-    # an operator that another run did not call has no pair
-    return sum((median(seconds) for seconds in zip(*runs, strict=False)), 0.0)
+    return both
 
 
 class _Both(TorchDispatchMode):
@@ -68,8 +67,9 @@ class _Both(TorchDispatchMode):
     def __init__(self, shadows: WeakTensorKeyDictionary, shadow_first: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shadows, self._shadow_first = shadows, shadow_first
-        #: seconds that each operator saves on shadows
+        #: seconds that each operator saves on shadows, and seconds of all of them without shadows
         self.saved: list[float] = []
+        self.seconds = 0.0
 
     def _shadow_of(self, tensor: torch.Tensor) -> torch.Tensor:
         shadow: torch.Tensor = self._shadows.get(tensor, tensor)  # type: ignore[no-untyped-call]
@@ -88,6 +88,7 @@ class _Both(TorchDispatchMode):
             result, now = _timed(func, args, kwargs)
             other, later = _timed(func, *changed)
         self.saved.append(now - later)
+        self.seconds += now
         for one, shadow in zip(tree_leaves(result), tree_leaves(other), strict=True):
             if isinstance(one, torch.Tensor) and one.stride() != shadow.stride():
                 self._shadows[one] = shadow

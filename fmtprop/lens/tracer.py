@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fmtprop.dnnl.output import flush_output
 from fmtprop.errors import FmtpropError
 from fmtprop.verbose import Execution, executions_of
+from fmtprop.verbose.parse import MARKER
 
 __all__ = ["Call", "Tracer", "logging", "output_of"]
 
@@ -31,6 +32,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
 #: most calls that are kept
 _MOST = 1_000_000
+#: a thread's longest wait for an operator of another thread, which may be waiting for this thread
+_WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -63,19 +66,33 @@ class Call:
     thread: int
 
 
+class _Modules(threading.local):
+    """The running modules of each thread: path and class, the innermost last."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.stack: list[tuple[str, str]] = []
+
+
 @dataclass
 class Tracer:
-    """Collects the calls of one thread."""
+    """Collects calls."""
 
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._stack: list[tuple[str, str]] = []
+        self._modules = _Modules()
 
     @contextmanager
-    def watching(self) -> Iterator[Tracer]:
-        """Watch all operators that this thread calls in the block.
+    def watching(self, *, threads: bool = False) -> Iterator[Tracer]:
+        """Watch the operators that this thread calls in the block.
+
+        Executions that nobody watches, such as those of a forked process, stay in the standard output.
+
+        Parameters
+        ----------
+        threads : bool
+            Also watch the threads that Python starts in the block. Operators then run one at a time.
 
         Raises
         ------
@@ -89,38 +106,67 @@ class Tracer:
             stack.callback(before.remove)
             after = register_module_forward_hook(self._leave, always_call=True)
             stack.callback(after.remove)
-            stack.enter_context(_Watch(self, sink))
+            watch = _Watch(self, sink)
+            stack.enter_context(watch)
+            if threads:
+                stack.callback(threading.setprofile, threading.getprofile())
+                threading.setprofile(watch.join)
             yield self
 
     def add(self, operator: str, text: str, start_seconds: float, seconds: float) -> None:
-        """Record oneDNN's log of an operator."""
-        found = tuple(one for line in text.splitlines() for one in executions_of(line))
-        if found and len(self.calls) < _MOST:
-            module, kind = self._stack[-1] if self._stack else ("", "")
+        """Record oneDNN's log of an operator; give standard output the lines that other threads wrote."""
+        lines = text.splitlines(keepends=True)
+        found = tuple(one for line in lines for one in executions_of(line))
+        if found:
+            module, kind = self._modules.stack[-1] if self._modules.stack else ("", "")
             thread = threading.get_native_id()
             self.calls.append(Call(operator, module, kind, _line(), found, start_seconds, seconds, thread))
+        if others := "".join(line for line in lines if MARKER.search(line) is None):
+            os.write(1, others.encode())
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._stack:
-            self._names = {id(part): name for name, part in module.named_modules(remove_duplicate=True)}
-        self._stack.append((self._names.get(id(module), type(module).__name__), type(module).__name__))
+        running = self._modules
+        if not running.stack:
+            running.names = {id(part): name for name, part in module.named_modules(remove_duplicate=True)}
+        running.stack.append((running.names.get(id(module), type(module).__name__), type(module).__name__))
 
     def _leave(self, module: torch.nn.Module, _: Any, result: Any) -> None:
-        if self._stack:
-            self._stack.pop()
+        if self._modules.stack:
+            self._modules.stack.pop()
+
+
+class _Patience(threading.local):
+    """How long a thread waits for its turn: never again after it did not get it."""
+
+    seconds = _WAIT_SECONDS
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tracer: Tracer, sink: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tracer, self._sink = tracer, sink
+        self._process, self._turn, self._patience = os.getpid(), threading.Lock(), _Patience()
+
+    def join(self, *_: Any) -> None:
+        """Watch this thread, too: the profile function of a new thread."""
+        sys.setprofile(None)
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with output_of(self._sink) as read:
-            start_seconds, start = time(), perf_counter()
-            result = func(*args, **(kwargs or {}))
-            seconds = perf_counter() - start
-        self._tracer.add(str(func), read(), start_seconds, seconds)
+        kwargs = kwargs or {}
+        if os.getpid() != self._process or len(self._tracer.calls) >= _MOST or self._sink.closed:
+            return func(*args, **kwargs)
+        if not self._turn.acquire(timeout=self._patience.seconds):
+            self._patience.seconds = 0
+            return func(*args, **kwargs)
+        try:
+            with output_of(self._sink) as read:
+                start_seconds, start = time(), perf_counter()
+                result = func(*args, **kwargs)
+                seconds = perf_counter() - start
+            self._tracer.add(str(func), read(), start_seconds, seconds)
+        finally:
+            self._turn.release()
         return result
 
 
@@ -151,7 +197,10 @@ def logging() -> Iterator[None]:
 def output_of(sink: Any) -> Iterator[Any]:
     """Redirect standard output to a file in the block; yield a function that reads it afterwards."""
     flush_output()
-    keep = os.dup(1)
+    try:
+        keep = os.dup(1)
+    except OSError:  # the program has closed it
+        keep = os.open(os.devnull, os.O_WRONLY)
     sink.seek(0)
     sink.truncate()
     os.dup2(sink.fileno(), 1)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 
 from fmtprop.api import compile as compile_model
 from fmtprop.errors import FmtpropError
+from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, Gain, gain_of
 from fmtprop.lens.tracer import logging, output_of
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.verbose import Ledger
@@ -38,6 +39,8 @@ class Variant:
         ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``.
     seconds : float
         Median time of a run; 0 if it failed.
+    gain : Gain, optional
+        Seconds that a run saves relative to the run of eager in the same turn; None for eager, and if it failed.
     reorders : int
         Reorders that oneDNN executed in a run.
     reorder_seconds : float
@@ -50,6 +53,7 @@ class Variant:
 
     name: str
     seconds: float = 0.0
+    gain: Gain | None = None
     reorders: int = 0
     reorder_seconds: float = 0.0
     error: float = 0.0
@@ -73,7 +77,7 @@ def measure(
     names : sequence of str
         Ways of :data:`VARIANTS`.
     repeats : int
-        Number of turns for each median.
+        Least number of turns. More follow while a gain is uncertain, for some seconds.
 
     Returns
     -------
@@ -97,14 +101,31 @@ def measure(
             runs.pop(name, None)
             failed[name] = Variant(name, failure=str(error).partition("\n")[0][:200])
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
+    end = monotonic() + LONGEST_SECONDS
+    turns = repeats
+    while len(times["eager"]) < turns:
         for name, run in runs.items():
             start = perf_counter()
             run()
             times[name].append(perf_counter() - start)
+        if len(times["eager"]) == turns and not _is_enough(times) and monotonic() < end:
+            turns += LEAST_TURNS
     return tuple(
-        failed.get(name) or Variant(name, median(times[name]), *logs[name], errors[name]) for name in ("eager", *names)
+        failed.get(name) or Variant(name, median(times[name]), _gain(times, name), *logs[name], errors[name])
+        for name in ("eager", *names)
     )
+
+
+def _gain(times: Mapping[str, Sequence[float]], name: str) -> Gain | None:
+    if name == "eager":
+        return None
+    return gain_of([[eager - seconds] for eager, seconds in zip(times["eager"], times[name], strict=True)])
+
+
+def _is_enough(times: Mapping[str, Sequence[float]]) -> bool:
+    run_seconds = median(times["eager"])
+    gains = [gain for name in times if (gain := _gain(times, name)) is not None]
+    return len(times["eager"]) >= LEAST_TURNS and all(gain.is_narrow(run_seconds) for gain in gains)
 
 
 def _logged(name: str, run: Run) -> tuple[int, float]:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from math import inf
 from typing import Any
 
 from fmtprop.system.printable import printable, shortened
 from fmtprop.verbose.findings import Sum, Tally, findings
-from fmtprop.verbose.parse import Execution, executions, parse_body, unwrapped
+from fmtprop.verbose.parse import LONGEST_MILLISECONDS, Execution, executions, parse_body, unwrapped
 
 __all__ = ["Ledger"]
 
@@ -71,7 +70,7 @@ class Ledger:
             except ValueError:
                 self.read_line(line)
                 continue
-            if not 0 <= milliseconds < inf or ",graph," in line[:begin]:
+            if not 0 <= milliseconds < LONGEST_MILLISECONDS or ",graph," in line[:begin]:
                 continue
             self._count(body, milliseconds)
 

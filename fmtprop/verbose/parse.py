@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 __all__ = [
     "LAST",
+    "LONGEST_MILLISECONDS",
     "MARKER",
     "PLAIN",
     "Execution",
@@ -36,8 +37,12 @@ __all__ = [
 MARKER = re.compile(r"(onednn|dnnl|mkldnn)_verbose,")
 #: characters that the log never has: the text of a container's JSON log continues there, or a colour ends
 _QUOTED = re.compile(r'["\\\x1b]')
+#: a time beyond this number of milliseconds, 30 years, is none
+LONGEST_MILLISECONDS = 1e12
 #: characters before the word ``exec``: version of the format, timestamp, component
 _HEADER = 80
+#: commas from the engine to the problem
+_COMMAS = 7
 #: most characters of a line; oneDNN's own buffer is much smaller
 _LONGEST = 1 << 14
 
@@ -189,6 +194,9 @@ def _execution(text: str) -> tuple[str, float] | None:
     if begin < 0 or ",graph," in text[: begin + 1]:
         return None
     body, _, last = text[begin + 6 :].rstrip().rpartition(",")
+    whole = body.rpartition(",")[2]
+    if body.count(",") > _COMMAS and whole.isdigit() and "." not in last:  # the program's language has a decimal comma
+        body, last = body[: -len(whole) - 1], f"{whole}.{last}"
     try:
         milliseconds = float(last)
     except ValueError:
@@ -196,10 +204,10 @@ def _execution(text: str) -> tuple[str, float] | None:
         if match is None:
             return None
         milliseconds = float(match.group(1))
-    if not 0 <= milliseconds < math.inf:
+    if not 0 <= milliseconds < LONGEST_MILLISECONDS:
         return None
     # kind, implementation, propagation, formats, attributes, auxiliary and problem; the first two markers are older
-    least = {"o": 7, "d": 6, "m": 5}[text[0]]
+    least = {"o": _COMMAS, "d": 6, "m": 5}[text[0]]
     return (body, milliseconds) if body.count(",") >= least else None
 
 

@@ -18,9 +18,8 @@ __all__ = ["PIECE_CHARACTERS", "pieces"]
 #: characters that are read at once, and characters of a piece: longer lines come in several pieces
 _BLOCK_CHARACTERS, PIECE_CHARACTERS = 1 << 20, 1 << 16
 
-#: the beginnings of compressed files, and of text with two bytes per character, which PowerShell's ``>`` writes
+#: the beginnings of compressed files
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
-_ENCODINGS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 #: the beginnings of files that something else has to unpack, their form, and a command
 _FOREIGN = {b"\x28\xb5\x2f\xfd": ("Zstandard", "zstdcat"), b"PK\x03\x04": ("zip", "unzip -p")}
 
@@ -66,4 +65,14 @@ def _text(file: io.BufferedReader, name: str) -> IO[str]:
             raise FmtpropError(f"{name} is compressed by {form}: unpack it, {command} FILE | fmtprop verbose -")
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     source = file if opener is None else opener(file)
-    return io.TextIOWrapper(source, encoding=_ENCODINGS.get(head[:2], "utf-8"), errors="replace")
+    return io.TextIOWrapper(source, encoding=_encoding(source.peek(8)[:8]), errors="replace")
+
+
+def _encoding(head: bytes) -> str:
+    """Return the encoding of a text by its first bytes: PowerShell's ``>`` writes two bytes per character."""
+    for encoding in ("utf-16-le", "utf-16-be"):
+        low, high = (head[::2], head[1::2]) if encoding == "utf-16-le" else (head[1::2], head[::2])
+        without_mark = len(head) > 1 and not any(high) and all(low)  # the first characters are ASCII
+        if head.startswith("\ufeff".encode(encoding)) or without_mark:
+            return encoding
+    return "utf-8"

@@ -6,6 +6,9 @@ import bz2
 import gzip
 import json
 import lzma
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmtprop.verbose import Ledger, parse_line
-from tests.cli.command import fmtprop
+from tests.cli.command import ROOT, fmtprop
 
 DATA = Path(__file__).parent / "data"
 LOGS = sorted(DATA.glob("*.log"))
@@ -236,6 +239,9 @@ def test_numbers_of_four_bits():
 PACKED = {
     "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress,
     "two bytes a character": lambda text: text.decode().encode("utf-16"),
+    "two bytes a character, unmarked": lambda text: text.decode().encode("utf-16-le"),
+    "the other byte first": lambda text: text.decode().encode("utf-16-be"),
+    "two bytes a character, packed": lambda text: gzip.compress(text.decode().encode("utf-16")),
     "Windows": lambda text: text.replace(b"\n", b"\r\n"),
     "a container": lambda text: b"".join(
         json.dumps({"log": line + "\n", "time": "2026-11-23T10:00:00.1Z"}).encode() + b"\n"
@@ -321,6 +327,50 @@ def test_weights_of_training_are_no_activations():
     inference = Ledger()
     inference.read([lines[0], conv.replace("backward_weights", "forward_inference")] * 2)
     assert [row["kind"] for row in inference.findings()] == ["weights packed again"]
+
+
+def with_comma(text):
+    head, _, time = text.rpartition(",")
+    return f"{head},{time.replace('.', ',')}" if text in EXECUTED else text
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_program_that_writes_a_comma_into_numbers(log):
+    """``setlocale`` of C: printf of 0.25 writes 0,25."""
+    lines = log.read_text().splitlines()
+    assert ledger_of(*map(with_comma, lines)).to_dict() == ledger_of(*lines).to_dict()
+
+
+def test_a_time_of_more_than_30_years_is_none():
+    lines = [f"{HEADERS[0]},{REST[:-4]}{time}" for time in ("1e308", "1e308", "1e12")]
+    assert ledger_of(*lines, *lines).primitives.count == 0
+
+
+@pytest.mark.parametrize("value", ["0", "none", "2"])
+def test_a_log_that_the_environment_switches_off_is_on(capsys, monkeypatch, value):
+    monkeypatch.setenv("ONEDNN_VERBOSE", value)
+    program = "import os; print(*(os.environ[name] for name in ('ONEDNN_VERBOSE', 'DNNL_VERBOSE')))"
+    assert fmtprop(capsys, "verbose", "--", sys.executable, "-c", program)[2].startswith(
+        "2 1\n" if value == "2" else "1 1\n"
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_program_and_its_log_is_added_up(tmp_path, number, code):
+    text = f"{HEADERS[0]},{REST}"
+    program = f"echo '{text}'; echo ready >&2; sleep 60 & trap 'kill $!; exit {code}' INT TERM; wait"
+    words = ["-m", "fmtprop", "verbose", "--json", "--", "sh", "-c", program]
+    with subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stderr.readline() == "ready\n"
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == code and json.loads(out)["reorders"]["count"] == 1
 
 
 def test_a_line_in_colour():
