@@ -21,7 +21,16 @@ from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import describe
-from fmtprop.report.counterfactual import FORCED, PAYS, UNSOLVED, WASTED, Counterfactual, Rivals, is_format_change
+from fmtprop.report.counterfactual import (
+    FORCED,
+    PAYS,
+    UNCERTAIN,
+    UNSOLVED,
+    WASTED,
+    Counterfactual,
+    Rivals,
+    is_format_change,
+)
 from fmtprop.runtime.plan import Step
 from fmtprop.store import Store
 from fmtprop.targets.registry import provider
@@ -68,6 +77,7 @@ _MEANINGS = {
     FORCED: "forced (no plan does without)",
     PAYS: "worth their time (a plan without costs more)",
     WASTED: "avoidable (a plan without costs no more)",
+    UNCERTAIN: "uncertain (the difference is within the errors of the costs)",
     UNSOLVED: "not asked about",
 }
 

@@ -275,6 +275,10 @@ class TunedCosts:
             known = modelled * self._ratio(("reorder", self.model.reorder_kind(src, dst)))
         return known + disturbance(src, dst) + self._doubt
 
+    def is_measured(self, identity: Hashable) -> bool:
+        """Return whether the figure of a way to run a node, or of a pair of formats, was measured."""
+        return identity in self._used
+
     def _network_seconds(self, work: Sequence[tuple[Node, Candidate]]) -> float:
         """Return the seconds of the network without reorders, with the best way to run each node."""
         best: dict[str, float] = {}

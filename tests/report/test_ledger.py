@@ -20,7 +20,7 @@ from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.node import Value
 from fmtprop.passes.optimal import OptimalFormats
 from fmtprop.passes.target import Setting
-from fmtprop.report.counterfactual import FORCED, PAYS, WASTED, is_format_change
+from fmtprop.report.counterfactual import FORCED, PAYS, UNCERTAIN, WASTED, is_format_change
 from fmtprop.report.ledger import CAUSES, KINDS, module_of, totals
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs_for
@@ -44,7 +44,12 @@ def test_each_row_is_complete(name, policy):
         assert row.nbytes == row.logical_nbytes + row.padding_nbytes > 0 and row.readers and row.producer
     for row in report.reorders:
         assert row.seconds > 0 and row.bytes_per_second == pytest.approx(row.nbytes / row.seconds)
-        assert row.counterfactual.verdict in (FORCED, PAYS, WASTED)
+        without = row.counterfactual
+        assert without.verdict in (FORCED, PAYS, WASTED, UNCERTAIN)
+        if without.verdict != FORCED:
+            assert without.error_seconds > 0, "at least the reorder itself differs"
+            is_sure = abs(without.extra_seconds) >= without.error_seconds
+            assert is_sure == (without.verdict == (PAYS if without.extra_seconds > 0 else WASTED))
     data = json.loads(report.to_json())
     for sums in data["totals"].values():
         assert sum(row["count"] for row in sums) == len(report.reorders)
@@ -72,7 +77,8 @@ def test_reorders_of_a_training_step_belong_to_a_half_or_to_parameters():
 def test_optimal_has_no_reorder_that_does_not_pay():
     for name in ("concat", "residual", "chain"):
         report = fp.compile(name, tune="model", confirm=False).report(repeats=1)
-        assert {row.counterfactual.verdict for row in report.reorders} <= {FORCED, PAYS}
+        assert {row.counterfactual.verdict for row in report.reorders} <= {FORCED, PAYS, UNCERTAIN}
+        assert all((row.counterfactual.extra_seconds or 0) >= 0 for row in report.reorders)
 
 
 def test_counterfactuals_are_the_exact_solvers(usual_peaks):

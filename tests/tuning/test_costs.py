@@ -18,7 +18,7 @@ from fmtprop.targets import OneDnnTarget
 from fmtprop.tuning import Tuning, costs_for
 from fmtprop.tuning import costs as costs_module
 from fmtprop.tuning.costs import disturbance
-from fmtprop.tuning.identity import describe, describe_reorder
+from fmtprop.tuning.identity import describe, describe_reorder, identity_of
 from fmtprop.tuning.measure import Bench
 from tests.tuning.test_measure import ways
 
@@ -66,6 +66,7 @@ def test_the_model_measures_nothing(store: Store, work: Work, no_measuring: None
     costs.prepare(work, [(PLAIN, LAST)])
     assert all(costs.node(*way) == costs.model.node(*way) > 0 for way in work)
     assert costs.tuning == Tuning(modelled=len(work) + 1)
+    assert not any(costs.is_measured(identity_of(*way)) for way in work)
     assert len(store) == 0
 
 
@@ -92,6 +93,8 @@ def test_what_was_measured_is_known_to_the_next_compilation(
         assert [again.node(*way) for way in work] == figures
         assert again.reorder(PLAIN, LAST) == first.reorder(PLAIN, LAST)
         assert again.tuning == Tuning(0, first.tuning.measured, first.tuning.modelled, 0.0)
+        measured = [identity for identity in {identity_of(*way) for way in work} if again.is_measured(identity)]
+        assert len(measured) + again.is_measured((PLAIN, LAST)) == first.tuning.measured
 
 
 def test_remeasuring_replaces_what_the_cache_knows(store: Store, work: Work) -> None:

@@ -179,8 +179,7 @@
     { key: "share", title: "share", number: true, text: (row) => percent(row.share) },
     { key: "verdict", title: "verdict", value: (row) => row.counterfactual.verdict },
     { key: "extra", title: "without it", number: true, value: (row) => row.counterfactual.extra_seconds ?? Infinity, text: (row) => without(row) },
-    { key: "src", title: "from", format: true },
-    { key: "dst", title: "to", format: true },
+    { key: "formats", title: "formats", format: true, value: (row) => row.src + " → " + row.dst },
     { key: "edge", title: "edge", value: (row) => row.producer + " → " + row.readers.join(", ") },
     { key: "origin", title: "module" },
     { key: "cause", title: "cause" },
@@ -235,10 +234,12 @@
     const row = report.reorders.find((one) => one.name === chosen);
     if (!row) return fill(byId("detail"));
     const c = row.counterfactual;
+    const without = "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds);
     const told = {
       forced: "No plan of these nodes does without it. " + c.why,
-      pays: "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ".",
-      avoidable: "The cheapest plan without it costs " + milliseconds(c.seconds) + " instead of " + milliseconds(c.plan_seconds) + ". It may differ in other places too: gains of several reorders do not add up.",
+      pays: without + ".",
+      uncertain: without + ", a difference within the errors of the costs (" + milliseconds(c.error_seconds) + "). fmtprop tune measures them.",
+      avoidable: without + ". It may differ in other places too: gains of several reorders do not add up.",
     }[c.verdict] || "Not solved: " + c.why;
     const facts = [
       ["edge", row.producer + " → " + row.readers.join(", ")],
