@@ -21,6 +21,9 @@ __all__ = ["Race", "race"]
 #: least rounds before another plan may replace the choice by cost, and most rounds
 _SURE_ROUNDS, _MOST_ROUNDS = 9, 30
 
+#: rounds against the choice by cost, if it lost only the first runs, which find colder caches and untouched memory
+_WARM_ROUNDS = 3
+
 #: additional seconds to become sure, beyond the budget
 _EXTRA_SECONDS = 3.0
 
@@ -145,10 +148,12 @@ def _rounds(
     fewest: int,
     firsts: Mapping[str, float],
 ) -> Race:
-    """Run all plans in rounds; a first run that took longer than the whole budget counts as a round."""
+    """Run all plans in rounds; first runs that took longer than the whole budget are a round if the first plan won."""
     is_long = min(firsts.values()) > budget
     times: list[list[float]] = [[firsts[name]] if is_long else [] for name in executors]
     start = perf_counter() - (sum(firsts.values()) if is_long else 0.0)
+    if is_long and _winner(times) != 0:
+        times, fewest = [[] for _ in times], max(fewest, _WARM_ROUNDS)
     while len(times) > 1 and _goes_on(times, perf_counter() - start, budget, fewest):
         # alternately forwards and backwards, since the first plan of a round finds other data in the caches
         order = list(enumerate(executors.values()))

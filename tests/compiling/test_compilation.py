@@ -270,16 +270,17 @@ class Slow:
     now = 0.0
     arena_nbytes = 0
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, cold: float = 0.0) -> None:
+        self.seconds, self.cold = seconds, cold
 
     def run(self, inputs: object) -> None:
         Slow.now += self.seconds
 
     def profile(self, inputs: object, limit: float = inf) -> tuple[list[object], list[float]]:
-        spent = min(limit, self.seconds)
+        needed, self.cold = self.seconds + self.cold, 0.0
+        spent = min(limit, needed)
         Slow.now += spent
-        return [None] if spent == self.seconds else [], [spent]
+        return [None] if spent == needed else [], [spent]
 
     def close(self) -> None:
         pass
@@ -303,6 +304,15 @@ def test_slow_plans_run_the_rounds_that_were_asked_for(monkeypatch, plans, budge
     assert (found.rounds, found.winner) == (rounds, 0)
     assert found.seconds == pytest.approx(plans)
     assert all(len(runs) == rounds for runs in found.runs)
+
+
+@pytest.mark.parametrize(("other", "winner"), [(1.2, 0), (0.9, 1)])
+def test_cold_first_runs_of_slow_plans_do_not_decide(monkeypatch, other, winner) -> None:
+    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
+    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
+    found = race_module.race({"first": Slow(1.0, 0.5), "other": Slow(other)}, [], 0.2)
+    assert found is not None and (found.winner, found.rounds) == (winner, 3)
+    assert found.seconds == pytest.approx((1.0, other))
 
 
 @pytest.mark.parametrize(
