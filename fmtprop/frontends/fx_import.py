@@ -85,7 +85,7 @@ class Calls(Protocol):
         ...
 
 
-def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any]) -> list[Any]:
+def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any], outputs: int | None = None) -> list[Any]:
     """Add a node for every call of an fx graph.
 
     Parameters
@@ -97,11 +97,13 @@ def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any]) -> list
     values : mapping of str to object
         Meaning of each placeholder: a :class:`Value`, or a fixed plain number. Of each ``get_attr`` node too, if the
         module does not have its tensor.
+    outputs : int, optional
+        Number of the first results that leave the graph, so must be real; by default all.
 
     Returns
     -------
     list
-        The program's results: Values and plain numbers.
+        The program's results: Values, plain numbers, and parts of complex tensors that do not leave the graph.
 
     Raises
     ------
@@ -111,7 +113,7 @@ def import_calls(graph: Graph, module: Calls, values: Mapping[str, Any]) -> list
     walk = _Walk(graph, values)
     for node in module.graph.nodes:
         if node.op == "output":
-            for argument in node.args[0]:
+            for argument in node.args[0][:outputs]:
                 if isinstance(argument, fx.Node):
                     check_real(argument.meta.get("val"), f"output {argument.name}")
             return [walk.plain(argument) for argument in node.args[0]]

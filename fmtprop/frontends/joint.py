@@ -23,6 +23,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.host_call import Parts
 
 __all__ = ["BACKWARD", "Half", "Joint", "import_joint"]
 
@@ -152,7 +153,7 @@ class _Importer:
             draw = drawer(node)
             if draw is not None:
                 values[node.name] = self._input(node, "", self.places, draw)
-        return import_calls(self.graph, program, values)
+        return import_calls(self.graph, program, values, self.count)
 
     def _import_backward(self, saved: Sequence[Any]) -> list[Any]:
         program = self.programs[1]
@@ -191,6 +192,7 @@ class _Importer:
 
     def _saved(self, value: Any) -> Source:
         """Return the source of a saved tensor: autograd can detect changes of the caller's tensors only."""
+        value = value.value if isinstance(value, Parts) else value
         if not isinstance(value, Value):
             return "fixed", None
         place = self.places.get(storage(self.graph, value))

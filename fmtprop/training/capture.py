@@ -21,7 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
-from fmtprop.training.step import Step
+from fmtprop.training.step import Step, leading_sizes
 
 __all__ = ["Compiler", "training_backend"]
 
@@ -201,10 +201,10 @@ def _add_ticket(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
     with like.fake_mode:
         value = torch.empty([], dtype=torch.int64)
     for node in results[outputs:]:
-        if node.op != "placeholder":
-            node.meta.pop("val", None)
+        if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta.pop("val")
     output.args = ([*results[:outputs], ticket, *results[outputs:]],)
-    first = next(iter(backward.graph.nodes))
+    first = list(backward.graph.nodes)[leading_sizes(backward)]
     with backward.graph.inserting_before(first):
         backward.graph.placeholder("ticket").meta["val"] = value
     forward.recompile()

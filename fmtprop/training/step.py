@@ -24,7 +24,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
 
-__all__ = ["Evaluation", "Planner", "Step"]
+__all__ = ["Evaluation", "Planner", "Step", "leading_sizes"]
 
 #: returns whether the first of two calls is faster, and the seconds of both
 Compare = Callable[[Callable[[], object], Callable[[], object]], tuple[bool, tuple[float, float]]]
@@ -91,7 +91,8 @@ class Step:
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward half on the ticket, the saved tensors, and the gradients of the forward's results."""
-        made, (ticket, *given) = self._made, args
+        made, sizes = self._made, leading_sizes(self.programs[1])
+        ticket, given = args[sizes], [*args[:sizes], *args[sizes + 1 :]]
         if made is None:
             results: Sequence[Any] = self.programs[1].forward(*given)
             return results
@@ -153,6 +154,12 @@ class Step:
         joint = import_joint(*self.programs, self.outputs, "step")
         self.net = self._plan(joint.graph, replace(self.options, boundary=joint.boundary))
         return joint, Halves(self.net.plan, self.net.compilation.plan_for)
+
+
+def leading_sizes(backward: fx.GraphModule) -> int:
+    """Return the number of a backward half's first arguments that are sizes; AOTAutograd puts these before tensors."""
+    sizes = torch.SymInt, torch.SymFloat, torch.SymBool
+    return next(i for i, node in enumerate(backward.graph.nodes) if not isinstance(node.meta.get("val"), sizes))
 
 
 class Evaluation:

@@ -387,3 +387,18 @@ def test_nothing_is_traced_while_a_shape_is_planned():
         run(torch.ones(3, 8))
     assert len(regions[0].outcomes) == 2
     assert traced and not any(traced)
+
+
+def test_training_with_sizes_that_change():
+    """AOTAutograd gives the sizes to the backward half before its tensors."""
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    module = nn.Sequential(*layers)
+    call, _ = compiled(module)
+    for size in (8, 10, 12):
+        x = torch.randn(2, 3, size, 9)
+        found = []
+        for one in (call, module):
+            module.zero_grad()
+            one(x).square().sum().backward()
+            found.append([parameter.grad.clone() for parameter in module.parameters()])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -73,6 +73,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "upsample": (lambda: nn.Sequential(nn.Conv2d(8, 4, 1), nn.Upsample(scale_factor=2, mode="bilinear")), IMAGE),
     "bicubic": (lambda: nn.Sequential(nn.Conv2d(8, 16, 1), nn.Upsample(scale_factor=2, mode="bicubic")), IMAGE),
     "nearest": (lambda: nn.Sequential(nn.Conv2d(8, 4, 1), nn.Upsample(scale_factor=2)), IMAGE),
+    "spectrum": (lambda: Function(lambda x, w: torch.fft.irfft(torch.fft.rfft(x) * w), 4), IMAGE),
     "shuffle": (lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.ChannelShuffle(2), nn.PixelShuffle(2)), IMAGE),
     "reductions": (lambda: Function(lambda x, w: (x * w).amax(1) + x.mean((2, 3), keepdim=True).sum(1), 6), IMAGE),
     "linear": (lambda: nn.Linear(6, 5), IMAGE),
