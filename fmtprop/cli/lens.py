@@ -73,4 +73,6 @@ def _program(command: list[str]) -> tuple[list[str], list[str]]:
         first, words = sys.executable, command
     if not words or (words[0].startswith("-") and words[0] != "-m") or words == ["-m"]:
         raise FmtpropError("lens runs a Python script or module: fmtprop lens -- python script.py, or python -m module")
+    if words[0] != "-m" and not Path(words[0]).exists():
+        raise FmtpropError(f"{words[0]} cannot be run: there is no such file")
     return [first], words

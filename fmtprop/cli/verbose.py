@@ -78,7 +78,8 @@ def run_program(command: list[str], ledger: Ledger, environment: Mapping[str, st
             command, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", env=environment
         )
     except OSError as error:
-        raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}") from error
+        several = "; of several logs: cat LOG... | fmtprop verbose -" if len(command) > 1 else ""
+        raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}{several}") from error
     with process, _ended_by_signals(process):
         ledger.read(_log_alone(process.stdout))
     return exit_code(process.returncode)

@@ -322,6 +322,11 @@ def test_the_tracer_gives_standard_output_back_after_an_error(capfd):
     assert lens_of("x", tracer.calls).to_dict()["reorders"] == {"count": 0, "seconds": 0, "share": 0.0}
 
 
+def test_a_program_that_does_not_exist():
+    with pytest.raises(FmtpropError, match=r"nowhere\.py cannot be run: there is no such file"):
+        _program(["python", "nowhere.py"])
+
+
 @pytest.mark.parametrize("words", [["python"], ["python", "-c", "1"], ["-m"]])
 def test_what_is_no_program(words):
     with pytest.raises(FmtpropError, match="lens runs a Python script or module"):

@@ -8,7 +8,6 @@ import json
 import lzma
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmtprop.verbose import Ledger, parse_line
-from tests.cli.command import ROOT, fmtprop
+from tests.cli.command import fmtprop, start
 
 DATA = Path(__file__).parent / "data"
 LOGS = sorted(DATA.glob("*.log"))
@@ -274,6 +273,11 @@ def test_a_log_that_cannot_be_unpacked(capsys, tmp_path, content, message):
     assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
+def test_several_logs_are_no_program(capsys):
+    code, out, err = fmtprop(capsys, "verbose", *LOGS[:2])
+    assert (code, out) == (2, "") and "cannot be run: Permission denied; of several logs: cat LOG..." in err
+
+
 def test_two_libraries_in_one_process():
     logs = [DATA / "torch_eager_v3.12.log", DATA / "openvino_v3.13.log"]
     library = ledger_of(*(line for log in logs for line in log.read_text().splitlines())).to_dict()["library"]
@@ -356,14 +360,10 @@ def test_a_log_that_the_environment_switches_off_is_on(capsys, monkeypatch, valu
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_program_and_its_log_is_added_up(tmp_path, number, code):
+def test_a_signal_ends_the_program_and_its_log_is_added_up(number, code):
     text = f"{HEADERS[0]},{REST}"
     program = f"echo '{text}'; echo ready >&2; sleep 60 & trap 'kill $!; exit {code}' INT TERM; wait"
-    words = ["-m", "fmtprop", "verbose", "--json", "--", "sh", "-c", program]
-    with subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+    with start("verbose", "--json", "--", "sh", "-c", program, start_new_session=True) as process:
         assert process.stderr.readline() == "ready\n"
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as a terminal does
