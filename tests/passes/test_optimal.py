@@ -14,6 +14,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import Binary, Concat, Permute, emit
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, price, resolve_pins
+from fmtprop.passes.optimal.enumerate import enumerate_ways
 from fmtprop.passes.target import Setting
 from fmtprop.targets.reference import ReferenceTarget
 from tests.passes.table_target import TableTarget
@@ -191,6 +192,19 @@ def test_constants_cost_nothing():
     _, certificate = solve(g, UniformTarget(), costs)
     assert certificate.objective == pytest.approx(1 * US)
     assert "conv" in costs.prepared
+
+
+def test_equal_nodes_are_asked_for_once():
+    graph, target = Graph("row"), TableTarget()
+    values = [graph.input("x", TensorType((1, 16, 8, 8)))]
+    for _ in range(6):
+        values.append(relu(graph, values[-1]))
+    graph.output(values[-1])
+    found = enumerate_ways(graph, Setting(target, ReferenceTarget()), {}, {})
+    one, another = ([way.candidate for way in found.ways[value.node]] for value in values[3:5])
+    assert one == another
+    assert one
+    assert len({name for name, _ in target.asked} & {value.node for value in values}) < 4
 
 
 def test_every_choice_says_what_it_was_among():
