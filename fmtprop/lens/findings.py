@@ -15,8 +15,8 @@ from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
     from fmtprop.lens.gain import Gain
-    from fmtprop.lens.tracer import Call
-    from fmtprop.lens.variants import Variant
+    from fmtprop.lens.tracer import OperatorCall
+    from fmtprop.lens.variants import Measurement
 
 __all__ = ["Lens", "OperatorRow", "lens_from", "lens_of"]
 
@@ -73,20 +73,20 @@ class Lens:
         Name of the model or program.
     rows : tuple of OperatorRow
         The costliest reorders first.
-    variants : tuple of Variant
+    variants : tuple of Measurement
         The model in other ways, measured; empty for a program.
     channels_last : Gain, optional
         Seconds of a run that ``channels_last`` should save: each operator was timed in both formats. None for a
         program.
-    calls : tuple of Call
+    calls : tuple of OperatorCall
         The calls of the run; not in the JSON form.
     """
 
     name: str
     rows: tuple[OperatorRow, ...]
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[Measurement, ...] = ()
     channels_last: Gain | None = None
-    calls: tuple[Call, ...] = field(default=(), repr=False)
+    calls: tuple[OperatorCall, ...] = field(default=(), repr=False)
 
     @property
     def primitive_seconds(self) -> float:
@@ -209,7 +209,7 @@ class Lens:
 
 
 def lens_of(
-    name: str, calls: Iterable[Call], variants: Sequence[Variant] = (), channels_last: Gain | None = None
+    name: str, calls: Iterable[OperatorCall], variants: Sequence[Measurement] = (), channels_last: Gain | None = None
 ) -> Lens:
     """Add up calls.
 
@@ -217,15 +217,15 @@ def lens_of(
     ----------
     name : str
         Name of the model or program.
-    calls : iterable of Call
+    calls : iterable of OperatorCall
         The calls of a tracer.
-    variants : sequence of Variant
+    variants : sequence of Measurement
         The model in other ways.
     channels_last : Gain, optional
         Seconds of a run that channels_last should save.
     """
     calls = tuple(calls)
-    groups: dict[tuple[str, str, str, str], list[Call]] = {}
+    groups: dict[tuple[str, str, str, str], list[OperatorCall]] = {}
     for call in calls:
         groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
     rows = [_row(key, group) for key, group in groups.items()]
@@ -239,7 +239,7 @@ def lens_from(data: Mapping[str, Any]) -> Lens:
     return Lens(data["model"], tuple(rows))
 
 
-def _row(key: tuple[str, str, str, str], group: Sequence[Call]) -> OperatorRow:
+def _row(key: tuple[str, str, str, str], group: Sequence[OperatorCall]) -> OperatorRow:
     found = [one for call in group for one in call.executions]
     reorders = [one for one in found if one.kind == "reorder"]
     packing = sum(one.seconds for one in reorders if one.packs)
@@ -273,7 +273,7 @@ def _operators(rows: Sequence[OperatorRow]) -> Table:
     return table
 
 
-def _variants(variants: Sequence[Variant]) -> Table:
+def _variants(variants: Sequence[Measurement]) -> Table:
     table = Table(title="in other ways, measured in turns")
     for column in ("way", "run", "ratio", "saves", "reorders", "in reorders", "error"):
         table.add_column(column, justify="left" if column == "way" else "right", overflow="fold")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from fmtprop.report.profile import document, nested, span
 
 if TYPE_CHECKING:
-    from fmtprop.lens.tracer import Call
+    from fmtprop.lens.tracer import OperatorCall
 
 __all__ = ["trace"]
 
 
-def trace(calls: Sequence[Call], profile: str | PathLike[str] | None = None) -> str:
+def trace(calls: Sequence[OperatorCall], profile: str | PathLike[str] | None = None) -> str:
     """Return operators and the primitives within them; or an export of torch.profiler with the primitives added.
 
     Parameters
     ----------
-    calls : sequence of Call
+    calls : sequence of OperatorCall
         Of this process.
     profile : path-like, optional
         What :meth:`torch.profiler.profile.export_chrome_trace` wrote of the same run: it has the operators.
@@ -43,7 +43,7 @@ def trace(calls: Sequence[Call], profile: str | PathLike[str] | None = None) -> 
     return document([*operators, *nested(primitives, operators)])
 
 
-def _primitives(call: Call) -> Iterator[dict[str, Any]]:
+def _primitives(call: OperatorCall) -> Iterator[dict[str, Any]]:
     now = call.start_seconds
     for one in call.executions:
         # without timestamps they follow each other
@@ -64,5 +64,5 @@ def _primitives(call: Call) -> Iterator[dict[str, Any]]:
         )  # fmt: skip
 
 
-def _place(call: Call) -> dict[str, str]:
+def _place(call: OperatorCall) -> dict[str, str]:
     return {"module": call.module, "kind": call.kind, "line": call.line}

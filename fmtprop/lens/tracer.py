@@ -25,7 +25,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.verbose import Execution, executions_of
 from fmtprop.verbose.parse import MARKER
 
-__all__ = ["Call", "Tracer", "logging", "output_of"]
+__all__ = ["OperatorCall", "Tracer", "logging", "output_of"]
 
 #: folder of PyTorch's files: their lines are not the user's
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -37,7 +37,7 @@ _WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One call of an operator in which oneDNN executed something.
 
     Parameters
@@ -78,7 +78,7 @@ class _Modules(threading.local):
 class Tracer:
     """Collects calls."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._modules = _Modules()
@@ -120,7 +120,7 @@ class Tracer:
         if found:
             module, kind = self._modules.stack[-1] if self._modules.stack else ("", "")
             thread = threading.get_native_id()
-            self.calls.append(Call(operator, module, kind, _line(), found, start_seconds, seconds, thread))
+            self.calls.append(OperatorCall(operator, module, kind, _line(), found, start_seconds, seconds, thread))
         if others := "".join(line for line in lines if MARKER.search(line) is None):
             os.write(1, others.encode())
 

@@ -20,7 +20,7 @@ from fmtprop.lens.tracer import logging, output_of
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.verbose import Ledger
 
-__all__ = ["VARIANTS", "Variant", "measure"]
+__all__ = ["VARIANTS", "Measurement", "measure"]
 
 #: errors of a way to run a model that PyTorch or fmtprop does not support: they are reported, and the others run
 _FAILURES = (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError, FmtpropError)
@@ -30,7 +30,7 @@ _WARMUP = 2
 
 
 @dataclass(frozen=True)
-class Variant:
+class Measurement:
     """A way to run a model.
 
     Parameters
@@ -65,7 +65,7 @@ Run = Callable[[], Any]
 
 def measure(
     module: torch.nn.Module, inputs: Sequence[torch.Tensor], names: Sequence[str], repeats: int
-) -> tuple[Variant, ...]:
+) -> tuple[Measurement, ...]:
     """Run a model in several ways, in turns.
 
     Parameters
@@ -81,11 +81,11 @@ def measure(
 
     Returns
     -------
-    tuple of Variant
+    tuple of Measurement
         The measured ways, eager first.
     """
     runs: dict[str, Run] = {"eager": lambda: module(*inputs)}
-    failed: dict[str, Variant] = {}
+    failed: dict[str, Measurement] = {}
     expected = _flat(runs["eager"]())
     logs: dict[str, tuple[int, float]] = {}
     errors: dict[str, float] = {}
@@ -99,7 +99,7 @@ def measure(
             logs[name] = _logged(name, run)
         except _FAILURES as error:
             runs.pop(name, None)
-            failed[name] = Variant(name, failure=str(error).partition("\n")[0][:200])
+            failed[name] = Measurement(name, failure=str(error).partition("\n")[0][:200])
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = monotonic() + LONGEST_SECONDS
     turns = repeats
@@ -111,7 +111,7 @@ def measure(
         if len(times["eager"]) == turns and not _is_enough(times) and monotonic() < end:
             turns += LEAST_TURNS
     return tuple(
-        failed.get(name) or Variant(name, median(times[name]), _gain(times, name), *logs[name], errors[name])
+        failed.get(name) or Measurement(name, median(times[name]), _gain(times, name), *logs[name], errors[name])
         for name in ("eager", *names)
     )
 

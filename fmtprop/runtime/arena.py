@@ -24,7 +24,7 @@ class Lifetime(NamedTuple):
     last: int
 
 
-class Layout(NamedTuple):
+class ArenaLayout(NamedTuple):
     """The offset of each buffer, the arena's size and its lower bound, in bytes."""
 
     offsets: tuple[int, ...]
@@ -43,7 +43,7 @@ def align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
+def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaLayout:
     """Place buffers in the best of several orders, each in the lowest gap that fits.
 
     A buffer that fits no gap goes on top: above the highest neighbour, or right below the lower bound, which keeps the
@@ -57,13 +57,13 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
 
     Returns
     -------
-    Layout
+    ArenaLayout
         Offsets in the order given.
 
     Examples
     --------
     >>> plan_arena([Lifetime(100, 0, 1), Lifetime(64, 1, 2), Lifetime(100, 2, 3)])
-    Layout(offsets=(0, 128, 0), nbytes=192, peak_nbytes=192)
+    ArenaLayout(offsets=(0, 128, 0), nbytes=192, peak_nbytes=192)
 
     References
     ----------
@@ -86,7 +86,7 @@ def plan_arena(lifetimes: Sequence[Lifetime]) -> Layout:
         others = [i for i in order if i not in beyond]
         ways[attempt % len(ways)] = [*(i for i in order if i in beyond), *others], ceiling
     nbytes, offsets = best or (0, [])
-    return Layout(tuple(offsets), nbytes, peak)
+    return ArenaLayout(tuple(offsets), nbytes, peak)
 
 
 def peak_nbytes(lifetimes: Sequence[Lifetime]) -> int:

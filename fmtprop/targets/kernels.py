@@ -243,10 +243,10 @@ class KernelImplementation(Implementation):
 
     def build(self, threads: int) -> Executable:
         """Return the kernel for so many threads."""
-        return _Executable(self.kernel, threads)
+        return _KernelExecutable(self.kernel, threads)
 
 
-class _Executable(Executable):
+class _KernelExecutable(Executable):
     def __init__(self, kernel: StandaloneKernel, threads: int) -> None:
         self._kernel, self._threads = kernel, threads
 

@@ -64,14 +64,14 @@ class PrimitiveImplementation(Implementation):
 
     def build(self, threads: int) -> Executable:
         """Return the compiled primitive; `threads` is the number that it was offered for."""
-        return _Executable(dnnl.Primitive(self.pd), self.after)
+        return _CompiledPrimitive(dnnl.Primitive(self.pd), self.after)
 
     def residual(self, node: Node) -> str | None:
         """Return the operand that its sum post-op adds to."""
         return node.residual
 
 
-class _Executable(Executable):
+class _CompiledPrimitive(Executable):
     def __init__(self, primitive: dnnl.Primitive, after: Kernel | None) -> None:
         self._primitive, self._after = primitive, after
 

@@ -112,7 +112,7 @@ class ReferenceImplementation(Implementation):
 
     def build(self, threads: int) -> Executable:
         """Return the executable; operators find the number of threads themselves."""
-        return _Executable(by_operator=self.impl != MEANING)
+        return _OperatorExecutable(by_operator=self.impl != MEANING)
 
     def needs_check(self, node: Node) -> bool:
         """Say whether it runs otherwise than the reference does: by an operator, or on strides."""
@@ -122,7 +122,7 @@ class ReferenceImplementation(Implementation):
         return reads_strides(node) or (by_operator and node.choice is not None and bool(node.choice.operands))
 
 
-class _Executable(Executable):
+class _OperatorExecutable(Executable):
     def __init__(self, *, by_operator: bool) -> None:
         self._by_operator = by_operator
 

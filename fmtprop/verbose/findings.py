@@ -10,7 +10,7 @@ from typing import Any
 
 from fmtprop.verbose.parse import LAST, PLAIN, Execution
 
-__all__ = ["Sum", "Tally", "findings"]
+__all__ = ["Tally", "Total", "findings"]
 
 #: names of loops without optimized code; a fused depthwise pair also has such a name, but runs the kernels in it
 _LOOP = re.compile(r"(?:^|[:_])ref(?::|_int8|$)")
@@ -31,14 +31,14 @@ _ADVICE = {
 
 
 @dataclass
-class Sum:
+class Total:
     """Number, time and bytes of executions."""
 
     count: int = 0
     seconds: float = 0.0
     nbytes: int = 0
 
-    def add(self, other: Sum) -> None:
+    def add(self, other: Total) -> None:
         """Add another sum."""
         self.count += other.count
         self.seconds += other.seconds
@@ -59,7 +59,7 @@ class Tally:
         Reasons for which other implementations were refused before its first execution, in logs that tell.
     undone : dict
         The repetitions that undo an earlier reorder, by the kind of the primitive between the two.
-    chained : Sum
+    chained : Total
         The repetitions that follow another reorder of the same tensor.
     """
 
@@ -67,8 +67,8 @@ class Tally:
     count: int = 0
     milliseconds: float = 0.0
     refusals: tuple[str, ...] = ()
-    undone: dict[str, Sum] = field(default_factory=dict)
-    chained: Sum = field(default_factory=Sum)
+    undone: dict[str, Total] = field(default_factory=dict)
+    chained: Total = field(default_factory=Total)
 
     def __post_init__(self) -> None:
         """Compute the properties that each line needs."""
@@ -88,9 +88,9 @@ class Tally:
         return f"{src.dtype}:{src.tag} -> {dst.dtype}:{dst.tag} {self.execution.problem}"
 
     @property
-    def sum(self) -> Sum:
+    def sum(self) -> Total:
         """The sum of all repetitions."""
-        return Sum(self.count, self.milliseconds / 1e3, self.count * self.nbytes)
+        return Total(self.count, self.milliseconds / 1e3, self.count * self.nbytes)
 
     def follow(self, before: Tally | None, earlier: Tally | None, milliseconds: float) -> None:
         """Compare a reorder with the one or two executions before it."""
@@ -100,14 +100,14 @@ class Tally:
             if before.execution.unpacks:  # a gradient of weights: what follows it is another tensor
                 return
             if before.edge == self.inverse:
-                self._note(self.undone.setdefault("", Sum()), milliseconds)
+                self._note(self.undone.setdefault("", Total()), milliseconds)
             elif before.edge[0] == self.edge[0] and before.edge[2] == self.edge[1] != self.edge[2]:
                 self._note(self.chained, milliseconds)
         elif earlier is not None and earlier.moves and earlier.edge == self.inverse:
-            self._note(self.undone.setdefault(before.execution.kind, Sum()), milliseconds)
+            self._note(self.undone.setdefault(before.execution.kind, Total()), milliseconds)
 
-    def _note(self, total: Sum, milliseconds: float) -> None:
-        total.add(Sum(1, milliseconds / 1e3, self.nbytes))
+    def _note(self, total: Total, milliseconds: float) -> None:
+        total.add(Total(1, milliseconds / 1e3, self.nbytes))
 
 
 def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
@@ -125,14 +125,14 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
         refused other implementations for these before it took a reference one.
     """
     tallies = list(tallies)
-    found: dict[tuple[str, str], Sum] = {}
+    found: dict[tuple[str, str], Total] = {}
     reasons: dict[tuple[str, str], dict[str, None]] = {}
     # a step of training changes the weights: they are packed again for a reason
     trains = any(tally.execution.prop.startswith("backward") for tally in tallies)
     reads = None if trains else _weights_reads(tallies)
     for tally in tallies:
         for kind, name, total in _of(tally, reads):
-            found.setdefault((kind, name), Sum()).add(total)
+            found.setdefault((kind, name), Total()).add(total)
             if kind.startswith("reference"):
                 reasons.setdefault((kind, name), {}).update(dict.fromkeys(tally.refusals))
     rows = [
@@ -145,7 +145,7 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
-def _of(tally: Tally, reads: Counter[tuple[str, str]] | None) -> Iterable[tuple[str, str, Sum]]:
+def _of(tally: Tally, reads: Counter[tuple[str, str]] | None) -> Iterable[tuple[str, str, Total]]:
     one = tally.execution
     if _LOOP.search(one.impl) and not one.impl.startswith("ref_fused"):
         kind = "reference reorder" if tally.moves else "reference implementation"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fmtprop.system.printable import printable, shortened
-from fmtprop.verbose.findings import Sum, Tally, findings
+from fmtprop.verbose.findings import Tally, Total, findings
 from fmtprop.verbose.parse import LONGEST_MILLISECONDS, Execution, executions, parse_body, unwrapped
 
 __all__ = ["Ledger"]
@@ -49,7 +49,7 @@ class Ledger:
         self._room = _CHARACTERS
         #: facts about the library; a process can have several oneDNNs, PyTorch's and OpenVINO's
         self._library: dict[str, dict[str, None]] = {}
-        self._created: dict[str, Sum] = {}
+        self._created: dict[str, Total] = {}
         #: by kind: sizes, where the line has them, and reasons of refusals
         self._refused: dict[str, dict[tuple[str, str], None]] = {}
 
@@ -138,8 +138,8 @@ class Ledger:
         elif (info := _INFO.search(line)) is not None:
             self._library.setdefault(info.group(1), {})[info.group(2).strip()] = None
         elif (created := _CREATED.search(line[: 1 << 14])) is not None:
-            total = self._created.setdefault(created.group(1) or "create", Sum())
-            total.add(Sum(1, float(created.group(2)) / 1e3))
+            total = self._created.setdefault(created.group(1) or "create", Total())
+            total.add(Total(1, float(created.group(2)) / 1e3))
         elif (refused := _REFUSED.search(line[: 1 << 14])) is not None:
             self._refuse(*refused.groups())
 
@@ -150,12 +150,12 @@ class Ledger:
         yield from self._others.values()
 
     @property
-    def primitives(self) -> Sum:
+    def primitives(self) -> Total:
         """All executions."""
         return _total(self._all())
 
     @property
-    def reorders(self) -> Sum:
+    def reorders(self) -> Total:
         """All reorders."""
         return _total(tally for tally in self._all() if tally.is_reorder)
 
@@ -166,7 +166,7 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON; seconds and bytes."""
         primitives, reorders = self.primitives, self.reorders
-        tables: dict[str, dict[str, Sum]] = {
+        tables: dict[str, dict[str, Total]] = {
             "by_kind": {},
             "by_implementation": {},
             "by_reorder": {},
@@ -218,22 +218,22 @@ class Ledger:
         return "\n".join(lines)
 
 
-def _total(tallies: Iterable[Tally]) -> Sum:
-    total = Sum()
+def _total(tallies: Iterable[Tally]) -> Total:
+    total = Total()
     for tally in tallies:
         total.add(tally.sum)
     return total
 
 
-def _entry(table: dict[str, Sum], name: str) -> Sum:
-    return table.setdefault(name, Sum())
+def _entry(table: dict[str, Total], name: str) -> Total:
+    return table.setdefault(name, Total())
 
 
-def _rate(total: Sum) -> float:
+def _rate(total: Total) -> float:
     return total.nbytes / total.seconds if total.seconds else 0.0
 
 
-def _rows(table: dict[str, Sum]) -> list[dict[str, Any]]:
+def _rows(table: dict[str, Total]) -> list[dict[str, Any]]:
     ordered = sorted(table.items(), key=lambda item: -item[1].seconds)
     return [
         {"name": n, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes, "bytes_per_second": _rate(s)}

@@ -19,7 +19,9 @@ NAMES = frozenset({"onednn", "mkldnn", "reference", "jit"})
 CONSTANTS = frozenset({"JIT", "REFERENCE"})
 
 #: types of handles, of which an implementation's attributes tell what matters
-HANDLES = frozenset({"PrimitiveDesc", "Primitive", "Kernel", "StandaloneKernel", "Implementation", "Executable"})
+HANDLES = frozenset(
+    {"PrimitiveDesc", "Primitive", "Kernel", "StandaloneKernel", "TorchFunction", "Implementation", "Executable"}
+)
 
 #: lines with a target's name that means something else: how names of oneDNN's implementations begin
 ALLOWED = {("roofline.py", "jit")}

@@ -27,8 +27,8 @@ from fmtprop.runtime.selfcheck import Mismatch, check_node, check_steps
 from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher
 from fmtprop.targets.mkldnn.costs import MkldnnCosts
 from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packed, packing_of
+from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking
-from fmtprop.targets.mkldnn.kernel import Kernel
 from tests.targets.nodes import chosen, convolution, node_of, request
 
 IMAGE = (2, 16, 10, 10)
@@ -168,7 +168,7 @@ def test_every_tail_is_what_its_reference_is(target, tail):
 def test_a_wrong_operator_is_found(target):
     node, formats = convolution()
     node = chosen(target, node, formats)
-    wrong = Kernel(lambda *tensors: node.choice.handle.call(*tensors) + 1)
+    wrong = TorchFunction(lambda *tensors: node.choice.handle.call(*tensors) + 1)
     broken = node.with_(choice=type(node.choice)("mkldnn", "mkldnn::wrong", node.choice.operands, handle=wrong))
     assert check_node(broken) is not None
 

@@ -18,8 +18,8 @@ from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets.mkldnn import MkldnnTarget, dispatcher
 from fmtprop.targets.mkldnn.capability import capability_table
 from fmtprop.targets.mkldnn.formats import opaque
+from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.fused import fused_candidates
-from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.opaque import RULES
 from scripts import generate_mkldnn_table
 from tests.targets.nodes import chosen, node_of
@@ -100,9 +100,9 @@ def test_a_product_that_pytorch_does_not_run_is_not_offered(monkeypatch):
             if fails:
                 raise RuntimeError("could not create a primitive descriptor")
 
-        return Kernel(call)
+        return TorchFunction(call)
 
-    monkeypatch.setattr("fmtprop.targets.mkldnn.fused._Builder.kernel", kernel)
+    monkeypatch.setattr("fmtprop.targets.mkldnn.fused._FusedFunctions.kernel", kernel)
     monkeypatch.setattr("fmtprop.targets.mkldnn.fused.stored", lambda tensor, desc: tensor)
     for fails in (False, True):
         assert len(list(fused_candidates(node, request))) == (not fails)
@@ -118,7 +118,7 @@ def test_an_operator_that_raises_is_found_and_avoided(monkeypatch):
     def broken(self, node, request):
         for candidate in honest(self, node, request):
             fused = candidate.impl.startswith("mkldnn::_linear_pointwise")
-            yield replace(candidate, handle=Kernel(refuse)) if fused else candidate
+            yield replace(candidate, handle=TorchFunction(refuse)) if fused else candidate
 
     monkeypatch.setattr(MkldnnTarget, "candidates", broken)
     graph = linear()[0]

@@ -21,7 +21,7 @@ from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.formats import row_major
-from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.mkldnn.function import TorchFunction
 
 __all__ = ["dense_candidates"]
 
@@ -49,7 +49,7 @@ def dense_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     for name, desc in zip(results, written, strict=False):
         if request[name].kind != "any" and request[name] != desc:
             return
-    yield Candidate("mkldnn", "aten", operands, written, 0.0, False, Kernel(call, may_share=True))
+    yield Candidate("mkldnn", "aten", operands, written, 0.0, False, TorchFunction(call, may_share=True))
 
 
 def _reference(node: Node, names: tuple[str, ...]) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from fmtprop.passes.formats import channels_last
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.formats import packed, packing_of, row_major
-from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.tail import Tail, split
 
 __all__ = ["FUSED", "ConvPacking", "DeconvPacking", "LinearPacking", "fused_candidates", "stored"]
@@ -235,7 +235,7 @@ def _offer(
     ):
         return
     operands = {key: formats[key] for key in request if key != "dst"}
-    kernel = _Builder(tuple(operands), tail, window, view).kernel(operator)
+    kernel = _FusedFunctions(tuple(operands), tail, window, view).kernel(operator)
     if operator == _LINEAR and dst.dtype is not DataType.F32 and not _runs(kernel, operands):
         return
     impl = f"{name}+{tail.unary.attr}" if tail.unary.attr != "none" else name
@@ -243,7 +243,7 @@ def _offer(
     yield Candidate(_NAME, impl, operands, (dst,), 0.0, False, kernel)
 
 
-def _runs(kernel: Kernel, operands: Mapping[str, MemoryDesc]) -> bool:
+def _runs(kernel: TorchFunction, operands: Mapping[str, MemoryDesc]) -> bool:
     """Return whether a kernel runs, by running it on zeros.
 
     On AVX-512 without bf16 instructions, oneDNN packs bf16 weights in a format for which it has no inner product with
@@ -258,7 +258,7 @@ def _runs(kernel: Kernel, operands: Mapping[str, MemoryDesc]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Builder:
+class _FusedFunctions:
     """Builder of a function that calls a fused operator with fixed arguments and takes only tensors."""
 
     names: tuple[str, ...]
@@ -266,15 +266,15 @@ class _Builder:
     window: tuple[Any, ...]
     view: tuple[tuple[int, ...], tuple[int, ...]] | None
 
-    def kernel(self, operator: str) -> Kernel:
+    def kernel(self, operator: str) -> TorchFunction:
         namespace, base = operator.split("::")
         packet = getattr(getattr(torch.ops, namespace), base)
         if not self.tail.binary:
-            return Kernel(self._unary(packet.default))
+            return TorchFunction(self._unary(packet.default))
         if self.tail.binary != "add" or not has_kernel(f"{operator}_.binary", "CPU") or not self.window:
-            return Kernel(self._binary(packet.binary))
+            return TorchFunction(self._binary(packet.binary))
         in_place = getattr(getattr(torch.ops, namespace), f"{base}_").binary
-        return Kernel(self._binary(packet.binary), self.tail.other, self._binary(in_place, other_first=True))
+        return TorchFunction(self._binary(packet.binary), self.tail.other, self._binary(in_place, other_first=True))
 
     def _unary(self, operator: Any) -> Any:
         src, weights, bias = (self._position(name) for name in ("src", "weights", "bias"))

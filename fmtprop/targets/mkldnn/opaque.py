@@ -26,7 +26,7 @@ from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.mkldnn.dispatcher import computes_in, has_kernel
 from fmtprop.targets.mkldnn.formats import opaque, row_major
-from fmtprop.targets.mkldnn.kernel import Kernel
+from fmtprop.targets.mkldnn.function import TorchFunction
 
 __all__ = ["RULES", "Rule", "opaque_candidates"]
 
@@ -209,5 +209,5 @@ def _candidate(rule: Rule, tail: list[Rule], node: Node, request: Request) -> Ca
     functions = [rule.make(node.attrs, tuple(operands))]
     functions += [then.make(p.attrs, ("src",)) for then, p in zip(tail, node.post_ops, strict=True)]
     impl = ", ".join((rule.operator, *(then.operator for then in tail)))
-    kernel = Kernel(_chain(functions) if tail else functions[0])
+    kernel = TorchFunction(_chain(functions) if tail else functions[0])
     return Candidate("mkldnn", impl, operands, (formats["dst"],), 0.0, False, kernel)

@@ -21,8 +21,8 @@ from fmtprop.targets.mkldnn.costs import MkldnnCosts
 from fmtprop.targets.mkldnn.dense import dense_candidates
 from fmtprop.targets.mkldnn.dispatcher import computes_in
 from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packing_of, row_major
+from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking, fused_candidates
-from fmtprop.targets.mkldnn.kernel import Kernel
 from fmtprop.targets.mkldnn.opaque import opaque_candidates
 
 __all__ = ["MkldnnTarget"]
@@ -144,7 +144,7 @@ def _reorders(request: Request) -> Iterator[Candidate]:
     found = _converter(src, dst)
     if found is not None:
         impl, call = found
-        yield Candidate("mkldnn", impl, {"src": src}, (dst,), 0.0, False, Kernel(call))
+        yield Candidate("mkldnn", impl, {"src": src}, (dst,), 0.0, False, TorchFunction(call))
 
 
 def _converter(src: MemoryDesc, dst: MemoryDesc) -> tuple[str, Callable[[torch.Tensor], torch.Tensor]] | None:

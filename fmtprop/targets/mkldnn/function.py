@@ -17,11 +17,11 @@ from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.mkldnn.formats import packing_of
 
-__all__ = ["Kernel"]
+__all__ = ["TorchFunction"]
 
 
 @dataclass(frozen=True)
-class Kernel(Implementation):
+class TorchFunction(Implementation):
     """A way to compute a node from torch tensors.
 
     Parameters
@@ -57,7 +57,7 @@ class Kernel(Implementation):
 
     def build(self, threads: int) -> Executable:
         """Return the executable; PyTorch's operators find the number of threads themselves."""
-        return _Executable(self)
+        return _FunctionExecutable(self)
 
     def may_add_to(self, node: Node) -> str | None:
         """Return the operand that it can add to in place."""
@@ -68,8 +68,8 @@ class Kernel(Implementation):
         return node.op != "reorder" and all(type_.dtype.is_floating for type_ in node.results)
 
 
-class _Executable(Executable):
-    def __init__(self, kernel: Kernel) -> None:
+class _FunctionExecutable(Executable):
+    def __init__(self, kernel: TorchFunction) -> None:
         self._kernel = kernel
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
