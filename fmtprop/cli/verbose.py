@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import IO, Annotated, Any
 
@@ -73,29 +73,40 @@ def _logging(environment: Mapping[str, str]) -> dict[str, str]:
 
 def run_program(command: list[str], ledger: Ledger, environment: Mapping[str, str]) -> int:
     """Run a program; oneDNN's log goes to the ledger, its other output to stderr. Return its exit code."""
-    try:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", env=environment
-        )
-    except OSError as error:
-        several = "; of several logs: cat LOG... | fmtprop verbose -" if len(command) > 1 else ""
-        raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}{several}") from error
-    with process, _ended_by_signals(process):
-        ledger.read(_log_alone(process.stdout))
+    with _signals_left() as leave_to:
+        try:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", env=environment
+            )
+        except OSError as error:
+            several = "; of several logs: cat LOG... | fmtprop verbose -" if len(command) > 1 else ""
+            raise FmtpropError(f"{command[0]} cannot be run: {error.strerror}{several}") from error
+        leave_to(process)
+        with process:
+            ledger.read(_log_alone(process.stdout))
     return exit_code(process.returncode)
 
 
 @contextmanager
-def _ended_by_signals(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Leave signals to the program: its log until then is added up."""
+def _signals_left() -> Iterator[Callable[[subprocess.Popen[str]], None]]:
+    """Yield a function that leaves signals to a program, also earlier ones: its log until then is added up."""
+    processes: list[subprocess.Popen[str]] = []
+    asked: list[int] = []
 
     def end(number: int, _: Any) -> None:
-        if number == signal.SIGTERM:  # a terminal sends Ctrl-C to both
+        if number == signal.SIGTERM:  # a terminal sends Ctrl-C to all
+            asked.append(number)
+            for process in processes:
+                process.terminate()
+
+    def leave_to(process: subprocess.Popen[str]) -> None:
+        processes.append(process)
+        if asked:
             process.terminate()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield leave_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -362,7 +362,7 @@ def test_a_log_that_the_environment_switches_off_is_on(capsys, monkeypatch, valu
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_program_and_its_log_is_added_up(number, code):
     text = f"{HEADERS[0]},{REST}"
-    program = f"echo '{text}'; echo ready >&2; sleep 60 & trap 'kill $!; exit {code}' INT TERM; wait"
+    program = f"echo '{text}'; sleep 60 & trap 'kill $!; exit {code}' INT TERM; echo ready >&2; wait"
     with start("verbose", "--json", "--", "sh", "-c", program, start_new_session=True) as process:
         assert process.stderr.readline() == "ready\n"
         if number == signal.SIGINT:
