@@ -73,10 +73,10 @@ def reference(attrs: Pad, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
 def _pad(call: Call) -> Value | None:
     src: Value = call["self"]
     flat = list(call["pad"])
+    if not any(flat):  # in any mode
+        return src
     if call.args.get("mode", "constant") != "constant" or not is_native(call.type(src)) or min(flat, default=0) < 0:
         return None
-    if not any(flat):
-        return src
     unpadded = [0] * (call.type(src).ndim - len(flat) // 2)
     attrs = Pad((*unpadded, *flat[-2::-2]), (*unpadded, *flat[::-2]), float(call["value"] or 0.0))
     return call.emit("pad", {"src": src}, attrs)

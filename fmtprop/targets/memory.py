@@ -100,10 +100,14 @@ def view(memory: torch.Tensor, desc: MemoryDesc, start: int = 0) -> torch.Tensor
     start : int
         Byte at which the descriptor begins.
     """
-    dtype = torch_dtype(desc.dtype)
-    whole = (memory.numel() - start) // desc.dtype.nbytes * desc.dtype.nbytes
-    elements = memory[start : start + whole].view(dtype)
-    return elements.as_strided(desc.dims, desc.strides, elements.storage_offset() + desc.offset0)
+    dtype, size = torch_dtype(desc.dtype), desc.dtype.nbytes
+    if 0 in desc.dims:
+        return torch.empty_strided(desc.dims, desc.strides, dtype=dtype, device="cpu")
+    reach = 1 + sum((dim - 1) * stride for dim, stride in zip(desc.dims, desc.strides, strict=True))
+    begin = start + desc.offset0 * size
+    # a storage of its own, of exactly these bytes: some of PyTorch's operators copy the whole storage (slice_scatter)
+    elements = torch.from_numpy(memory.numpy()[begin : begin + reach * size]).view(dtype)
+    return elements.as_strided(desc.dims, desc.strides)
 
 
 def view_of_tensor(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:

@@ -28,15 +28,17 @@ def test_importers_agree_with_torch(target, args, pads):
     assert (node.attrs.pads_l, node.attrs.pads_r) == pads
 
 
-def test_no_padding_is_the_argument():
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_no_padding_is_the_argument(mode):
     assert FakeCall("aten.constant_pad_nd.default", X, [0, 0, 0, 0]).run() == Value("x0")
+    assert FakeCall("aten.pad.default", X, [0, 0, 0, 0], mode).run() == Value("x0")
 
 
 @pytest.mark.parametrize(
     ("target", "args"),
     [
         ("aten.pad.default", (X, [1, 1, 1, 1], "reflect")),
-        ("aten.pad.default", (X, [0, 0, 0, 0], "circular")),
+        ("aten.pad.default", (X, [0, 1, 0, 0], "circular")),
         ("aten.constant_pad_nd.default", (X, [-1, 1])),
         ("aten.constant_pad_nd.default", (X.with_dtype("s64"), [1, 1])),
     ],
