@@ -40,7 +40,6 @@ _MD_QUERIES = {
 }
 #: thousands of descriptors share these tuples
 _keys: dict[tuple[int, int], tuple[int, int]] = {}
-_MD_ALIASES = {"bias": ("weights", 1), "diff_bias": ("diff_weights", 1)}
 
 
 class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
@@ -146,9 +145,8 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         Parameters
         ----------
         name : str
-            ``src``, ``weights``, ``bias``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, or with
-            an index: ``src_1``. ``mean`` and ``variance`` are ``src_1``/``src_2`` or ``dst_1``/``dst_2``, as oneDNN
-            counts them.
+            ``src``, ``weights``, ``dst``, ``workspace``, ``scratchpad``, their ``diff_`` forms, with an index:
+            ``src_1``, or an execution argument: ``bias``, ``src_layer``.
 
         Returns
         -------
@@ -160,13 +158,15 @@ class PrimitiveDesc(Handle[_abi.dnnl_primitive_desc_t]):
         UnsupportedOpError
             For an unknown name.
         """
-        base, position = _MD_ALIASES.get(name, (name, 0))
+        base, position = name, 0
         head, _, tail = base.rpartition("_")
         if base not in _MD_QUERIES and tail.isdigit():
             base, position = head, int(tail)
+        if base not in _MD_QUERIES and name.upper() in Arg.__members__:
+            return self.arg_md(Arg[name.upper()])
         if base not in _MD_QUERIES:
-            known = ", ".join([*_MD_QUERIES, *_MD_ALIASES])
-            raise UnsupportedOpError(f"{self.kind}: unknown operand {name!r}; use one of {known}, src_1, …")
+            known = ", ".join(_MD_QUERIES)
+            raise UnsupportedOpError(f"{self.kind}: unknown operand {name!r}; use one of {known}, src_1, bias, …")
         return self._query(_MD_QUERIES[base], position)
 
     def arg_md(self, arg: int) -> NativeDesc | None:

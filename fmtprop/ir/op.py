@@ -158,6 +158,10 @@ def _never(attrs: Any) -> bool:
     return False
 
 
+def _same(operand: str, dims: tuple[int, ...]) -> float:
+    return 1.0
+
+
 def _few(dims: Mapping[str, tuple[int, ...]]) -> int:
     return 1
 
@@ -208,6 +212,9 @@ class OpDef:
         Whether an infinity becomes NaN, or spreads over a whole window: checks give no mask through such an op.
     positive : callable
         ``attrs -> operands`` to which a check gives positive numbers: divisors, variances, arguments of logarithms.
+    factor : callable
+        ``(operand, dims) -> power of two`` by which a check multiplies the numbers of an operand: an op that reads its
+        own results would amplify rounding errors with large weights.
     summands : callable
         ``dims by operand -> count`` of numbers that a primitive may add one after the other in f32, with sums that are
         not exact. Rounding errors grow with this count, and so does the tolerance of a check.
@@ -275,6 +282,7 @@ class OpDef:
     elementwise: bool = False
     spreads: bool = False
     positive: Callable[[Any], frozenset[str]] = _nothing
+    factor: Callable[[str, tuple[int, ...]], float] = _same
     summands: Callable[[Mapping[str, tuple[int, ...]]], int] = _few
     sliced: Sliced | None = None
     cost: Cost = field(default_factory=Cost)

@@ -30,6 +30,7 @@ from fmtprop.ops.pad import PAD, Pad
 from fmtprop.ops.pooling import POOLING, Pooling
 from fmtprop.ops.pooling_backward import POOLING_BACKWARD
 from fmtprop.ops.prelu import PRELU, Prelu
+from fmtprop.ops.recurrent import LBR_GRU, LSTM, VANILLA_RNN, Recurrent
 from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
@@ -49,6 +50,9 @@ OPS = (
     INNER_PRODUCT,
     MATMUL,
     ATTENTION,
+    VANILLA_RNN,
+    LSTM,
+    LBR_GRU,
     POOLING,
     POOLING_BACKWARD,
     BATCH_NORMALIZATION,
@@ -103,6 +107,7 @@ __all__ = [
     "Permute",
     "Pooling",
     "Prelu",
+    "Recurrent",
     "Reduction",
     "Reorder",
     "Resampling",

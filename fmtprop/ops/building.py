@@ -94,7 +94,7 @@ def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None 
             given["srcs"] = operand_list("src", descs)
             tensors |= {f"src_{index}": desc for index, desc in enumerate(given["srcs"])}
         given |= {name: desc for name, desc in tensors.items() if name in named}
-        given |= extra(attrs) if extra is not None else {}
+        given |= {name: value for name, value in extra(attrs).items() if name in named} if extra is not None else {}
         return lowering(dnnl.create(make(**given), attr), tensors)
 
     return primitive

@@ -126,6 +126,8 @@ def _binary(graph: Graph, node: Node, inputs: dict[str, Value], src: Value, axis
 
 def _scale_weights(graph: Graph, producer: Node, linear: Linear, affine: Affine) -> bool:
     """Give a producer new weights and a new bias; return False, without a change, if this is impossible."""
+    if linear.roles != Linear.roles:  # a gradient, or the products are not the result
+        return False
     inputs = graph.inputs(producer.name)
     type_ = graph.type_of(inputs["weights"])
     known = all(is_constant(graph, inputs[name]) for name in ("weights", "bias") if name in inputs)

@@ -100,7 +100,7 @@ class _Conversion:
         for name, dtype in original.items():
             if _names_its_type(node) or not narrow or dtype is not DataType.F32:
                 wanted[name] = dtype
-            elif name in data or (compute and name == "weights"):
+            elif name in data or (compute and name.startswith("weights")):
                 wanted[name] = self.dtype
             else:
                 wanted[name] = dtype

@@ -53,7 +53,8 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     -------
     torch.Tensor
         The operand's dimensions, filled with multiples of 1/4 between -2 and 2 (positive ones for a logarithm, a
-        divisor or a variance), or with integers. Their sums are exact in f32 at these sizes.
+        divisor or a variance), or with integers. Their sums are exact in f32 at these sizes. An op may have them scaled
+        (:attr:`~fmtprop.ir.op.OpDef.factor`).
     """
     one = port(node, name)
     op, attrs = (node.op, node.attrs) if one.post_op is None else (one.post_op.op, one.post_op.attrs)
@@ -72,6 +73,8 @@ def small_numbers(node: Node, name: str, desc: MemoryDesc, dtype: DataType | Non
     count = math.prod(single)
     rounds = -(-(start + count) // pool.numel())
     numbers = pool.repeat(rounds)[start : start + count].reshape(single).expand(desc.dims)
+    factor = opdef(op).factor(one.declared.name, desc.dims)
+    numbers = numbers if factor == 1.0 else numbers * factor
     return numbers if direct else numbers.to(torch_dtype(wanted))
 
 

@@ -199,8 +199,8 @@ class OneDnnTarget(Provider):
         names = result_names(node)
         operands = {name: tail.get(name) or formats[name] for name in request if name not in names}
         results = tuple(formats[name] for name in names if name in request)
-        # a gradient is of the same kind as its op
-        impl = pd.impl if node.op.startswith(pd.kind) else f"{pd.kind}:{pd.impl}"
+        # a gradient is of the same kind as its op, and oneDNN has one kind for all recurrent layers
+        impl = pd.impl if node.op.startswith(pd.kind) or pd.kind == "rnn" else f"{pd.kind}:{pd.impl}"
         if self._is_rejected(node, impl, operands, results):
             return None
         identity = (impl, tuple(operands), tuple(operands.values()), results)

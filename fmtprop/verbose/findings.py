@@ -147,7 +147,8 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
 
 def _of(tally: Tally, reads: Counter[tuple[str, str]] | None) -> Iterable[tuple[str, str, Total]]:
     one = tally.execution
-    if _LOOP.search(one.impl) and not one.impl.startswith("ref_fused"):
+    # a fused depthwise pair runs kernels, a recurrent layer runs products
+    if _LOOP.search(one.impl) and not one.impl.startswith("ref_fused") and one.kind != "rnn":
         kind = "reference reorder" if tally.moves else "reference implementation"
         yield kind, tally.name if tally.moves else f"{one.kind} {one.impl}", tally.sum
     if not tally.moves:

@@ -1,0 +1,310 @@
+"""Recurrent layers: oneDNN's vanilla RNN, LSTM and GRU, one layer of one or two directions per node.
+
+PyTorch's GRU is oneDNN's linear-before-reset one, with other places of the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import ShapeError
+from fmtprop.ir.facets import Linear
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Attrs, Value
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.ops.arguments import computable
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.building import primitive_of
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.view_attrs import expanded, permuted, reshaped, windowed
+
+if TYPE_CHECKING:
+    from fmtprop.ir.importing import Importer
+
+# ---------------------------------------------------------------- attributes
+
+
+@dataclass(frozen=True)
+class Recurrent(Attrs):
+    """Attributes of a recurrent layer.
+
+    Parameters
+    ----------
+    bidirectional : bool
+        Whether a second direction goes through the sequence from its end; its results follow the first one's along the
+        channels.
+    activation : str
+        ``"tanh"`` or ``"relu"``: the function of a vanilla RNN. The other kinds have their own.
+
+    Raises
+    ------
+    ShapeError
+        Another activation.
+
+    References
+    ----------
+    oneDNN developer guide, "RNN".
+    """
+
+    bidirectional: bool = False
+    activation: str = "tanh"
+
+    def __post_init__(self) -> None:
+        if self.activation not in ("tanh", "relu"):
+            raise ShapeError(f"activation of a recurrent layer is {self.activation!r}; it must be 'tanh' or 'relu'")
+
+    @property
+    def directions(self) -> int:
+        """Number of directions."""
+        return 2 if self.bidirectional else 1
+
+
+# ---------------------------------------------------------------- meaning
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of layer.
+
+    Parameters
+    ----------
+    name, problem : str
+        oneDNN's name, and the class of :mod:`fmtprop.dnnl`.
+    gates : tuple of int
+        For each gate of oneDNN's weights, its place in PyTorch's. PyTorch has them in this order, too, or two swapped:
+        so the same order leads back.
+    biases : int
+        Rows of oneDNN's bias.
+    states : tuple of str
+        Operands and results with a state of the layer, without ``src_`` and ``dst_``.
+    """
+
+    name: str
+    problem: str
+    gates: tuple[int, ...]
+    biases: int
+    states: tuple[str, ...] = ("iter",)
+
+    def infer(self, attrs: Recurrent, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+        """Return the types of dst_layer, (T, N, directions x H), and of the states, (1, directions, N, H)."""
+        src, weights = types["src_layer"], types["weights_iter"]
+        if src.ndim != 3 or weights.ndim != 5:
+            raise ShapeError(
+                f"src_layer has {src.ndim} axes and weights_iter {weights.ndim}; they must be 3, (T, N, channels), and "
+                "5, (1, directions, states, gates, states)"
+            )
+        (times, batch, channels), states, count = src.dims, weights.dims[-1], attrs.directions
+        state = (1, count, batch, states)
+        expected = {
+            "weights_layer": (1, count, channels, len(self.gates), states),
+            "weights_iter": (1, count, states, len(self.gates), states),
+            "bias": (1, count, self.biases, states),
+            **{f"src_{name}": state for name in self.states},
+        }
+        for name, dims in expected.items():
+            if types[name].dims != dims:
+                raise ShapeError(f"{name} has dims {types[name].dims} but this {self.name} needs {dims}")
+        return (
+            src.with_dims((times, batch, count * states)),
+            *(types[f"src_{name}"].with_dims(state) for name in self.states),
+        )
+
+    def reference(self, attrs: Recurrent, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Evaluate by PyTorch's layer, in the data type of src_layer."""
+        src = tensors["src_layer"]
+        wide = {name: tensor.to(src.dtype) for name, tensor in tensors.items()}
+        parameters: list[torch.Tensor] = []
+        for direction in range(attrs.directions):
+            for name in ("weights_layer", "weights_iter"):
+                weights = wide[name][0, direction].permute(1, 2, 0)[list(self.gates)]
+                parameters.append(weights.flatten(0, 1).contiguous())
+            bias = wide["bias"][0, direction]
+            rest = torch.zeros_like(bias[: len(self.gates)])
+            if self.biases > len(self.gates):
+                rest[-1] = bias[-1]
+            order = list(self.gates)
+            parameters += [bias[order].flatten(), rest[order].flatten()]
+        states = [wide[f"src_{name}"][0].contiguous() for name in self.states]
+        how = True, 1, 0.0, False, attrs.bidirectional, False
+        if self.name == "lstm":
+            results = torch.lstm(src.contiguous(), states, parameters, *how)
+        else:
+            function = torch.gru if self.name == "lbr_gru" else _VANILLA[attrs.activation]
+            results = function(src.contiguous(), states[0], parameters, *how)
+        dst, *after = results
+        return (
+            dst,
+            *(state[None].to(tensors[f"src_{name}"].dtype) for state, name in zip(after, self.states, strict=True)),
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        """Yield layers of one and two directions, with one and several sequences."""
+        yield Sample("one", Recurrent(), self.problem_types(5, 1, 8, 16, 1))
+        yield Sample("odd", Recurrent(), self.problem_types(3, 4, 7, 5, 1))
+        yield Sample("both_directions", Recurrent(bidirectional=True), self.problem_types(4, 3, 6, 10, 2))
+
+    def problem_types(
+        self, times: int, batch: int, channels: int, states: int, directions: int
+    ) -> dict[str, TensorType]:
+        """Return the types of the operands of a layer."""
+        gates = len(self.gates)
+        return {
+            "src_layer": TensorType((times, batch, channels)),
+            **{f"src_{name}": TensorType((1, directions, batch, states)) for name in self.states},
+            "weights_layer": TensorType((1, directions, channels, gates, states)),
+            "weights_iter": TensorType((1, directions, states, gates, states)),
+            "bias": TensorType((1, directions, self.biases, states)),
+        }
+
+
+_VANILLA: Mapping[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
+_RNN = _Kind("vanilla_rnn", "VanillaRnn", (0,), 1)
+_LSTM = _Kind("lstm", "Lstm", (0, 1, 2, 3), 4, ("iter", "iter_c"))
+_GRU = _Kind("lbr_gru", "LbrGru", (1, 0, 2), 4)
+
+
+def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
+    _, directions, channels, gates, states = weights
+    return float(src[0] * src[1] * directions * gates * states * (channels + states))
+
+
+def _loses(attrs: Recurrent) -> frozenset[str]:
+    return frozenset({"nan", "inf"}) if attrs.activation == "relu" else frozenset()
+
+
+def _factor(operand: str, dims: tuple[int, ...]) -> float:
+    """Return a factor for the numbers of a check: the state's products shrink, and activations do not saturate."""
+    if operand == "weights_iter":
+        return 2.0 ** -ceil(log2(2 * dims[2]))
+    return 2.0 ** -ceil(log2(dims[2]) / 2) if operand == "weights_layer" else 1.0
+
+
+def _fields(attrs: Recurrent) -> Mapping[str, Any]:
+    return {
+        "direction": "bidirectional_concat" if attrs.bidirectional else "unidirectional_left2right",
+        "activation": f"eltwise_{attrs.activation}",
+    }
+
+
+# ---------------------------------------------------------------- importers
+
+
+@dataclass(frozen=True)
+class _Import:
+    """Importer of a call of PyTorch: its layers become a chain of nodes."""
+
+    kind: _Kind
+    activation: str = "tanh"
+
+    def __call__(self, call: Call) -> tuple[Value | None, ...] | None:
+        """Return the sequence, and the states after it if they are read."""
+        first = call["hx"]
+        states = list(first) if isinstance(first, Sequence) else [first]
+        layers, attrs = int(call["num_layers"]), Recurrent(bool(call["bidirectional"]), self.activation)
+        tensors, count = list(call["params"]), 4 if call["has_biases"] else 2
+        if len(tensors) != layers * attrs.directions * count:
+            return None  # projections
+        drops = call["train"] and call["dropout"] and layers > 1
+        if drops or not computable(call, call["input"], *states, *tensors) or 0 in call.results[0].dims:
+            return None
+        src = call["input"]
+        src = permuted(call, src, (1, 0, 2)) if call["batch_first"] else src
+        ends: list[list[Value]] = [[] for _ in states]
+        step = attrs.directions * count
+        for layer in range(layers):
+            directions = [tensors[at : at + count] for at in range(layer * step, (layer + 1) * step, count)]
+            inputs = {"src_layer": src, **self._parameters(call, directions)}
+            for name, state in zip(self.kind.states, states, strict=True):
+                part = windowed(call, state, 0, layer * attrs.directions, attrs.directions)
+                inputs[f"src_{name}"] = reshaped(call, part, (1, *call.type(part).dims))
+            src = call.emit(self.kind.name, inputs, attrs)
+            for index, found in enumerate(ends, 1):
+                after = Value(src.node, index)
+                found.append(reshaped(call, after, call.type(after).dims[1:]))
+        results = [_joined(call, found, 0) if index in call.used else None for index, found in enumerate(ends, 1)]
+        return permuted(call, src, (1, 0, 2)) if call["batch_first"] else src, *results
+
+    def _parameters(self, call: Call, directions: Sequence[Sequence[Value]]) -> dict[str, Value]:
+        gates, states = len(self.kind.gates), call.type(directions[0][1]).dims[-1]
+        found = {}
+        for place, name in enumerate(("weights_layer", "weights_iter")):
+            rows = [
+                reshaped(call, one[place], (1, gates, states, call.type(one[place]).dims[-1])) for one in directions
+            ]
+            weights = self._gates(call, _joined(call, rows, 0))
+            channels = call.type(weights).dims[-1]
+            weights = permuted(call, weights, (0, 3, 1, 2))
+            found[name] = reshaped(call, weights, (1, len(directions), channels, gates, states))
+        return found | {"bias": self._bias(call, directions, states)}
+
+    def _bias(self, call: Call, directions: Sequence[Sequence[Value]], states: int) -> Value:
+        gates = len(self.kind.gates)
+        shape = (1, len(directions), self.kind.biases, states)
+        if len(directions[0]) == 2:
+            return expanded(call, call.constant([[[[0.0]]]]), shape)
+        given = [
+            self._gates(call, _joined(call, [reshaped(call, one[place], (1, gates, states)) for one in directions], 0))
+            for place in (2, 3)
+        ]
+        bias = call.emit("binary", {"src_0": given[0], "src_1": given[1]}, Binary("add"))
+        if self.kind.biases > gates:  # those of the new gate stay apart
+            both = windowed(call, bias, 1, 0, gates - 1)
+            bias = _joined(call, [both, *(windowed(call, one, 1, gates - 1, 1) for one in given)], 1)
+        return reshaped(call, bias, shape)
+
+    def _gates(self, call: Call, value: Value) -> Value:
+        """Return a tensor with its gates, along axis 1, in oneDNN's order."""
+        if self.kind.gates == tuple(range(len(self.kind.gates))):
+            return value
+        return _joined(call, [windowed(call, value, 1, gate, 1) for gate in self.kind.gates], 1)
+
+
+def _joined(call: Call, parts: Sequence[Value], axis: int) -> Value:
+    if len(parts) == 1:
+        return parts[0]
+    return call.emit("concat", {f"src_{index}": part for index, part in enumerate(parts)}, Concat(axis))
+
+
+# ---------------------------------------------------------------- declarations
+
+
+def _declared(kind: _Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
+    states = [Operand(f"src_{name}", f"SRC_{name.upper()}") for name in kind.states]
+    return OpDef(
+        name=kind.name,
+        attrs=Recurrent,
+        operands=(
+            Operand("src_layer", "SRC_LAYER"),
+            *states,
+            Operand("weights_layer", "WEIGHTS_LAYER", parameter=True),
+            Operand("weights_iter", "WEIGHTS_ITER", parameter=True),
+            Operand("bias", "BIAS", parameter=True),
+        ),
+        results=(
+            Operand("dst_layer", "DST_LAYER"),
+            *(Operand(f"dst_{name}", f"DST_{name.upper()}") for name in kind.states),
+        ),
+        category=Category.COMPUTE,
+        infer=kind.infer,
+        reference=kind.reference,
+        primitive=primitive_of(kind.problem, _fields),
+        linear=Linear(_products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
+        factor=_factor,
+        loses=_loses,
+        samples=kind.samples,
+        torch=torch_calls,
+    )
+
+
+VANILLA_RNN = _declared(
+    _RNN,
+    {f"aten.rnn_{activation}.input": _Import(_RNN, activation) for activation in _VANILLA},
+)
+LSTM = _declared(_LSTM, {"aten.lstm.input": _Import(_LSTM)})
+LBR_GRU = _declared(_GRU, {"aten.gru.input": _Import(_GRU)})
