@@ -103,6 +103,13 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
             self._desc = _describe(self)
         return self._desc
 
+    def marked(self, token: str) -> MemoryDesc:
+        """Return an opaque MemoryDesc of this descriptor, which equals only another one with the same token."""
+        desc = MemoryDesc.opaque(self.dims, self.data_type, self.nbytes, token)
+        if desc not in _OPAQUE_NATIVE:
+            _OPAQUE_NATIVE[desc] = self.clone()
+        return desc
+
     @property
     def nbytes(self) -> int:
         """Bytes of storage from the buffer's start; for a submemory up to the end of the region.

@@ -262,6 +262,11 @@ class DescBase:
         return self._geometry is not None and geometry.is_regular(self._geometry)
 
     @property
+    def is_workspace(self) -> bool:
+        """True for the workspace of a primitive: bytes that only its gradient can read."""
+        return self.kind is FormatKind.OPAQUE and self.dtype is DataType.U8
+
+    @property
     def has_broadcast(self) -> bool:
         """True where an element is repeated (stride 0 along a dimension larger than 1)."""
         g = self._geometry

@@ -31,6 +31,7 @@ from fmtprop.ops.pooling import POOLING, Pooling
 from fmtprop.ops.pooling_backward import POOLING_BACKWARD
 from fmtprop.ops.prelu import PRELU, Prelu
 from fmtprop.ops.recurrent import LBR_GRU, LSTM, VANILLA_RNN, Recurrent
+from fmtprop.ops.recurrent_training import OPS as RECURRENT_TRAINING
 from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
@@ -53,6 +54,7 @@ OPS = (
     VANILLA_RNN,
     LSTM,
     LBR_GRU,
+    *RECURRENT_TRAINING,
     POOLING,
     POOLING_BACKWARD,
     BATCH_NORMALIZATION,

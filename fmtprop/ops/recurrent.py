@@ -69,7 +69,7 @@ class Recurrent(Attrs):
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """A kind of layer.
 
     Parameters
@@ -164,17 +164,22 @@ class _Kind:
 
 
 _VANILLA: Mapping[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
-_RNN = _Kind("vanilla_rnn", "VanillaRnn", (0,), 1)
-_LSTM = _Kind("lstm", "Lstm", (0, 1, 2, 3), 4, ("iter", "iter_c"))
-_GRU = _Kind("lbr_gru", "LbrGru", (1, 0, 2), 4)
+_RNN = Kind("vanilla_rnn", "VanillaRnn", (0,), 1)
+_LSTM = Kind("lstm", "Lstm", (0, 1, 2, 3), 4, ("iter", "iter_c"))
+_GRU = Kind("lbr_gru", "LbrGru", (1, 0, 2), 4)
+
+#: the kinds by oneDNN's names
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (_RNN, _LSTM, _GRU)}
 
 
-def _products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
+def products(src: tuple[int, ...], weights: tuple[int, ...], dst: tuple[int, ...]) -> float:
+    """Return the products of a layer, from the dims of src_layer and weights_layer."""
     _, directions, channels, gates, states = weights
     return float(src[0] * src[1] * directions * gates * states * (channels + states))
 
 
-def _loses(attrs: Recurrent) -> frozenset[str]:
+def loses(attrs: Recurrent) -> frozenset[str]:
+    """Return the special values that a layer loses."""
     return frozenset({"nan", "inf"}) if attrs.activation == "relu" else frozenset()
 
 
@@ -185,7 +190,8 @@ def _factor(operand: str, dims: tuple[int, ...]) -> float:
     return 2.0 ** -ceil(log2(dims[2]) / 2) if operand == "weights_layer" else 1.0
 
 
-def _fields(attrs: Recurrent) -> Mapping[str, Any]:
+def fields_of(attrs: Recurrent) -> Mapping[str, Any]:
+    """Return the fields of oneDNN's problem that are no tensors."""
     return {
         "direction": "bidirectional_concat" if attrs.bidirectional else "unidirectional_left2right",
         "activation": f"eltwise_{attrs.activation}",
@@ -199,7 +205,7 @@ def _fields(attrs: Recurrent) -> Mapping[str, Any]:
 class _Import:
     """Importer of a call of PyTorch: its layers become a chain of nodes."""
 
-    kind: _Kind
+    kind: Kind
     activation: str = "tanh"
 
     def __call__(self, call: Call) -> tuple[Value | None, ...] | None:
@@ -274,7 +280,7 @@ def _joined(call: Call, parts: Sequence[Value], axis: int) -> Value:
 # ---------------------------------------------------------------- declarations
 
 
-def _declared(kind: _Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
+def _declared(kind: Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
     states = [Operand(f"src_{name}", f"SRC_{name.upper()}") for name in kind.states]
     return OpDef(
         name=kind.name,
@@ -293,10 +299,10 @@ def _declared(kind: _Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
         category=Category.COMPUTE,
         infer=kind.infer,
         reference=kind.reference,
-        primitive=primitive_of(kind.problem, _fields),
-        linear=Linear(_products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
+        primitive=primitive_of(kind.problem, fields_of),
+        linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
         factor=_factor,
-        loses=_loses,
+        loses=loses,
         samples=kind.samples,
         torch=torch_calls,
     )

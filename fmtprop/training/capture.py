@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from fmtprop.training.recurrent import whole_layers
 from fmtprop.training.step import Step, leading_sizes
 
 __all__ = ["Compiler", "training_backend"]
@@ -78,6 +79,7 @@ def training_backend(
             # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
+        whole_layers(module)
         with _step_by_step(module), _resamplings_whole():
             return traced(module, example_inputs)
 

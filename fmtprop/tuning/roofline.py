@@ -202,10 +202,10 @@ class ModelCosts:
         return self.peaks.call + max(_KERNEL_OPERATIONS * prod(dst.dims) / (peak * _POINTWISE), 2 * dst.nbytes * pace)
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
-        """Return the seconds of a reorder, 0 for none, or None where the destination repeats elements."""
+        """Return the seconds of a reorder, 0 for none, None for workspaces and where dst repeats elements."""
         if src == dst:
             return 0.0
-        return None if dst.has_broadcast else self._reorder(src, dst)
+        return None if dst.has_broadcast or src.is_workspace or dst.is_workspace else self._reorder(src, dst)
 
     def reorder_kind(self, src: MemoryDesc, dst: MemoryDesc) -> str:
         """Return which reorders this one is like: ``"copy"``, ``"block"`` or ``"transpose"``."""
