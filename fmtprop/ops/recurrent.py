@@ -183,7 +183,7 @@ def loses(attrs: Recurrent) -> frozenset[str]:
     return frozenset({"nan", "inf"}) if attrs.activation == "relu" else frozenset()
 
 
-def _factor(operand: str, dims: tuple[int, ...]) -> float:
+def check_factor(operand: str, dims: tuple[int, ...]) -> float:
     """Return a factor for the numbers of a check: the state's products shrink, and activations do not saturate."""
     if operand == "weights_iter":
         return 2.0 ** -ceil(log2(2 * dims[2]))
@@ -301,7 +301,7 @@ def _declared(kind: Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
         reference=kind.reference,
         primitive=primitive_of(kind.problem, fields_of),
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        factor=_factor,
+        factor=check_factor,
         loses=loses,
         samples=kind.samples,
         torch=torch_calls,

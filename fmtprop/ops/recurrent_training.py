@@ -21,7 +21,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import only
-from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, fields_of, products
+from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, fields_of, loses, products
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
@@ -260,7 +260,8 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         reference=reference,
         primitive=_primitive(kind),
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
-        checkable=lambda attrs: False,
+        factor=check_factor,
+        loses=loses,
         samples=samples,
         torch={"fmtprop.recurrent.default": _import} if kind.name == "lstm" else {},
     )

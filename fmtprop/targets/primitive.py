@@ -10,6 +10,7 @@ import torch
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import tensor_type
 from fmtprop.jit import Call, Kernel, Work
 from fmtprop.layout import MemoryDesc
@@ -65,6 +66,10 @@ class PrimitiveImplementation(Implementation):
     def build(self, threads: int) -> Executable:
         """Return the compiled primitive; `threads` is the number that it was offered for."""
         return _CompiledPrimitive(dnnl.Primitive(self.pd), self.after)
+
+    def needs_check(self, node: Node) -> bool:
+        """Return whether a check may choose the numbers of all operands."""
+        return opdef(node.op).checkable(node.attrs)
 
     def residual(self, node: Node) -> str | None:
         """Return the operand that its sum post-op adds to."""

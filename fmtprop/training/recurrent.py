@@ -39,7 +39,7 @@ class _Layers:
 
     def __init__(self, function: Callable[..., Any], kind: str, activation: str) -> None:
         self._function, self._kind, self._activation = function, KINDS[kind], activation
-        self.__name__ = self.__qualname__ = f"layers_of_{function.__name__}"
+        self.__name__ = self.__qualname__ = function.__name__
         self.__module__ = __name__
 
     def __call__(self, *args: Any) -> Any:
@@ -81,21 +81,26 @@ class _Layers:
 
 def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Return oneDNN's weights and bias of a layer, from PyTorch's by direction."""
-    gates = len(kind.gates)
+    count = len(kind.gates)
 
-    def ordered(place: int) -> Tensor:
-        rows = torch.stack([one[place].unflatten(0, (gates, -1)) for one in directions])
-        return rows if gates != 3 else torch.stack([rows[:, gate] for gate in kind.gates], 1)
+    def gates(place: int) -> Tensor:
+        rows = torch.stack([one[place].unflatten(0, (count, -1)) for one in directions])
+        if kind.gates == tuple(range(count)):
+            return rows
+        parts = rows.unbind(1)  # its gradient is one call, that of slices several
+        return torch.stack([parts[gate] for gate in kind.gates], 1)
 
-    weights = [ordered(place).permute(0, 3, 1, 2).unsqueeze(0).contiguous() for place in (0, 1)]
+    # (directions, gates, states, inputs) -> (1, directions, inputs, gates, states)
+    w, u = (gates(place).permute(0, 3, 1, 2).unsqueeze(0).contiguous() for place in (0, 1))
     if len(directions[0]) == 2:
-        shape = (1, len(directions), kind.biases, weights[0].shape[-1])
-        return weights[0], weights[1], weights[0].new_zeros(shape)
-    first, second = ordered(2), ordered(3)
-    bias = first + second
-    if kind.biases > gates:  # those of the new gate stay apart
-        bias = torch.cat([bias[:, :-1], first[:, -1:], second[:, -1:]], 1)
-    return weights[0], weights[1], bias.unsqueeze(0)
+        return w, u, w.new_zeros((1, len(directions), kind.biases, w.shape[-1]))
+    first, second = gates(2), gates(3)
+    if kind.biases == count:
+        return w, u, (first + second).unsqueeze(0)
+    *both, last = first.unbind(1)  # those of the new gate stay apart
+    *others, other = second.unbind(1)
+    sums = [a + b for a, b in zip(both, others, strict=True)]
+    return w, u, torch.stack([*sums, last, other], 1).unsqueeze(0)
 
 
 def _layer(

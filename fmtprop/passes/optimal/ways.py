@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, opdef
+from fmtprop.ir.ports import Role, port
 from fmtprop.layout import FormatKind, MemoryDesc
 from fmtprop.passes.formats import plain
 from fmtprop.passes.optimal.composition import COMPOSED
@@ -82,12 +83,12 @@ class Enumeration:
     def reorders(self) -> dict[Value, list[tuple[MemoryDesc, MemoryDesc]]]:
         """Return, for each tensor, the possible changes of format: from any format to one that is read."""
         wanted: dict[Value, set[MemoryDesc]] = {}
-        asked: set[tuple[Value, MemoryDesc]] = set()  # formats of the caller, which may have gaps
+        asked: set[tuple[Value, MemoryDesc]] = set()  # formats of the caller and of weights, which may have gaps
         for way in self:
             for operand, value in way.inputs.items():
                 desc = way.candidate.operands[operand]
                 wanted.setdefault(value, set()).add(desc)
-                if way.node.op == "output":
+                if way.node.op == "output" or port(way.node, operand).role is Role.PARAMETER:
                     asked.add((value, desc))
         found = {}
         for value, formats in self.formats.items():

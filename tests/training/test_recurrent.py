@@ -1,0 +1,142 @@
+"""Recurrent layers train by oneDNN's primitives, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import dnnl
+from fmtprop.layout import MemoryDesc
+
+KINDS = {"LSTM": "lstm", "GRU": "lbr_gru", "RNN": "vanilla_rnn"}
+OPTIONS = {
+    "plain": {},
+    "deep": {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    "without bias": {"bias": False},
+}
+
+
+class Net(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = getattr(nn, kind)(7, 32, **options)
+        self.head = nn.Linear(32 * (1 + self.layer.bidirectional), 3)
+
+    def forward(self, x, states=None):
+        y, after = self.layer(x, states)
+        after = after if isinstance(after, tuple) else (after,)
+        return self.head(y), *after
+
+
+def step(run, args):
+    """Run a step; return the results, and the gradients of the tensors that need one."""
+    results = run(*args)
+    sum((result * (index + 1)).square().mean() for index, result in enumerate(results)).backward()
+    return results
+
+
+def check(net, module, args, tolerance=1e-4):
+    eager = copy.deepcopy(module)
+    for _ in range(2):
+        module.zero_grad()
+        eager.zero_grad()
+        for got, want in zip(step(net, args), step(eager, args), strict=True):
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+        for (name, mine), theirs in zip(module.named_parameters(), eager.parameters(), strict=True):
+            if theirs.grad is None:
+                assert mine.grad is None, name
+            else:
+                scale = theirs.grad.abs().max()
+                torch.testing.assert_close(
+                    mine.grad / scale, theirs.grad / scale, rtol=tolerance, atol=tolerance, msg=name
+                )
+
+
+def targets(net, kind):
+    """Return who runs the passes of the layers."""
+    names = (f"{KINDS[kind]}_training", f"{KINDS[kind]}_backward")
+    steps = [step.node for plan in net.nets for step in plan.plan.steps if step.node.op in names]
+    assert {node.op for node in steps} in (set(), set(names))
+    return {node.choice.target for node in steps}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["optimal", "propagate"])
+def test_a_step_is_as_in_pytorch(kind, options, policy):
+    module = Net(kind, **OPTIONS[options])
+    args = (torch.randn(6, 4, 7),)
+    net = fp.compile(module, args, training=True, policy=policy, tune="model", confirm=False)
+    check(net, module, args)
+    assert targets(net, kind) == {"onednn"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_have_gradients(kind):
+    module = Net(kind)
+    x, *states = (torch.randn(size, requires_grad=True) for size in ((6, 4, 7), (1, 4, 32), (1, 4, 32)))
+    args = (x, tuple(states) if kind == "LSTM" else states[0])
+    net = fp.compile(module, args, training=True, tune="model", confirm=False)
+    step(net, args)
+    mine = [t.grad for t in (x, *states[: 1 + (kind == "LSTM")])]
+    for tensor in (x, *states):
+        tensor.grad = None
+    step(copy.deepcopy(module), args)
+    for got, tensor in zip(mine, (x, *states), strict=False):
+        torch.testing.assert_close(got, tensor.grad)
+
+
+def test_a_frozen_layer_and_recomputation():
+    module = Net("LSTM")
+    module.layer.requires_grad_(False)
+    args = (torch.randn(6, 4, 7),)
+    check(fp.compile(module, args, training=True, tune="model", confirm=False), module, args)
+    module = Net("GRU")
+    net = fp.compile(module, args, training=True, memory="recompute", tune="model", confirm=False)
+    check(net, module, args)
+
+
+def test_both_passes_run_alike():
+    """Row-major weights have another implementation than the one that a workspace is made for."""
+    module = Net("LSTM")
+    args = (torch.randn(6, 4, 7),)
+    net = fp.compile(module, args, training=True, policy="plain", tune="model", confirm=False)
+    check(net, module, args)
+    assert len(targets(net, "LSTM")) == 1
+
+
+def test_a_workspace_has_no_reorders():
+    native = dnnl.NativeDesc.from_desc(MemoryDesc((64,), "u8"))
+    one, other = native.marked("workspace of a"), native.marked("workspace of b")
+    assert one == native.marked("workspace of a") != other and one.is_workspace
+    assert dnnl.NativeDesc.from_desc(one) == native
+    target = fp.targets.OneDnnTarget()
+    assert target.reorder_cost(one, other) is None and target.reorder_cost(one, MemoryDesc((64,), "u8")) is None
+
+
+def test_layers_without_a_primitive_train(recwarn):
+    """A projection, and a packed sequence."""
+    module = nn.LSTM(7, 16, proj_size=4)
+    args = (torch.randn(6, 4, 7),)
+    net = fp.compile(module, args, training=True, tune="model", confirm=False)
+    eager = copy.deepcopy(module)
+    net(*args)[0].square().mean().backward()
+    eager(*args)[0].square().mean().backward()
+    for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind):
+    module, args = Net(kind), (torch.randn(6, 4, 7),)
+    with torch.autocast("cpu", torch.bfloat16):
+        net = fp.compile(module, args, training=True, tune="model", confirm=False)
+        got, want = net(*args), module(*args)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=5e-2, atol=5e-2)
