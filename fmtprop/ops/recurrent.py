@@ -132,6 +132,7 @@ class Kind:
             parameters += [bias[order].flatten(), rest[order].flatten()]
         states = [wide[f"src_{name}"][0].contiguous() for name in self.states]
         how = True, 1, 0.0, False, attrs.bidirectional, False
+        results: Any
         if self.name == "lstm":
             results = torch.lstm(src.contiguous(), states, parameters, *how)
         else:
@@ -143,11 +144,15 @@ class Kind:
             *(state[None].to(tensors[f"src_{name}"].dtype) for state, name in zip(after, self.states, strict=True)),
         )
 
+    def problems(self) -> Iterable[tuple[str, Recurrent, dict[str, TensorType]]]:
+        """Yield layers of one and two directions, with one and several sequences: name, attributes, operands."""
+        yield "one", Recurrent(), self.problem_types(5, 1, 8, 16, 1)
+        yield "odd", Recurrent(), self.problem_types(3, 4, 7, 5, 1)
+        yield "both_directions", Recurrent(bidirectional=True), self.problem_types(4, 3, 6, 10, 2)
+
     def samples(self) -> Iterable[Sample]:
-        """Yield layers of one and two directions, with one and several sequences."""
-        yield Sample("one", Recurrent(), self.problem_types(5, 1, 8, 16, 1))
-        yield Sample("odd", Recurrent(), self.problem_types(3, 4, 7, 5, 1))
-        yield Sample("both_directions", Recurrent(bidirectional=True), self.problem_types(4, 3, 6, 10, 2))
+        """Yield :meth:`problems` as samples."""
+        return (Sample(*problem) for problem in self.problems())
 
     def problem_types(
         self, times: int, batch: int, channels: int, states: int, directions: int

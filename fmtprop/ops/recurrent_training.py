@@ -188,13 +188,21 @@ def _workspace_nbytes(name: str, attrs: Recurrent, operands: tuple[tuple[str, tu
 # ---------------------------------------------------------------- importers
 
 
+#: index of the workspace among the results of `fmtprop::recurrent`
+_WORKSPACE = 3
+
+
 def _import(call: Call) -> tuple[Value | None, ...]:
     """Import `fmtprop::recurrent`, whose tensors are oneDNN's."""
     kind, attrs, inputs = _read(call)
-    dst = call.emit(f"{kind.name}_training", inputs, attrs)
+    if _WORKSPACE in call.used:
+        dst = call.emit(f"{kind.name}_training", inputs, attrs)
+    else:
+        dst = call.emit(kind.name, inputs, Recurrent(attrs.bidirectional, attrs.activation))
     states = [Value(dst.node, index) for index in range(1, len(kind.states) + 1)]
     rest = [None] * (2 - len(states))  # only LSTM has a cell state
-    return (dst, *states, *rest, Value(dst.node, len(states) + 1))
+    workspace = Value(dst.node, len(states) + 1) if _WORKSPACE in call.used else None
+    return (dst, *states, *rest, workspace)
 
 
 def _import_backward(call: Call) -> tuple[Value | None, ...]:
@@ -225,13 +233,13 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
     sources, learned, results = _sources(kind), _learned(kind), _results(kind)
     diffs = tuple(f"diff_{name}" for name in results)
 
-    def infer(attrs: RecurrentTraining, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    def infer(attrs: Any, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
         return (*kind.infer(attrs, types), TensorType((attrs.workspace_nbytes,), "u8"))
 
     def reference(attrs: RecurrentTraining, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return (*kind.reference(attrs, tensors), torch.zeros(attrs.workspace_nbytes, dtype=torch.uint8))
 
-    def infer_backward(attrs: RecurrentTraining, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    def infer_backward(attrs: Any, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
         kind.infer(attrs, {name: types[name] for name in (*sources, *learned)})
         return only(types, *sources, *learned)
 
@@ -239,10 +247,9 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         return gradients(kind, attrs, tensors)
 
     def samples() -> Iterable[Sample]:
-        for sample in kind.samples():
-            nbytes = workspace_nbytes(kind, sample.attrs, {name: t.dims for name, t in sample.types.items()})
-            attrs = RecurrentTraining(sample.attrs.bidirectional, workspace_nbytes=nbytes)
-            yield Sample(sample.name, attrs, sample.types)
+        for name, plain, types in kind.problems():
+            nbytes = workspace_nbytes(kind, plain, {operand: type_.dims for operand, type_ in types.items()})
+            yield Sample(name, RecurrentTraining(plain.bidirectional, workspace_nbytes=nbytes), types)
 
     def samples_backward() -> Iterable[Sample]:
         for sample in samples():

@@ -278,30 +278,6 @@ def _computable(declaration: OpDef, request: Request) -> bool:
     return types <= _FLOATING
 
 
-def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, asked: MemoryDesc) -> MemoryDesc:
-    """Return the format of a post-op's operand: as requested, or oneDNN's choice for `any`."""
-    depthwise = argument & dnnl.Arg.ATTR_POST_OP_DW
-    if asked.kind != "any" and not depthwise:
-        return asked
-    native = pd.arg_md(argument)
-    if native is None:
-        raise UnsupportedOpError(f"{pd.impl} does not tell the format of its post-op's argument {argument}")
-    if asked.kind != "any" and native.desc != asked:  # oneDNN chooses these, whatever was asked for
-        raise FormatError(f"{pd.impl} takes its post-op's argument {argument} as {native.desc}, not as {asked}")
-    return native.desc if lowering.tail is None else lowering.tail(native.desc, asked.dims)
-
-
-def _computable(declaration: OpDef, request: Request) -> bool:
-    """Whether oneDNN computes in these data types at all; a reorder also converts integers that it knows."""
-    types = {desc.dtype for desc in request.values()}
-    if declaration.name == "reorder":
-        return types <= _FLOATING or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
-    workspace = (
-        {DataType.U8} if any(one.arg == "WORKSPACE" for one in (*declaration.operands, *declaration.results)) else set()
-    )
-    return types - workspace <= _FLOATING
-
-
 def _tail(node: Node) -> object:
     return tuple((post_op.op, post_op.attrs, post_op.operands) for post_op in node.post_ops)
 

@@ -84,7 +84,7 @@ def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]]) -> tuple[Tensor
     count = len(kind.gates)
 
     def gates(place: int) -> Tensor:
-        rows = torch.stack([one[place].unflatten(0, (count, -1)) for one in directions])
+        rows = torch.stack([one[place].reshape(count, -1, *one[place].shape[1:]) for one in directions])
         if kind.gates == tuple(range(count)):
             return rows
         parts = rows.unbind(1)  # its gradient is one call, that of slices several
@@ -151,7 +151,7 @@ def _recurrent_backward(
     tensors |= dict(zip(("diff_dst_layer", *(f"diff_dst_{name}" for name in one.states)), diffs, strict=True))
     found = [gradient.contiguous() for gradient in gradients(one, attrs, tensors)]
     cell = found[2] if len(states) == 2 else src.new_empty(0)
-    return found[0], found[1], cell, *found[-3:]
+    return found[0], found[1], cell, found[-3], found[-2], found[-1]
 
 
 @_recurrent_backward.register_fake
@@ -161,8 +161,8 @@ def _(
     workspace_nbytes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     cell = torch.empty_like(states[1]) if len(states) == 2 else src.new_empty(0)
-    learned = (torch.empty_like(tensor) for tensor in (weights_layer, weights_iter, bias))
-    return torch.empty_like(src), torch.empty_like(states[0]), cell, *learned
+    w, u, b = (torch.empty_like(tensor) for tensor in (weights_layer, weights_iter, bias))
+    return torch.empty_like(src), torch.empty_like(states[0]), cell, w, u, b
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

@@ -98,7 +98,8 @@ def test_bf16_or_a_warning(capsys):
     else:
         assert precision == "f32"
         assert err == (
-            f"warning: oneDNN has no bf16 on this CPU ({dnnl.lib().isa}): compute-intensive ops run in f32 instead\n"
+            f"warning: target onednn has no bf16 on this CPU ({dnnl.lib().isa}): "
+            "compute-intensive ops run in f32 instead\n"
         )
 
 

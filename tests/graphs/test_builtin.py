@@ -106,7 +106,7 @@ def in_bf16(name: str) -> fp.CompiledModel:
     if dnnl.supports("bf16"):
         return fp.compile(name, dtype="bf16")
     with pytest.warns(
-        RuntimeWarning, match=r"oneDNN has no bf16 on this CPU \(.+\): compute-intensive ops run in f32 instead"
+        RuntimeWarning, match=r"onednn has no bf16 on this CPU \(.+\): compute-intensive ops run in f32 instead"
     ):
         return fp.compile(name, dtype="bf16")
 

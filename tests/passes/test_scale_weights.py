@@ -16,7 +16,9 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.scale_weights import ScaleWeights
+from fmtprop.tuning import costs
 from tests.passes.rewriting import Builder, rewrite, summary
+from tests.tuning.test_roofline import PEAKS
 
 
 def scaled_convolution(b: Builder, *dims: int, name: str = "conv", swapped: bool = False, outputs: int = 4, **window):
@@ -95,6 +97,7 @@ class Squeezed(nn.Module):
 @pytest.fixture
 def squeezed(monkeypatch, tmp_path):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(costs, "peaks", lambda *_: PEAKS)  # the plan depends on them
     module, x = Squeezed().eval(), torch.randn(1, 32, 56, 56)
     with torch.no_grad():
         return module, x, module(x)
