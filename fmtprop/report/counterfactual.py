@@ -40,8 +40,6 @@ __all__ = ["FORCED", "PAYS", "UNCERTAIN", "UNSOLVED", "WASTED", "Counterfactual"
 #: within the errors of the costs; not asked
 FORCED, PAYS, WASTED, UNCERTAIN, UNSOLVED = "forced", "pays", "avoidable", "uncertain", "not solved"
 
-#: costs with a smaller difference, relative to the plan's, are equal
-_SAME = 1e-6
 #: errors of modelled and measured figures, as shares of them. The median ratio of measured to modelled figures was
 #: 0.71 for MobileNetV2's 312 ways to run a node, and 0.83 for its 118 reorders (one thread of an AMD EPYC)
 _MODEL_ERROR, _MEASURE_ERROR = 0.3, 0.05
@@ -146,9 +144,7 @@ class Rivals:
             return Counterfactual(FORCED, self.plan_seconds, why=str(refusal))
         extra = found.objective - self.plan_seconds
         error = self._error_of_difference(problem, found)
-        verdict = PAYS if extra > _SAME * self.plan_seconds else WASTED
-        if _SAME * self.plan_seconds < abs(extra) < error:
-            verdict = UNCERTAIN
+        verdict = UNCERTAIN if abs(extra) < error else PAYS if extra > 0 else WASTED
         return Counterfactual(verdict, self.plan_seconds, found.objective, extra, error)
 
     def _error_of_difference(self, problem: Problem, other: Solution) -> float:
