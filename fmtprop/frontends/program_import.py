@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import ImportModelError
@@ -77,7 +77,7 @@ class _Importer:
         """Refuse programs that change state outside of the call."""
         for spec in self.program.graph_signature.output_specs:
             if spec.kind in _STATE:
-                if self._is_equal_at_every_call(spec.arg.name):
+                if self._is_equal_at_every_call(spec):
                     continue
                 raise ImportModelError(
                     f"the model changes its {_STATE[spec.kind]} {spec.target!r} at every call; a graph has no state. "
@@ -93,16 +93,20 @@ class _Importer:
                     f"output {spec.target!r} of kind {spec.kind.name} is not part of inference; export the forward pass"
                 )
 
-    def _is_equal_at_every_call(self, name: str) -> bool:
-        """Return whether a new value depends on constants alone, neither on an input nor on state before the call."""
+    def _is_equal_at_every_call(self, spec: OutputSpec) -> bool:
+        """Return whether a state's new value depends on constants alone, and nothing reads the value before the call."""
         signature = self.program.graph_signature
-        changed = {spec.target for spec in signature.output_specs if spec.kind in _STATE}
-        pending = [node for node in self.program.graph.nodes if node.name == name]
-        varying = {
-            spec.arg.name
-            for spec in signature.input_specs
-            if spec.kind is InputKind.USER_INPUT or spec.target in changed
-        }
+        changed = {other.target for other in signature.output_specs if other.kind in _STATE}
+        varying, before = set(), set()
+        for given in signature.input_specs:
+            if given.kind is InputKind.USER_INPUT or given.target in changed:
+                varying.add(given.arg.name)
+            if given.target == spec.target:
+                before.add(given.arg.name)
+        nodes = {node.name: node for node in self.program.graph.nodes}
+        if any(nodes[name].users for name in before):
+            return False
+        pending = [nodes[spec.arg.name]]
         seen = set(pending)
         while pending:
             node = pending.pop()

@@ -57,6 +57,13 @@ def of_input(net, x):
     return net.b(x)
 
 
+def read_before(net, x):
+    """The first call reads another number than later ones."""
+    y = net.b(x)
+    net.b.weight.data = 2 * net.a.weight.data.clone()
+    return y
+
+
 X = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -66,7 +73,7 @@ def test_data_are_read_and_written_as_in_pytorch(run):
     torch.testing.assert_close(fp.compile(Data(run), X, tune="model", confirm=False)(X), expected)
 
 
-@pytest.mark.parametrize("run", [clamp, of_input])
+@pytest.mark.parametrize("run", [clamp, of_input, read_before])
 def test_state_that_depends_on_the_call_before_or_on_an_input_is_refused(run):
     with pytest.raises(ImportModelError, match=r"changes its parameter 'b\..*change it once before compiling"):
         from_torch(Data(run), X)
