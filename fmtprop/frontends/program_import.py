@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,27 +94,26 @@ class _Importer:
                 )
 
     def _is_equal_at_every_call(self, spec: OutputSpec) -> bool:
-        """Return whether a state's new value depends on constants alone, and nothing reads the value before the call."""
+        """Return whether a new state depends on constants alone, and no result on the state before the call."""
         signature = self.program.graph_signature
         changed = {other.target for other in signature.output_specs if other.kind in _STATE}
-        varying, before = set(), set()
-        for given in signature.input_specs:
-            if given.kind is InputKind.USER_INPUT or given.target in changed:
-                varying.add(given.arg.name)
-            if given.target == spec.target:
-                before.add(given.arg.name)
-        nodes = {node.name: node for node in self.program.graph.nodes}
-        if any(nodes[name].users for name in before):
-            return False
-        pending = [nodes[spec.arg.name]]
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            if node.name in varying:
-                return False
-            pending += [source for source in node.all_input_nodes if source not in seen]
+        varying = {
+            given.arg.name
+            for given in signature.input_specs
+            if given.kind is InputKind.USER_INPUT or given.target in changed
+        }
+        before = {given.arg.name for given in signature.input_specs if given.target == spec.target}
+        results = {other.arg.name for other in signature.output_specs}
+        return not varying & self._sources({spec.arg.name}) and not before & self._sources(results)
+
+    def _sources(self, names: Collection[str]) -> set[str]:
+        """Return the names of some nodes and of all nodes that they depend on."""
+        found = [node for node in self.program.graph.nodes if node.name in names]
+        seen = set(found)
+        for node in found:  # the list grows during the loop
+            found += [source for source in node.all_input_nodes if source not in seen]
             seen.update(node.all_input_nodes)
-        return True
+        return {node.name for node in found}
 
     # inputs first, so that they keep their names even if a parameter has the same name
     def _add_inputs(self) -> None:
