@@ -76,6 +76,7 @@ def training_backend(
             bw_compiler=lambda *_: _boxed(made[-1].backward),
             inference_compiler=inference,
             partition_fn=partition,
+            decompositions=_DECOMPOSITIONS,
             # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
@@ -131,6 +132,27 @@ def _recurrent_layers(
         final += found
     return dst.transpose(0, 1) if batch_first else dst, final
 
+
+def _group_norm(src: Any, scale: Any, shift: Any, *sizes: Any) -> Any:
+    """Normalize bf16 with f32 scales in f32: PyTorch declares other types of the statistics than its kernel gives."""
+    if scale is None or scale.dtype == src.dtype:
+        return NotImplemented
+    dst, mean, inverse = torch.ops.aten.native_group_norm(src.to(scale.dtype), scale, shift, *sizes)
+    return dst.to(src.dtype), mean, inverse
+
+
+def _group_norm_backward(diff: Any, src: Any, mean: Any, inverse: Any, scale: Any, *how: Any) -> Any:
+    if scale is None or scale.dtype == src.dtype:
+        return NotImplemented
+    wide = [tensor.to(scale.dtype) for tensor in (diff, src, mean, inverse)]
+    diff_src, *affine = torch.ops.aten.native_group_norm_backward(*wide, scale, *how)
+    return diff_src if diff_src is None else diff_src.to(src.dtype), *affine
+
+
+_DECOMPOSITIONS = {
+    torch.ops.aten.native_group_norm.default: _group_norm,
+    torch.ops.aten.native_group_norm_backward.default: _group_norm_backward,
+}
 
 #: PyTorch's resamplings of images, for which it has kernels
 _RESAMPLINGS = (

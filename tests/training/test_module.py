@@ -417,3 +417,16 @@ def test_saved_tensors_that_were_moved_are_missed():
         loss = ours(image()).sum()
     with pytest.raises(InputError, match="hooks for saved tensors"):
         loss.backward()
+
+
+def test_group_normalization_under_autocast():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    eager, x = copy.deepcopy(module), torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = fp.compile(module, (x,), training=True, tune="model", confirm=False)(x), eager(x)
+        for result in results:
+            result.float().square().mean().backward()
+    torch.testing.assert_close(*results, rtol=3e-2, atol=3e-2)
+    for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=3e-2, atol=3e-2)
