@@ -47,13 +47,11 @@ class RecurrentTraining(Recurrent):
 
 # ---------------------------------------------------------------- names
 
+_LEARNED = ("weights_layer", "weights_iter", "bias")
+
 
 def _sources(kind: Kind) -> tuple[str, ...]:
     return ("src_layer", *(f"src_{name}" for name in kind.states))
-
-
-def _learned(kind: Kind) -> tuple[str, ...]:
-    return ("weights_layer", "weights_iter", "bias")
 
 
 def _results(kind: Kind) -> tuple[str, ...]:
@@ -79,7 +77,7 @@ def gradients(kind: Kind, attrs: Recurrent, tensors: Mapping[str, torch.Tensor])
     tensors : mapping of str to torch.Tensor
         Its operands, and the gradients of its results as ``diff_dst_layer``, ….
     """
-    names = (*_sources(kind), *_learned(kind))
+    names = (*_sources(kind), *_LEARNED)
     with torch.enable_grad(), torch.inference_mode(False):
         leaves = {name: tensors[name].detach().clone().requires_grad_() for name in names}
         results = kind.reference(attrs, leaves)
@@ -113,13 +111,16 @@ def _open(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> Prim
     return _forward(kind, attrs, {**plain, **weights})
 
 
-def _lowering(pd: PrimitiveDesc, names: Iterable[str], writer: PrimitiveDesc, nbytes: int) -> Lowering:
-    """Return a lowering whose workspace is that of the forward descriptor `writer`."""
+def _lowering(
+    pd: PrimitiveDesc, names: Iterable[str], writer: PrimitiveDesc, nbytes: int, *, is_writer: bool = False
+) -> Lowering:
+    """Return a lowering whose workspace is that of the forward descriptor `writer`, perhaps one of its kind."""
     wanted = tuple(name for name in names if name != "workspace")
 
     def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
         own = candidate.query_md("workspace")
-        if own is None or own != writer.query_md("workspace") or own.dims != (nbytes,):
+        is_other = is_writer and candidate.impl != writer.impl
+        if is_other or own is None or own != writer.query_md("workspace") or own.dims != (nbytes,):
             raise FormatError(f"{candidate.impl} has another workspace than {writer.impl}")
         found = {name: candidate.query_md(name) for name in wanted}
         formats = {name: native.desc for name, native in found.items() if native is not None}
@@ -137,7 +138,8 @@ def _check_types(descs: Mapping[str, NativeDesc]) -> None:
 def _primitive(kind: Kind) -> Any:
     def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
         _check_types(descs)
-        return _lowering(_forward(kind, attrs, descs), descs, _open(kind, attrs, descs), attrs.workspace_nbytes)
+        writer = _open(kind, attrs, descs)
+        return _lowering(_forward(kind, attrs, descs), descs, writer, attrs.workspace_nbytes, is_writer=True)
 
     return primitive
 
@@ -223,14 +225,14 @@ def _read(call: Call) -> tuple[Kind, RecurrentTraining, dict[str, Value]]:
     nbytes = int(call["workspace_nbytes"])
     attrs = RecurrentTraining(bool(call["bidirectional"]), call["activation"], nbytes)
     tensors = [call["src"], *call["states"], call["weights_layer"], call["weights_iter"], call["bias"]]
-    return kind, attrs, dict(zip((*_sources(kind), *_learned(kind)), tensors, strict=True))
+    return kind, attrs, dict(zip((*_sources(kind), *_LEARNED), tensors, strict=True))
 
 
 # ---------------------------------------------------------------- declarations
 
 
 def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
-    sources, learned, results = _sources(kind), _learned(kind), _results(kind)
+    sources, learned, results = _sources(kind), _LEARNED, _results(kind)
     diffs = tuple(f"diff_{name}" for name in results)
 
     def infer(attrs: Any, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
@@ -283,6 +285,7 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         primitive=_primitive_backward(kind),
         linear=Linear(_products_backward, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
         checkable=lambda attrs: False,
+        loses=loses,
         samples=samples_backward,
         torch={"fmtprop.recurrent_backward.default": _import_backward} if kind.name == "lstm" else {},
     )

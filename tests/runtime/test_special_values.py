@@ -42,7 +42,9 @@ def samples() -> list[object]:
     found = []
     for declaration in OPSET.values():
         if declaration.primitive is not None and declaration.name != "reorder":
-            found += [pytest.param(declaration, s, id=f"{declaration.name}-{s.name}") for s in declaration.samples()]
+            # not those of which another call makes an operand, such as a workspace
+            known = [s for s in declaration.samples() if declaration.checkable(s.attrs)]
+            found += [pytest.param(declaration, s, id=f"{declaration.name}-{s.name}") for s in known]
     return found
 
 
@@ -93,7 +95,8 @@ def test_what_loses_special_values_is_declared(declaration, sample, monkeypatch)
         poisoned = partial(poisoned_numbers, special)
         monkeypatch.setattr(selfcheck, "small_numbers", poisoned)
         operands = {name: poisoned(node, name, desc) for name, desc in node.choice.operands.items()}
-        if INF in map(relative_error, computed(node), call_reference(node, operands)):
+        pairs = zip(computed(node), call_reference(node, operands), strict=True)
+        if INF in (relative_error(got, wanted) for got, wanted in pairs if got is not None):  # not a workspace
             lost.setdefault("nan" if kind == "nan" else "inf", set()).add(node.choice.impl)
     declared = {"inf" if name == "extremum" else name for name in declaration.loses(sample.attrs)}
     assert lost.keys() <= declared, lost

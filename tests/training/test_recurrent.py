@@ -13,6 +13,7 @@ from fmtprop import dnnl
 from fmtprop.layout import MemoryDesc
 
 KINDS = {"LSTM": "lstm", "GRU": "lbr_gru", "RNN": "vanilla_rnn"}
+RELU = {"nonlinearity": "relu"}
 OPTIONS = {
     "plain": {},
     "deep": {"num_layers": 2, "bidirectional": True, "batch_first": True},
@@ -74,6 +75,15 @@ def test_a_step_is_as_in_pytorch(kind, options, policy):
     net = fp.compile(module, args, training=True, policy=policy, tune="model", confirm=False)
     check(net, module, args)
     assert targets(net, kind) == {"onednn"}
+
+
+@pytest.mark.parametrize(("special_values", "target"), [("exact", "reference"), ("fast", "onednn")])
+def test_relu_loses_nan(special_values, target):
+    module, args = Net("RNN", **RELU), (torch.randn(6, 4, 7),)
+    how = {"special_values": special_values, "tune": "model", "confirm": False}
+    net = fp.compile(module, args, training=True, **how)
+    check(net, module, args)
+    assert targets(net, "RNN") == {target}
 
 
 @pytest.mark.parametrize("kind", KINDS)
