@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fmtprop.errors import FormatError, UnsupportedOpError
+from fmtprop.errors import DnnlError, FormatError, UnsupportedOpError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
@@ -135,10 +135,21 @@ def _check_types(descs: Mapping[str, NativeDesc]) -> None:
         raise UnsupportedOpError("a recurrent layer trains in f32 only")
 
 
+def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> PrimitiveDesc:
+    """Create the descriptor of the gradients."""
+    from fmtprop import dnnl
+
+    make = getattr(dnnl, kind.problem)
+    known = {field.name for field in fields(make)}
+    given = {name: value for name, value in {**fields_of(attrs), **descs}.items() if name in known}
+    return dnnl.create(make(prop="backward", flags=dnnl.RnnFlags.DIFF_WEIGHTS_OVERWRITE, **given), hint=hint)
+
+
 def _primitive(kind: Kind) -> Any:
     def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
         _check_types(descs)
         writer = _open(kind, attrs, descs)
+        _check_gradient(kind, attrs, descs, writer)
         return _lowering(_forward(kind, attrs, descs), descs, writer, attrs.workspace_nbytes, is_writer=True)
 
     return primitive
@@ -146,16 +157,27 @@ def _primitive(kind: Kind) -> Any:
 
 def _primitive_backward(kind: Kind) -> Any:
     def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-        from fmtprop import dnnl
-
         _check_types(descs)
-        make, hint = getattr(dnnl, kind.problem), _open(kind, attrs, descs)
-        known = {field.name for field in fields(make)}
-        given = {name: value for name, value in {**fields_of(attrs), **descs}.items() if name in known}
-        problem = make(prop="backward", flags=dnnl.RnnFlags.DIFF_WEIGHTS_OVERWRITE, **given)
-        return _lowering(dnnl.create(problem, attr, hint), descs, hint, attrs.workspace_nbytes)
+        hint = _open(kind, attrs, descs)
+        return _lowering(_gradient(kind, attrs, descs, hint), descs, hint, attrs.workspace_nbytes)
 
     return primitive
+
+
+def _check_gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> None:
+    """Refuse a forward pass whose workspace no gradient of oneDNN reads: then both passes run in PyTorch."""
+    from fmtprop import dnnl
+
+    dims = {name: descs[name].dims for name in (*_sources(kind), *_LEARNED, *_results(kind))}
+    formats = {
+        end + name: MemoryDesc.any(size, DataType.F32) if "weights" in name else MemoryDesc(size, DataType.F32)
+        for end in ("", "diff_")
+        for name, size in dims.items()
+    }
+    try:
+        _gradient(kind, attrs, {name: dnnl.NativeDesc.from_desc(desc) for name, desc in formats.items()}, hint)
+    except DnnlError as error:
+        raise UnsupportedOpError(f"oneDNN has no gradient of this {kind.name}: {error}") from error
 
 
 def workspace_nbytes(kind: Kind, attrs: Recurrent, dims: Mapping[str, tuple[int, ...]]) -> int:

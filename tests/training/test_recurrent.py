@@ -10,7 +10,9 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop import dnnl
+from fmtprop.errors import DnnlError
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops import recurrent_training
 
 KINDS = {"LSTM": "lstm", "GRU": "lbr_gru", "RNN": "vanilla_rnn"}
 RELU = {"nonlinearity": "relu"}
@@ -163,3 +165,14 @@ def test_autocast(kind):
     for mine, theirs in zip(got, want, strict=True):
         assert mine.dtype == theirs.dtype
         torch.testing.assert_close(mine, theirs, rtol=5e-2, atol=5e-2)
+
+
+def test_without_a_gradient_both_passes_run_in_pytorch(monkeypatch):
+    def refuse(*_):
+        raise DnnlError("dnnl_lstm_backward_primitive_desc_create", "unimplemented")
+
+    monkeypatch.setattr(recurrent_training, "_gradient", refuse)
+    module, args = Net("LSTM"), (torch.randn(6, 5, 7),)
+    net = fp.compile(module, args, training=True, tune="model", confirm=False)
+    check(net, module, args)
+    assert targets(net, "LSTM") == {"reference"}
