@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fmtprop.errors import ShapeError
+from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import primitive_of
@@ -25,6 +26,7 @@ from fmtprop.ops.concat import Concat
 from fmtprop.ops.view_attrs import expanded, permuted, reshaped, windowed
 
 if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
     from fmtprop.ir.importing import Importer
 
 # ---------------------------------------------------------------- attributes
@@ -116,9 +118,10 @@ class Kind:
         )
 
     def reference(self, attrs: Recurrent, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Evaluate by PyTorch's layer, in the data type of src_layer."""
-        src = tensors["src_layer"]
-        wide = {name: tensor.to(src.dtype) for name, tensor in tensors.items()}
+        """Evaluate by PyTorch's layer, bf16 and f16 in f32."""
+        dtype = torch.promote_types(tensors["src_layer"].dtype, torch.float32)
+        wide = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        src = wide["src_layer"]
         parameters: list[torch.Tensor] = []
         for direction in range(attrs.directions):
             for name in ("weights_layer", "weights_iter"):
@@ -140,7 +143,7 @@ class Kind:
             results = function(src.contiguous(), states[0], parameters, *how)
         dst, *after = results
         return (
-            dst,
+            dst.to(tensors["src_layer"].dtype),
             *(state[None].to(tensors[f"src_{name}"].dtype) for state, name in zip(after, self.states, strict=True)),
         )
 
@@ -201,6 +204,22 @@ def fields_of(attrs: Recurrent) -> Mapping[str, Any]:
         "direction": "bidirectional_concat" if attrs.bidirectional else "unidirectional_left2right",
         "activation": f"eltwise_{attrs.activation}",
     }
+
+
+def check_types(descs: Mapping[str, NativeDesc]) -> None:
+    """Refuse other types than f32: oneDNN's recurrent layers in bf16 are not tested yet."""
+    if any(desc.data_type != DataType.F32.value for name, desc in descs.items() if name != "workspace"):
+        raise UnsupportedOpError("a recurrent layer runs in f32 only")
+
+
+def _primitive(kind: Kind) -> Primitive:
+    lower = primitive_of(kind.problem, fields_of)
+
+    def primitive(attrs: Recurrent, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        check_types(descs)
+        return lower(attrs, descs, attr)
+
+    return primitive
 
 
 # ---------------------------------------------------------------- importers
@@ -304,7 +323,7 @@ def _declared(kind: Kind, torch_calls: Mapping[str, Importer]) -> OpDef:
         category=Category.COMPUTE,
         infer=kind.infer,
         reference=kind.reference,
-        primitive=primitive_of(kind.problem, fields_of),
+        primitive=_primitive(kind),
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
         factor=check_factor,
         loses=loses,

@@ -21,7 +21,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import only
-from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, fields_of, loses, products
+from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_types, fields_of, loses, products
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
@@ -129,12 +129,6 @@ def _lowering(
     return Lowering(pd, resolve)
 
 
-def _check_types(descs: Mapping[str, NativeDesc]) -> None:
-    """Refuse other types than f32: then both passes run in PyTorch."""
-    if any(desc.data_type != DataType.F32.value for name, desc in descs.items() if name != "workspace"):
-        raise UnsupportedOpError("a recurrent layer trains in f32 only")
-
-
 def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> PrimitiveDesc:
     """Create the descriptor of the gradients."""
     from fmtprop import dnnl
@@ -147,7 +141,7 @@ def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hin
 
 def _primitive(kind: Kind) -> Any:
     def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-        _check_types(descs)
+        check_types(descs)
         writer = _open(kind, attrs, descs)
         _check_gradient(kind, attrs, descs, writer)
         return _lowering(_forward(kind, attrs, descs), descs, writer, attrs.workspace_nbytes, is_writer=True)
@@ -157,7 +151,7 @@ def _primitive(kind: Kind) -> Any:
 
 def _primitive_backward(kind: Kind) -> Any:
     def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-        _check_types(descs)
+        check_types(descs)
         hint = _open(kind, attrs, descs)
         return _lowering(_gradient(kind, attrs, descs, hint), descs, hint, attrs.workspace_nbytes)
 
