@@ -1,11 +1,9 @@
 """Steps of training beside PyTorch's: eager in both memory formats and Inductor, f32 and bf16.
 
 ``python -m benchmarks.bench_training resnet50 bert_base --dtype f32 bf16`` gives every network and contender a process.
-A step is what a training loop does: gradients to zero, forward, loss, backward, the optimiser (SGD with momentum and
-weight decay). Before anything is timed, the gradients are compared with those of eager in f32. Rounding errors in the
-gradients of a deep network's first layers are large, those of its last layers small: so each parameter has a measure of
-its own, the error that channels-last, and in bf16 autocast, makes in eager's gradient. Contenders take turns.
-Peak memory is that of the whole process, so that it can be compared.
+A step, and its comparison with PyTorch's before anything is timed, are those of ``fmtprop bench --train``
+(:mod:`fmtprop.bench.training`). Contenders take turns. Peak memory is that of the whole process, so that it can be
+compared.
 
 The targets: at least 1.3 times the steps a second of the best other in geometric mean, no network below 1.0. A missed
 target does not change the exit code, which is 1 where gradients are wrong or a contender failed.
@@ -14,39 +12,34 @@ target does not change the exit code, which is 1 where gradients are wrong or a 
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import fmtprop as fp
 from benchmarks.common import headline, table, tell, tell_turns, warn_if_busy, write_json
-from fmtprop.bench import Agreement, Benchmark
-from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
+from fmtprop.api import Options
+from fmtprop.bench import Benchmark
+from fmtprop.bench.contenders import REFERENCE as OURS
+from fmtprop.bench.contenders import Contender, contender
+from fmtprop.bench.processes import call_in_process
+from fmtprop.bench.training import prepare_step, race_steps, write_expected
 from fmtprop.errors import FmtpropError
+from fmtprop.frontends.trainable import Trainable
 from graphs.architectures import ARCHITECTURES
 
 __all__ = ["CASES", "Case", "main"]
 
-OURS = "fmtprop"
-CONTENDERS = (OURS, "eager", "eager-channels-last", "inductor")
+CONTENDERS = (OURS, "torch", "torch-channels-last", "inductor")
 TARGET = 1.3
-
-#: largest error of a parameter's gradient, in eager's own errors; these count as at least so much of its norm, or of
-#: the largest norm of all, since some gradients are 0 but for rounding
-_TOLERANCE = 3.0
-_LEAST_ERROR, _LEAST_OF_ALL = 1e-3, 1e-5
 
 
 class Head(nn.Module):
@@ -114,6 +107,10 @@ class Case:
         example = ARCHITECTURES[self.name].example_input
         return torch.cat([example(100 * (1 + place)) for place in range(self.batch)])
 
+    def trainable(self) -> Trainable:
+        """Return the network with its batch and a loss."""
+        return Trainable(self.module(), (self.inputs(),), loss_of)
+
 
 #: network -> batch
 CASES = {"resnet50": 16, "mobilenet_v2": 32, "densenet121": 8, "unet": 4, "bert_base": 8, "lstm": 16}
@@ -127,93 +124,15 @@ def loss_of(results: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(results.float(), torch.rand(results.shape, generator=generator))
 
 
-def gradients(module: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the gradients of a loss, and forget them."""
-    loss.backward()
-    found = [parameter.grad.contiguous() for parameter in module.parameters()]
-    module.zero_grad()
-    return found
+def contenders(options: argparse.Namespace, dtype: str) -> list[Contender]:
+    """Return the contenders that the command line asks for."""
+    how = Options(dtype=dtype, tune=options.tune, memory=options.memory, special_values="exact")
+    return [contender(name, how) for name in options.vs]
 
 
-def precision(dtype: str) -> Any:
-    """Return the context in which PyTorch computes in a precision."""
-    return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
-
-
-def write_expected(case: Case, folder: Path) -> None:
-    """Write eager's gradients in f32, and how far its own are from these otherwise; for a process of its own."""
-    x = case.inputs()
-    expected = _eager(case, x, "f32")
-    others = _eager(case, channels_last(x), case.dtype)
-    errors = [_distance(other, one) for other, one in zip(others, expected, strict=True)]
-    torch.save({"expected": expected, "errors": errors}, folder / "gradients.pt")
-
-
-def channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Return images in channels-last, anything else as it is."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
-
-
-def _eager(case: Case, x: torch.Tensor, dtype: str) -> list[torch.Tensor]:
-    module = case.module()
-    with precision(dtype):
-        results = module(x)
-    return gradients(module, loss_of(results))
-
-
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).double().norm())
-
-
-def prepare(case: Case, contender: str, folder: Path, threads: int, how: dict[str, Any]) -> Prepared:
-    """Make a contender's step in this process, and compare its first gradients."""
-    torch.set_num_threads(threads)
-    module, x = case.module(), case.inputs()
-    if contender == "eager-channels-last" and x.ndim == 4:
-        module, x = module.to(memory_format=torch.channels_last), channels_last(x)
-    called: Callable[..., Any] = module
-    if contender == "inductor":
-        called = torch.compile(module)
-    elif contender == OURS:
-        called = fp.compile(module, x, training=True, dtype=case.dtype, **how)
-    within = partial(precision, "f32" if contender == OURS else case.dtype)
-
-    def results() -> torch.Tensor:
-        with within():
-            found: torch.Tensor = called(x)
-        return found
-
-    state = copy.deepcopy(module.state_dict())
-    names = [name for name, _ in module.named_parameters()]
-    agreement = _compare(gradients(module, loss_of(results())), names, folder)
-    module.load_state_dict(state)
-    optimiser = torch.optim.SGD(module.parameters(), 1e-4, momentum=0.9, weight_decay=1e-4)
-
-    def step() -> None:
-        optimiser.zero_grad()
-        loss_of(results()).backward()
-        optimiser.step()
-
-    return Prepared(step, agreement, {"torch": torch.__version__})
-
-
-def _compare(actual: Sequence[torch.Tensor], names: Iterable[str], folder: Path) -> Agreement:
-    known = torch.load(folder / "gradients.pt", weights_only=True)
-    norms = [float(one.double().norm()) for one in known["expected"]]
-    worst, where = 0.0, ""
-    for name, one, other, norm, own in zip(names, actual, known["expected"], norms, known["errors"], strict=True):
-        ratio = _distance(one, other) / max(own, _LEAST_ERROR * norm, _LEAST_OF_ALL * max(norms))
-        worst, where = (worst, where) if ratio <= worst else (ratio, name)
-    passed = worst <= _TOLERANCE
-    message = (
-        "" if passed else f"the gradient of {where} is {worst:.3g} times as far from eager's as eager's other ones"
-    )
-    return Agreement(passed, worst, _TOLERANCE, message)
-
-
-def peak_megabytes(case: Case, contender: str, folder: Path, threads: int, how: dict[str, Any]) -> float:
+def peak_megabytes(case: Case, entry: Contender, file: Path, threads: int) -> float:
     """Return the highest resident memory of steps after the first ones, in this process, which should be fresh."""
-    run = prepare(case, contender, folder, threads, how).run
+    run = prepare_step(case.trainable, entry, file, threads).run
     run()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from here
     for _ in range(2):
@@ -223,19 +142,30 @@ def peak_megabytes(case: Case, contender: str, folder: Path, threads: int, how: 
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def race(case: Case, options: argparse.Namespace, folder: Path) -> Benchmark:
+def race(case: Case, options: argparse.Namespace) -> Benchmark:
     """Time the contenders of a case."""
-    call_in_process(str(case), partial(write_expected, case, folder))
-    how = {"tune": options.tune, "memory": options.memory}
-    return interleave_processes(
-        {name: partial(prepare, case, name, folder, options.threads, how) for name in options.vs},
-        reference=OURS,
+    return race_steps(
+        case.trainable,
+        contenders(options, case.dtype),
+        dtype=case.dtype,
         rounds=options.rounds,
         repeats=options.repeats,
-        warmup=1,
         threads=options.threads,
         progress=partial(tell_turns, case),
     )
+
+
+def peaks_of(case: Case, options: argparse.Namespace) -> dict[str, float]:
+    """Return the peak memory of each contender in megabytes."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as folder:
+        file = Path(folder) / "expected.pt"
+        call_in_process(str(case), partial(write_expected, case.trainable, case.dtype, file))
+        for entry in contenders(options, case.dtype):
+            tell(f"{case}: memory of {entry.name}")
+            job = partial(peak_megabytes, case, entry, file, options.threads)
+            found[entry.name] = call_in_process(f"{case}, {entry.name}", job)
+    return found
 
 
 def ratio(result: Benchmark) -> float | None:
@@ -299,18 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peaks: dict[str, dict[str, float]] = {}
     failed = False
     for case in _cases(options):
-        with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as folder:
-            try:
-                result = race(case, options, Path(folder))
-                how = {"tune": options.tune, "memory": options.memory}
-                for name in options.vs if options.peak else ():
-                    tell(f"{case}: memory of {name}")
-                    job = partial(peak_megabytes, case, name, Path(folder), options.threads, how)
-                    peaks.setdefault(str(case), {})[name] = call_in_process(f"{case}, {name}", job)
-            except FmtpropError as error:
-                print(f"\n{case}: {error}", file=sys.stderr)
-                failed = True
-                continue
+        try:
+            result = race(case, options)
+            if options.peak:
+                peaks[str(case)] = peaks_of(case, options)
+        except FmtpropError as error:
+            print(f"\n{case}: {error}", file=sys.stderr)
+            failed = True
+            continue
         if not results:
             print(headline(result.environment), flush=True)
         results.append((case, result))

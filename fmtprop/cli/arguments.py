@@ -79,11 +79,31 @@ Verify = Annotated[
     ),
 ]
 SpecialValues = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--special-values",
         help="NaN and infinities: fast (as in oneDNN's instructions) or exact (as in PyTorch, everywhere; "
         "such steps take longer).",
+        show_default="fast; exact with --train",
+    ),
+]
+Train = Annotated[
+    bool,
+    typer.Option(
+        "--train",
+        help="A step of training, forward and backward, instead of a run of inference. MODEL is package.module:factory "
+        "or file.py:factory, a function that returns a module, (module, inputs) or (module, inputs, loss); or the "
+        ".pt2 of a program that was exported in train mode.",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="SHAPE",
+        help="With --train: shape of an input, such as 8x3x224x224, for a factory that returns only a module. "
+        "Repeated for several.",
+        show_default=False,
     ),
 ]
 Repeats = Annotated[

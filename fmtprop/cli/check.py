@@ -73,7 +73,7 @@ def check(
     dtype: Dtype = "f32",
     tune: Tune = "model",
     target: Target = "onednn",
-    special_values: SpecialValues = "fast",
+    special_values: SpecialValues = None,
     threads: Threads = None,
     repeats: Repeats = 5,
     as_json: Json = False,
@@ -100,7 +100,9 @@ def check(
                 raise FmtpropError(
                     "there is nothing to check: give --max-reorders, --max-reorder-share, --max-ref or --baseline"
                 )
-            options = Options(policy=policy, dtype=dtype, tune=tune, target=target, special_values=special_values)
+            options = Options(
+                policy=policy, dtype=dtype, tune=tune, target=target, special_values=special_values or "fast"
+            )
             graph = load(model)
         use_threads(threads)
         say("compiling", 0, 2)

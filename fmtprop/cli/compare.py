@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from fmtprop.cli.arguments import (
     Dtype,
+    Inputs,
     Json,
     Model,
     Policies,
@@ -17,11 +19,13 @@ from fmtprop.cli.arguments import (
     SpecialValues,
     Target,
     Threads,
+    Train,
     Tune,
     Verify,
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
+from fmtprop.cli.training import module_maker
 from fmtprop.errors import FmtpropError
 
 if TYPE_CHECKING:
@@ -38,8 +42,10 @@ def run(
     verify: Verify = "on",
     tune: Tune = "auto",
     target: Target = "onednn",
-    special_values: SpecialValues = "fast",
+    special_values: SpecialValues = None,
     repeats: Repeats = 10,
+    train: Train = False,
+    inputs: Inputs = None,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
@@ -47,9 +53,12 @@ def run(
 
     The model runs on seeded random inputs under each policy (default: optimal). The summary has run times, memory,
     and which primitives, formats and reorders each policy uses. Exits with 1 if outputs differ from PyTorch's.
+    With --train, a step under naive, propagate and optimal, with the shares of reorders in forward, backward and
+    parameters: fmtprop run torchvision.models:resnet18 --train --input 8x3x224x224
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
-    comparison = _compare(model, words(policy or ["optimal"]), options, threads, repeats, report)
+    policies = words(policy or ["naive,propagate,optimal" if train else "optimal"])
+    comparison = _compare(model, policies, options, threads, repeats, report, train, inputs)
     emit(comparison.to_json() if as_json else comparison.summary())
     finish(comparison, report)
 
@@ -66,8 +75,10 @@ def report(
     verify: Verify = "on",
     tune: Tune = "auto",
     target: Target = "onednn",
-    special_values: SpecialValues = "fast",
+    special_values: SpecialValues = None,
     repeats: Repeats = 10,
+    train: Train = False,
+    inputs: Inputs = None,
     as_json: Json = False,
 ) -> None:
     """Report the cost of each reorder, and compare policies.
@@ -78,7 +89,7 @@ def report(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["plain,naive,propagate,optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, output)
+    comparison = _compare(model, policies, options, threads, repeats, output, train, inputs)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
     finish(comparison, output)
@@ -87,14 +98,17 @@ def report(
 def _compare(
     model: str,
     policies: Sequence[str],
-    options: Mapping[str, Any],
+    given: Mapping[str, Any],
     threads: int | None,
     repeats: int,
     destination: Path | None,
+    train: bool,
+    inputs: Sequence[str] | None,
 ) -> Comparison:
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.policies import compare_policies
+        from fmtprop.bench.training import compare_steps
         from fmtprop.frontends import load
         from fmtprop.report.files import check_destination
 
@@ -104,6 +118,8 @@ def _compare(
             twice = sorted({name for name in policies if policies.count(name) > 1})
             if twice:
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
-            ways = [Options(policy=name, **options) for name in policies]
-            graph = load(model)
-        return compare_policies(graph, ways, threads=threads, repeats=repeats, progress=say)
+            special = given["special_values"] or ("exact" if train else "fast")
+            ways = [Options(policy=name, **{**given, "special_values": special}) for name in policies]
+            make = module_maker(model, inputs, train)
+            run = partial(compare_policies, load(model)) if make is None else partial(compare_steps, make)
+        return run(ways, threads=threads, repeats=repeats, progress=say)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, SpecialValues, TableFile, Target, Threads, Tune, words
+from fmtprop.cli.arguments import (
+    Dtype,
+    Inputs,
+    Json,
+    Model,
+    Policy,
+    SpecialValues,
+    TableFile,
+    Target,
+    Threads,
+    Train,
+    Tune,
+    words,
+)
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
+from fmtprop.cli.training import module_maker
 from fmtprop.system.limits import MAX_RUNS
 
 
@@ -28,11 +43,13 @@ def bench(
     dtype: Dtype = "f32",
     tune: Tune = "auto",
     target: Target = "onednn",
-    special_values: SpecialValues = "fast",
+    special_values: SpecialValues = None,
     threads: Threads = None,
     rounds: Annotated[
         int, typer.Option("--rounds", "-n", min=1, max=MAX_RUNS, help="Turns of every runtime, interleaved.")
     ] = 20,
+    train: Train = False,
+    inputs: Inputs = None,
     report: TableFile = None,
     as_json: Json = False,
 ) -> None:
@@ -40,19 +57,26 @@ def bench(
 
     All get the same weights, the same input and the same threads, and take turns in random order. Outputs are compared
     with PyTorch's first; a runtime that disagrees is not timed, and the exit code is 1.
+    With --train, whole steps (gradients to zero, forward, loss, backward, SGD with momentum) against torch,
+    torch-channels-last and inductor, without dropout; loss and gradients are compared first.
     """
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.contenders import against, race
+        from fmtprop.bench.training import check_contenders, race_steps
         from fmtprop.frontends import load
         from fmtprop.report.files import TABLES, check_destination
 
         with failing(USAGE):
             if report is not None:
                 check_destination(report, TABLES)
-            options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special_values)
+            special = special_values or ("exact" if train else "fast")
+            options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             contenders = against(words(versus or ["torch"]), options)
-            graph = load(model)
-        result = race(graph, contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)
+            make = module_maker(model, inputs, train)
+            if make is not None:
+                check_contenders(contenders)
+            run = partial(race, load(model)) if make is None else partial(race_steps, make, dtype=dtype)
+        result = run(contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)
     emit(result.to_json() if as_json else result.to_text())
     finish(result, report)

@@ -25,7 +25,7 @@ from fmtprop.system.files import check_readable, path_of
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["load", "save"]
+__all__ = ["load", "open_exported", "save"]
 
 _KINDS = ".json (graph file), .pt2 (torch.export.save), .onnx, or the name of a built-in graph"
 
@@ -156,18 +156,27 @@ def _check_file(file: Path) -> None:
 
 
 def _load_exported(file: Path) -> Graph:
-    from fmtprop.frontends.pt2_safety import check_archive
     from fmtprop.frontends.torch_export import from_torch
 
+    return from_torch(open_exported(file))
+
+
+def open_exported(file: Path) -> ExportedProgram:
+    """Read an exported program, after a check that it executes no code.
+
+    Raises
+    ------
+    ImportModelError
+        There is no such file, it is of another kind, or it is damaged.
+    """
+    import torch
+
+    from fmtprop.frontends.pt2_safety import check_archive
+
+    _check_file(file)
     if not zipfile.is_zipfile(file):
         raise ImportModelError(f"{file} is not a .pt2 archive (not a zip file); write it with torch.export.save")
     check_archive(file)
-    return from_torch(_open_exported(file))
-
-
-def _open_exported(file: Path) -> ExportedProgram:
-    import torch
-
     log: list[LogRecord] = []
     try:
         with held_back() as log:

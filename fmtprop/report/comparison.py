@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -17,6 +17,36 @@ TOLERANCES = {"f32": 1e-4, "bf16": 5e-2}
 
 
 @dataclass(frozen=True)
+class Measure:
+    """The meaning of a comparison's errors.
+
+    Parameters
+    ----------
+    what, unit : str
+        The words before and after an error in a sentence.
+    tolerances : mapping of str to float
+        Largest permitted error, by the data type of compute-intensive ops.
+    note : str
+        What the column of errors has, if its title is not enough.
+    """
+
+    what: str
+    unit: str
+    tolerances: Mapping[str, float]
+    note: str = ""
+
+    def failure(self, error: float, precision: str) -> str:
+        """Return a sentence about an error, empty if it is within the tolerance."""
+        limit = self.tolerances[precision]
+        if error <= limit:
+            return ""
+        return f"{self.what} {error:.1e} {self.unit} (tolerance {limit:.0e} in {precision})"
+
+
+OUTPUTS = Measure("outputs are off by", "relative to PyTorch", TOLERANCES)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Reports of one model under several policies.
 
@@ -25,26 +55,28 @@ class Comparison:
     reports : tuple of Report
         One for each policy; the first is the baseline of the ratios.
     errors : tuple of float
-        Largest relative error of each against PyTorch.
+        Largest error of each against PyTorch.
+    measure : Measure
+        The meaning of the errors.
     """
 
     reports: tuple[Report, ...]
     errors: tuple[float, ...]
+    measure: Measure = OUTPUTS
 
     @classmethod
-    def of(cls, reports: Sequence[Report], errors: Sequence[float]) -> Comparison:
+    def of(cls, reports: Sequence[Report], errors: Sequence[float], measure: Measure = OUTPUTS) -> Comparison:
         """Put reports side by side."""
-        return cls(tuple(reports), tuple(errors))
+        return cls(tuple(reports), tuple(errors), measure)
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """A sentence for each policy with outputs that differ from PyTorch's; empty if there is none."""
-        return tuple(
-            f"policy {report.policy}: outputs are off by {error:.1e} relative to PyTorch (tolerance "
-            f"{TOLERANCES[report.precision]:.0e} in {report.precision})"
+        """A sentence for each policy that differs from PyTorch; empty if there is none."""
+        told = (
+            (report.policy, self.measure.failure(error, report.precision))
             for report, error in zip(self.reports, self.errors, strict=True)
-            if not error <= TOLERANCES[report.precision]
         )
+        return tuple(f"policy {policy}: {failure}" for policy, failure in told if failure)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """Return the comparison as JSON; also write it when a path is given.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from fmtprop.report.ledger import RUN, totals
+from fmtprop.report.ledger import PARTS, RUN, totals
 from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
@@ -56,30 +56,24 @@ def _head(comparison: Comparison) -> list[RenderableType]:
 
 
 def _side_by_side(comparison: Comparison) -> Table:
-    table = Table(title=f"{printable(comparison.reports[0].model)}: policies of format assignment")
-    for column in (
-        "policy",
-        "run",
-        "ratio",
-        "reorders",
-        "in reorders",
-        "moved",
-        "packed once",
-        "arena",
-        "fallbacks",
-        "error",
-    ):
+    reports = comparison.reports
+    table = Table(title=f"{printable(reports[0].model)}: policies of format assignment")
+    parts = PARTS[1:] if any(row.part != RUN for report in reports for row in report.reorders) else ()
+    details = [part.partition(" ")[0] for part in parts] or ["moved", "packed once"]
+    columns = "policy", "run", "ratio", "reorders", "in reorders", *details, "arena", "fallbacks", "error"
+    for column in columns:
         table.add_column(column, justify="left" if column == "policy" else "right")
-    base = comparison.reports[0].seconds
-    for report, error in zip(comparison.reports, comparison.errors, strict=True):
+    base = reports[0].seconds
+    for report, error in zip(reports, comparison.errors, strict=True):
+        moved = _bytes(sum(row.nbytes for row in report.reorders))
+        packed = f"{len(report.packed)} ({_bytes(sum(n for _, _, n in report.packed))})"
         table.add_row(
             report.policy,
             _time(report.seconds),
             f"{report.seconds / base:.2f}",
             str(len(report.reorders)),
             f"{_time(report.reorder_seconds)} ({_share(report):.0%})",
-            _bytes(sum(row.nbytes for row in report.reorders)),
-            f"{len(report.packed)} ({_bytes(sum(n for _, _, n in report.packed))})",
+            *([_of_part(report, part) for part in parts] or [moved, packed]),
             _bytes(report.memory["arena"]),
             str(len(report.fallbacks)),
             f"{error:.1e}",
@@ -87,10 +81,17 @@ def _side_by_side(comparison: Comparison) -> Table:
     return table
 
 
+def _of_part(report: Report, part: str) -> str:
+    total = sum(row.seconds for row in report.steps)
+    seconds = sum(row.seconds for row in report.reorders if row.part == part)
+    return f"{seconds / total if total else 0:.0%}"
+
+
 def _verdict(comparison: Comparison) -> str:
+    note = f"; {comparison.measure.note}" if comparison.measure.note else ""
     if comparison.failures:
-        return "check against PyTorch FAILED: " + "; ".join(comparison.failures)
-    return "check against PyTorch: passed under each policy"
+        return f"check against PyTorch FAILED: {'; '.join(comparison.failures)}{note}"
+    return f"check against PyTorch: passed under each policy{note}"
 
 
 def certificate_text(report: Report) -> str:

@@ -6,7 +6,8 @@ Owns what a program is, how one is drawn, compared with PyTorch and made smaller
     python -m tests.models.fuzz --seeds 1000:2000
 
 runs them in child processes, so that a crash costs one seed and leaves a trace. Besides the policies, each model is
-compiled as :mod:`tests.models.odd` says: by random costs, with random pins, with another number of threads.
+compiled as :mod:`tests.models.odd` says: by random costs, with random pins, with another number of threads. With
+``--train``, steps of training are compared instead (:mod:`tests.models.fuzz_training`).
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
     form: str = "tuple"
+    #: for training, the seed that chooses what is frozen
+    training: int | None = None
 
     def __str__(self) -> str:
         lines = [f"input     {n}: {t.dtype} {tuple(t.shape)} strides {t.stride()}" for n, t in self.inputs.items()]
@@ -245,30 +248,33 @@ class Draw:
         )  # fmt: skip
 
 
-def draw(seed: int, calls: int = 12, blocks: bool = False) -> Program:
+def draw(seed: int, calls: int = 12, blocks: bool = False, training: bool = False) -> Program:
     """Draw a program of about so many calls, or a network of real sizes."""
     from tests.models.fuzz_blocks import draw_blocks
     from tests.models.fuzz_calls import CALLS
+    from tests.models.fuzz_training import TRAINING_CALLS
 
     if blocks:
-        return draw_blocks(seed)
+        return replace(draw_blocks(seed), training=seed if training else None)
+    known = {**CALLS, **TRAINING_CALLS} if training else CALLS
 
     rng = random.Random(seed)
+    torch.manual_seed(seed)  # dropout
     state = Draw(rng)
-    names, weights = list(CALLS), [weight for _, weight in CALLS.values()]
+    names, weights = list(known), [weight for _, weight in known.values()]
     favourites = rng.sample(names, 6)
     for _ in range(calls):
         name = rng.choice(favourites) if rng.random() < 0.3 else rng.choices(names, weights)[0]
         kept = (dict(state.values), list(state.inputs), list(state.parameters), list(state.steps))
         try:
-            CALLS[name][0](state)
+            known[name][0](state)
         except Unfit:
             state.values, state.inputs, state.parameters, state.steps = kept
     if not state.steps:
         x = state.input(state.normal([2, 3]))
         state.call("relu", torch.relu, [x])
     # what in-place calls did to the drawn tensors must not be in the inputs
-    return state.program()
+    return replace(state.program(), training=seed if training else None)
 
 
 # ---------------------------------------------------------------- checking
@@ -276,6 +282,10 @@ def draw(seed: int, calls: int = 12, blocks: bool = False) -> Program:
 
 def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, fast: bool = False) -> str | None:
     """Return what is wrong with a program's compiled forms, None where all is well."""
+    if program.training is not None:
+        from tests.models.fuzz_training import check_steps
+
+        return check_steps(program, program.training)
     if fast and (graph := traced(program)) is None:
         return None
     model = Model(program).eval()
@@ -550,6 +560,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=12)
     parser.add_argument("--batch", type=int, default=50, help="seeds per child process; 0 for none")
     parser.add_argument("--blocks", action="store_true", help="networks of real sizes instead of calls")
+    parser.add_argument("--train", action="store_true", help="steps of training instead of runs")
     parser.add_argument("--fast", action="store_true", help="import without torch.export, what can be")
     parser.add_argument("--policies", default=",".join([*POLICIES, "optimal", "odd-{seed}", "pins-{seed}"]))
     parser.add_argument("--raw", action="store_true", help="do not cut failures down")
@@ -572,7 +583,7 @@ def _run_here(seeds: Sequence[int], options: argparse.Namespace) -> None:
         print(f"@{seed}", flush=True)
         faulthandler.dump_traceback_later(300, exit=True)
         policies = options.policies.format(seed=seed).split(",")
-        program = draw(seed, options.calls, options.blocks)
+        program = draw(seed, options.calls, options.blocks, options.train)
         if options.raw:
             wrong = check(program, policies, fast=options.fast)
             failed = None if wrong is None else (program, wrong)
@@ -594,6 +605,7 @@ def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
         *(["--raw"] if options.raw else []),
         *(["--fast"] if options.fast else []),
         *(["--blocks"] if options.blocks else []),
+        *(["--train"] if options.train else []),
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     last, tail = first, []
@@ -608,7 +620,7 @@ def _run_child(first: int, end: int, options: argparse.Namespace) -> int:
     if child.wait():
         print(f"CRASHED {last}: exit code {child.returncode}", flush=True)
         # after the line above: what crashed may be PyTorch itself
-        print(draw(last, options.calls, options.blocks), flush=True)
+        print(draw(last, options.calls, options.blocks, options.train), flush=True)
         return last
     print(f"done to {end}; models that have {dict(CHOSEN.most_common())}", flush=True)
     return end - 1

@@ -1,0 +1,321 @@
+"""Steps of training: policies compared on one module, and fmtprop raced against PyTorch.
+
+A step is what a training loop does: gradients to zero, forward, loss, backward, the optimiser. Before anything is
+timed, loss, gradients and buffers of one step are compared with those of eager PyTorch in f32. Rounding errors in the
+gradients of a deep network's first layers are large, those of its last layers small: so each tensor has a measure of
+its own, the error that PyTorch itself makes in another memory format, and in bf16 under autocast.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fmtprop.api import Options, compile_graph
+from fmtprop.bench.compare import Agreement
+from fmtprop.bench.contenders import REFERENCE, Contender
+from fmtprop.bench.interleave import Benchmark
+from fmtprop.bench.peers import Inductor, TorchEager
+from fmtprop.bench.processes import Prepared, call_in_process, interleave_processes
+from fmtprop.errors import FmtpropError
+from fmtprop.frontends.trainable import Trainable
+from fmtprop.report import Comparison
+from fmtprop.report.comparison import Measure
+from fmtprop.runtime.process import use_threads
+from fmtprop.training.module import TrainingModule
+
+__all__ = [
+    "STEPS",
+    "Expected",
+    "Make",
+    "check_contenders",
+    "compare_steps",
+    "prepare_step",
+    "race_steps",
+    "write_expected",
+]
+
+#: makes the same module each time; picklable for a race
+Make = Callable[[], Trainable]
+
+#: called with a description, steps done, steps in all
+Progress = Callable[[str, int, int], None]
+
+#: the error of a step: the distance of a loss, a gradient or a buffer from PyTorch's, in PyTorch's own errors
+STEPS = Measure(
+    "loss, gradients or buffers are off by",
+    "errors that PyTorch itself makes in another memory format",
+    {"f32": 3.0, "bf16": 3.0},
+    "the unit of errors is the error that PyTorch itself makes in another memory format",
+)
+
+#: PyTorch's own errors count as at least so much of a tensor's norm, by precision, and of the largest norm of all
+#: gradients, since some gradients are 0 but for rounding
+_LEAST_ERROR, _LEAST_OF_ALL = {"f32": 1e-3, "bf16": 1e-2}, 1e-5
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A step of PyTorch in f32, with the errors of other ways to compute it in PyTorch.
+
+    Parameters
+    ----------
+    figures : mapping of str to torch.Tensor
+        Loss, gradients and buffers by description.
+    errors : mapping of str to float
+        The distance of PyTorch's other figures.
+    precision : {"f32", "bf16"}
+        Precision of these others.
+    """
+
+    figures: Mapping[str, torch.Tensor]
+    errors: Mapping[str, float]
+    precision: str
+
+    @classmethod
+    def of(cls, make: Make, precision: str) -> Expected:
+        """Run PyTorch; without dropout for the errors, since channels-last draws in another order."""
+        figures, exact = (figures_of(made, made.module) for made in (make(), without_dropout(make)))
+        other = without_dropout(make)
+        module, inputs = channels_last(other.module, other.inputs)
+        others = figures_of(replace(other, inputs=inputs), module, precision)
+        errors = {name: _distance(others[name], tensor) for name, tensor in exact.items()}
+        return cls(figures, errors, precision)
+
+    def distance(self, found: Mapping[str, torch.Tensor]) -> tuple[float, str]:
+        """Return the largest distance of figures from the expected ones, in PyTorch's own errors, and its place."""
+        norms = {name: float(tensor.double().norm()) for name, tensor in self.figures.items()}
+        all_gradients = max((norm for name, norm in norms.items() if name.startswith("the gradient")), default=0.0)
+        worst, where = 0.0, ""
+        for name, tensor in self.figures.items():
+            least = max(_LEAST_ERROR[self.precision] * norms[name], _LEAST_OF_ALL * all_gradients)
+            own = max(self.errors[name], least, torch.finfo(torch.float32).tiny)
+            ratio = _distance(found[name], tensor) / own
+            if not ratio <= worst:  # NaN is the worst
+                worst, where = ratio, name
+        return worst, where
+
+    def agreement(self, found: Mapping[str, torch.Tensor]) -> Agreement:
+        """Compare figures with the expected ones."""
+        (worst, where), limit = self.distance(found), STEPS.tolerances[self.precision]
+        passed = worst <= limit
+        return Agreement(passed, worst, limit, "" if passed else f"{where} is off by {worst:.3g} {STEPS.unit}")
+
+
+def figures_of(step: Trainable, call: Callable[..., Any], precision: str = "f32") -> dict[str, torch.Tensor]:
+    """Return loss, gradients and buffers after one step, by description; the module is as before afterwards.
+
+    Parameters
+    ----------
+    step : Trainable
+        Module, inputs and loss.
+    call : callable
+        The module itself, or its compiled form.
+    precision : {"f32", "bf16"}
+        ``"bf16"`` calls it under autocast.
+    """
+    state = copy.deepcopy(step.module.state_dict())
+    torch.manual_seed(0)
+    with _precision(precision):
+        loss = step.loss(call(*step.inputs))
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = {"the loss": loss.detach()}
+    for name, parameter in step.module.named_parameters():
+        if parameter.grad is not None:
+            found[f"the gradient of {name}"] = parameter.grad.contiguous()
+            parameter.grad = None
+    for name, buffer in step.module.named_buffers():
+        if buffer.is_floating_point():
+            found[f"the buffer {name}"] = buffer.detach().clone()
+    step.module.load_state_dict(state)
+    return found
+
+
+def compare_steps(
+    make: Make,
+    options: Sequence[Options],
+    *,
+    threads: int | None = None,
+    repeats: int = 10,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Plan a step of training in several ways, check each against PyTorch, and measure it.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the module.
+    options : sequence of Options
+        Options of each compilation; the first is the baseline of the ratios.
+    threads : int, optional
+        Threads of torch and oneDNN, for the whole process. Default: unchanged.
+    repeats : int, optional
+        Runs for the median of each step.
+    progress : callable, optional
+        Called with a description, steps done and steps in all.
+
+    Returns
+    -------
+    Comparison
+        Its ``failures`` name the policies with other losses, gradients or buffers than PyTorch.
+
+    Raises
+    ------
+    FmtpropError
+        The module cannot be compiled or run.
+    """
+    use_threads(threads)
+    say, total = progress or (lambda what, done, total: None), 1 + 2 * len(options)
+    say("running in PyTorch", 0, total)
+    expected: dict[str, Expected] = {}
+    reports, errors = [], []
+    for done, option in enumerate(options):
+        say(f"compiling under {option.policy}", 1 + 2 * done, total)
+        step = make()
+        call = TrainingModule(step.module, step.inputs, option, compile_graph)
+        net = call.nets[0]
+        if net.precision not in expected:
+            expected[net.precision] = Expected.of(make, net.precision)
+        say(f"measuring {option.policy}", 2 + 2 * done, total)
+        errors.append(expected[net.precision].distance(figures_of(step, call))[0])
+        reports.append(replace(net.report(repeats=repeats), model=type(step.module).__name__))
+        net.close()
+    say("done", total, total)
+    return Comparison.of(reports, errors, STEPS)
+
+
+def race_steps(
+    make: Make,
+    contenders: Sequence[Contender],
+    *,
+    dtype: str = "f32",
+    reference: str = REFERENCE,
+    threads: int | None = None,
+    rounds: int = 20,
+    repeats: int = 1,
+    progress: Progress | None = None,
+) -> Benchmark:
+    """Race contenders on whole steps, the optimiser included; each has a process, and is compared with PyTorch first.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the module; picklable.
+    contenders : sequence of Contender
+        fmtprop's options, eager PyTorch and Inductor.
+    dtype : {"f32", "bf16"}
+        ``"bf16"`` runs PyTorch under autocast.
+    reference : str, optional
+        Contender that is the reference of speed-ups.
+    threads : int, optional
+        Threads of every contender. Default: torch's setting.
+    rounds, repeats : int, optional
+        See :func:`fmtprop.bench.processes.interleave_processes`.
+    progress : callable, optional
+        Called with a description, turns done and turns in all.
+
+    Raises
+    ------
+    FmtpropError
+        A process dies.
+    """
+    count, make = threads or torch.get_num_threads(), partial(without_dropout, make)
+    with tempfile.TemporaryDirectory(prefix="fmtprop-bench-") as name:
+        file = Path(name) / "expected.pt"
+        call_in_process("torch", partial(write_expected, make, dtype, file))
+        return interleave_processes(
+            {one.name: partial(prepare_step, make, one, file, count) for one in contenders},
+            reference=reference,
+            rounds=rounds,
+            repeats=repeats,
+            warmup=1,
+            threads=count,
+            progress=progress,
+        )
+
+
+def check_contenders(contenders: Sequence[Contender]) -> None:
+    """Refuse runtimes that cannot train.
+
+    Raises
+    ------
+    FmtpropError
+        The message has the names of the others.
+    """
+    for one in contenders:
+        if not isinstance(one.how, Options | TorchEager | Inductor):
+            raise FmtpropError(
+                f"contender {one.name} cannot train; torch, torch-channels-last, inductor and fmtprop can"
+            )
+
+
+def write_expected(make: Make, precision: str, file: Path) -> None:
+    """Write the expected figures to a file; for a process of its own."""
+    torch.save(asdict(Expected.of(make, precision)), file)
+
+
+def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> Prepared:
+    """Make a contender's step in this process, and compare it with the expected figures."""
+    use_threads(threads)
+    expected = Expected(**torch.load(file, weights_only=True))
+    step, autocast = make(), expected.precision
+    call: Callable[..., Any] = step.module
+    if isinstance(contender.how, Options):
+        call, autocast = TrainingModule(step.module, step.inputs, contender.how, compile_graph), "f32"
+    elif isinstance(contender.how, Inductor):
+        call = torch.compile(step.module)
+    elif isinstance(contender.how, TorchEager) and contender.how.channels_last:
+        module, inputs = channels_last(step.module, step.inputs)
+        step = replace(step, module=module, inputs=inputs)
+    agreement = expected.agreement(figures_of(step, call, autocast))
+    learned = [parameter for parameter in step.module.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.SGD(learned, 1e-4, momentum=0.9, weight_decay=1e-4)
+
+    def run() -> None:
+        optimiser.zero_grad()
+        with _precision(autocast):
+            loss = step.loss(call(*step.inputs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return Prepared(run, agreement, contender.versions())
+
+
+def channels_last(module: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return a module and images in channels-last; other tensors as they are."""
+    for parameter in module.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return module, tuple(_last(value) for value in inputs)
+
+
+def _last(value: Any) -> Any:
+    is_image = isinstance(value, torch.Tensor) and value.ndim == 4
+    return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+
+def without_dropout(make: Make) -> Trainable:
+    """Make a module without dropout, since no two ways to run it draw alike."""
+    step = make()
+    for part in step.module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+    return step
+
+
+def _precision(dtype: str) -> Any:
+    """Return the context in which PyTorch computes in a precision."""
+    return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).norm())
