@@ -14,11 +14,11 @@ from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
-from fmtprop.runtime import Executor
+from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
 from fmtprop.runtime.streams import StreamPool
 from fmtprop.runtime.threads import current_threads
-from fmtprop.system.limits import MAX_RUNS
+from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
 from fmtprop.system.locks import ProcessLock
 
 if TYPE_CHECKING:
@@ -145,6 +145,33 @@ class CompiledModel:
             )
         return self._executor.run(inputs, out)
 
+    def prepare(self, threads: int) -> Plan:
+        """Make the plan for a number of threads now, not at the first run with this number.
+
+        Parameters
+        ----------
+        threads : int
+            As given to :func:`torch.set_num_threads` before a run.
+
+        Returns
+        -------
+        Plan
+            It shares its packed constants with the plans for other numbers. :attr:`plan`, with a warning, if a node has
+            no primitive for this number.
+
+        Raises
+        ------
+        InputError
+            `threads` is no number of threads.
+        PlanError
+            The primitives for this number keep failing their check.
+        """
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 0 < threads <= MAX_THREADS:
+            raise InputError(
+                f"model {self.graph.name}: threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}"
+            )
+        return self._executor.prepare(threads)
+
     def throughput(self, streams: int | None = None) -> StreamPool:
         """Return a pool that runs the model several times at once, each run in one thread.
 
@@ -167,7 +194,7 @@ class CompiledModel:
         PlanError
             The model's primitives for one thread fail their check.
         """
-        self._executor.prepare(1)
+        self.prepare(1)
         return StreamPool(lambda *args, **kwargs: self._run(args, kwargs, None, 1), streams, self.graph.name)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -243,7 +270,7 @@ class CompiledModel:
         self._check_names(runs=runs is not None, seconds=seconds is not None, warmup=warmup is not _WARMUP)
         inputs = self._inputs(args, kwargs)
         times = time_runs(lambda: self._executor.run(inputs), runs, seconds, warmup)
-        threads = self._executor.prepare(current_threads()).threads
+        threads = self.prepare(current_threads()).threads
         return BenchmarkResult(self.graph.name, self.precision, self.options.policy, threads, times)
 
     def profile(self, *args: Any, repeats: int = _REPEATS, **kwargs: Any) -> list[float]:

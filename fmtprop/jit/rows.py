@@ -20,10 +20,14 @@ from ctypes import Array, addressof, c_float, c_int64, c_uint32, c_uint64, c_voi
 from dataclasses import dataclass
 from functools import cache
 from math import inf, prod
+from typing import TYPE_CHECKING
 
 from fmtprop.jit.kernel import Arguments, Kernel, address_of, isa, runtime_function, takes, threads_for, unavailable
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
+
+if TYPE_CHECKING:
+    from fmtprop.jit.assembler import Isa
 
 __all__ = [
     "AverageKernel",
@@ -123,7 +127,7 @@ class BroadcastKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; it does not depend on sizes."""
-        return _assembled("broadcast", self.alg, self.dtype, shared=self.shared)
+        return _assembled(isa(), "broadcast", self.alg, self.dtype, shared=self.shared)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -177,8 +181,8 @@ class FoldKernel(StandaloneKernel):
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
         if self.columns == 1:
-            return _assembled("fold_rows", self.alg, self.dtype)
-        return _assembled("fold_columns", self.alg, self.dtype, group=self.group)
+            return _assembled(isa(), "fold_rows", self.alg, self.dtype)
+        return _assembled(isa(), "fold_columns", self.alg, self.dtype, group=self.group)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -237,7 +241,7 @@ class AverageKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
-        return _assembled("average", None, self.dtype, group=self.group)
+        return _assembled(isa(), "average", None, self.dtype, group=self.group)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -341,10 +345,10 @@ def _vector(number: float) -> Array[c_float]:
 
 
 @cache
-def _assembled(program: str, alg: str | None, dtype: DataType, **options: int) -> Kernel:
+def _assembled(isa: Isa, program: str, alg: str | None, dtype: DataType, **options: int) -> Kernel:
     """Return the code of a program by its name. Few networks need the assembler, so it is imported only here."""
     from fmtprop.jit import programs
 
     name = program if alg is None else f"{program}_{alg}"
     given = () if alg is None else (alg,)
-    return Kernel(name, getattr(programs, program)(isa(), *given, **options, bf16=dtype is DataType.BF16))
+    return Kernel(name, getattr(programs, program)(isa, *given, **options, bf16=dtype is DataType.BF16))

@@ -15,6 +15,7 @@ import torch
 from fmtprop.errors import InputError
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
+from fmtprop.runtime.plan import Plan
 from fmtprop.targets.mkldnn import in_format
 
 #: limit of steps of the exact overlap test; beyond it, tensors count as overlapping
@@ -135,6 +136,12 @@ class Boundary(NamedTuple):
     model: str
     inputs: tuple[Endpoint, ...]
     outputs: tuple[Endpoint, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Boundary:
+        """Return the boundary of a plan."""
+        inputs = tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs)
+        return cls(plan.name, inputs, tuple(Endpoint(name, access.desc) for name, access in plan.outputs))
 
     def read(self, inputs: Sequence[object]) -> list[torch.Tensor]:
         """Return the inputs as the plan reads them.

@@ -10,7 +10,7 @@ from math import inf
 import torch
 
 from fmtprop import dnnl
-from fmtprop.runtime.boundary import Boundary, Endpoint
+from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads, running_with
@@ -42,11 +42,7 @@ class Executor:
         self, plan: Plan, plan_for: Callable[[int], Plan] | None = None, *, arena: torch.Tensor | None = None
     ) -> None:
         self.plan = plan
-        self._boundary = Boundary(
-            plan.name,
-            tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs),
-            tuple(Endpoint(name, access.desc) for name, access in plan.outputs),
-        )
+        self._boundary = Boundary.of(plan)
         self._plan_for = plan_for
         self._runners = {plan.threads: _Runner(plan)}
         if arena is not None:

@@ -16,7 +16,7 @@ import torch
 
 from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
-from fmtprop.runtime.boundary import Boundary, Endpoint
+from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.executor import Executor
 from fmtprop.runtime.plan import Plan
@@ -53,7 +53,7 @@ class Halves:
             raise PlanError(f"model {plan.name} has no backward half: compile it with training=True")
         self.plan, turn = plan, plan.turn
         self._executor = Executor(plan, plan_for)
-        inputs = tuple(Endpoint(name, desc) for name, desc, _ in plan.inputs)
+        inputs = Boundary.of(plan).inputs
         self._forward = Boundary(plan.name, inputs[: turn.input], ())
         self._backward = Boundary(plan.name, inputs[turn.input :], ())
         self._leased: dict[int, tuple[Context, Callable[[], None]]] = {}

@@ -10,13 +10,14 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.compiling import compilation, entrants
-from fmtprop.compiling import race as race_module
 from fmtprop.errors import DnnlError, PassError, PlanError
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
 from fmtprop.passes.optimal import assign
-from fmtprop.runtime import selfcheck
+from fmtprop.runtime.executor import Executor
 from tests.compiling.other_plans import unlike_any_other
 from tests.passes.only_filtered import only_filtered
+from tests.runtime.checks import give_wrong_results
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_a_realisation_that_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> No
 
     def broken(graph: Graph, problem, *rest) -> Graph:
         formatted = usual(graph, problem, *rest)
-        if not any(map(assign._is_composed, problem.alternatives)):
+        if not any(one.payload.is_composed for one in problem.alternatives):
             return formatted
         last = [node for node in formatted.nodes() if node.op == "convolution"][-1]
         return formatted.map_nodes(lambda node: node.with_(descs=()) if node == last else node)
@@ -91,26 +92,20 @@ def test_every_choice_of_formats_fails_but_that_of_pytorchs_operators(
 
 
 def test_a_kernel_that_gives_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, spoilt = selfcheck._Trial.results, set[object]()
+    spoilt = set[object]()
 
-    def results(self, expected):
-        node, found = self.node, honest(self, expected)
+    def is_wrong(node: Node) -> bool:
         if node.op == "convolution" and not spoilt:
             spoilt.add((node.attrs, node.choice.impl, node.descs))
-        return [one + 1 for one in found] if (node.attrs, node.choice.impl, node.descs) in spoilt else found
+        return (node.attrs, node.choice.impl, node.descs) in spoilt
 
-    monkeypatch.setattr(selfcheck._Trial, "results", results)
+    give_wrong_results(monkeypatch, is_wrong)
     net = right_with_one_warning("is off by .*; planning around it", tune="model", confirm=False)
     assert not spoilt & {(s.node.attrs, s.node.choice.impl, s.node.descs) for s in net.plan.steps}
 
 
 def test_primitives_that_keep_giving_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = selfcheck._Trial.results
-
-    def results(self, expected):
-        return [one + (self.node.choice.target == "onednn") for one in honest(self, expected)]
-
-    monkeypatch.setattr(selfcheck._Trial, "results", results)
+    give_wrong_results(monkeypatch, lambda node: node.choice.target == "onednn")
     module = model()
     with pytest.warns(RuntimeWarning) as caught:
         net = fp.compile(module, X)
@@ -127,17 +122,15 @@ def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.Monke
         usual = compilation.with_dummy_weights
         monkeypatch.setattr(compilation, "with_dummy_weights", lambda g, t: {**usual(g, t), "optimal": fails})
     else:
-        usual = race_module._seconds_of
-        error = DnnlError("dnnl_primitive_execute", "runtime error")
-        ran = []
+        usual, ran = Executor.profile, []
 
         def run(executor, *rest):
             ran.append(executor)
             if len(ran) == 1:
-                raise error
+                raise DnnlError("dnnl_primitive_execute", "runtime error")
             return usual(executor, *rest)
 
-        monkeypatch.setattr(race_module, "_seconds_of", run)
+        monkeypatch.setattr(Executor, "profile", run)
     net = right_with_one_warning(r"runs by '.*', without what failed: optimal \(")
     assert list(net.dropped) == ["optimal"]
 
@@ -204,7 +197,7 @@ def test_nothing_is_dropped_where_the_costs_of_residual_sums_are_measured(monkey
     usual = assign.realise
 
     def noted(graph: Graph, problem, *rest) -> Graph:
-        composed.append(any(map(assign._is_composed, problem.alternatives)))
+        composed.append(any(one.payload.is_composed for one in problem.alternatives))
         return usual(graph, problem, *rest)
 
     monkeypatch.setattr(assign, "realise", noted)

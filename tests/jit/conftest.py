@@ -14,13 +14,11 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 
 
 @pytest.fixture(params=[AVX2, pytest.param(AVX512, marks=_NARROW)], ids=lambda isa: isa.name)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isa]:
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
     for module in (rows, attention, norms):
         monkeypatch.setattr(module, "isa", lambda: request.param)
-    rows._assembled.cache_clear()
-    yield request.param
-    rows._assembled.cache_clear()
+    return request.param
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from torch import nn
 import fmtprop
 from fmtprop.errors import DnnlError
 from fmtprop.jit import CallList, no_code
+from fmtprop.runtime import context as context_module
 from fmtprop.runtime.context import Context
 
 pytestmark = pytest.mark.skipif(bool(no_code()), reason=no_code())
@@ -96,27 +97,41 @@ def mixed() -> tuple[fmtprop.CompiledModel, nn.Module, torch.Tensor]:
     return fmtprop.compile(module, x), module, x
 
 
-def test_steps_of_pytorch_stand_between_lists(mixed) -> None:
+@pytest.fixture
+def lists(monkeypatch) -> list[CallList]:
+    """The lists of calls that contexts make."""
+    made: list[CallList] = []
+    monkeypatch.setattr(context_module, "CallList", lambda calls: made.append(CallList(calls)) or made[-1])
+    return made
+
+
+def test_steps_of_pytorch_stand_between_lists(mixed, lists) -> None:
     net, module, x = mixed
     context = Context(net.plan)
-    assert len(context._lists) == 2 and len(context._halves[0]) == 3
+    assert len(lists) == 2
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)
 
 
-def test_the_step_that_fails_in_a_list_is_named(mixed) -> None:
+def test_the_step_that_fails_in_a_list_is_named(mixed, monkeypatch) -> None:
     net, _, x = mixed
-    context = Context(net.plan)
-    function, primitive, _, count, array = context._bounds[-1].calls[-1]
-    context._bounds[-1].calls = ((function, primitive, c_void_p(0), count, array),)  # no stream
-    broken = CallList(context._bounds[-1].calls)
-    context._lists[-1], context._halves[0][-1] = broken, broken.call
-    with pytest.raises(DnnlError, match="invalid_arguments") as error:
-        context.run([x])
-    assert net.plan.steps[-1].node.label in str(error.value)
+    last = net.plan.steps[-1]
+    honest = type(last.executable).bind
+
+    def broken(self, node, *rest):
+        bound = honest(self, node, *rest)
+        if node is last.node:
+            *before, (function, primitive, _, count, array) = bound.calls
+            bound.calls = (*before, (function, primitive, c_void_p(0), count, array))  # no stream
+        return bound
+
+    monkeypatch.setattr(type(last.executable), "bind", broken)
+    with pytest.raises(DnnlError, match=r"dnnl_primitive_execute.*invalid_arguments") as error:
+        Context(net.plan).run([x])
+    assert last.node.label in str(error.value)
 
 
-def test_without_code_of_our_own_python_calls_each(mixed, no_executable_memory) -> None:
+def test_without_code_of_our_own_python_calls_each(mixed, no_executable_memory, lists) -> None:
     net, module, x = mixed
     context = Context(net.plan)
-    assert not context._lists and len(context._halves[0]) == sum(len(bound.calls) for bound in context._bounds)
+    assert not lists
     assert torch.allclose(context.run([x])[0], module(x), atol=1e-5)

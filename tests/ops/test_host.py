@@ -203,13 +203,14 @@ def test_samples_infer_what_their_reference_gives():
 
 
 def test_the_types_of_a_call_are_inferred_once(monkeypatch):
-    asked = []
-    meta = host._on_meta
-    monkeypatch.setattr(host, "_on_meta", lambda attrs, types: asked.append(types) or meta(attrs, types))
+    asked, prepare = [], host.prepare
+    monkeypatch.setattr(host, "prepare", lambda attrs: asked.append(attrs) or prepare(attrs))
     call = HostCall("aten.cumsum.default", '{"self": {"tensor": "src_0"}, "dim": 1}')
+    counts = []
     for dims in ((3, 17), (3, 17), (5, 17), (3, 17)):
         assert ATEN.infer(call, {"src_0": TensorType(dims)}) == (TensorType(dims),)
-    assert [types["src_0"].dims for types in asked] == [(3, 17), (5, 17)]
+        counts.append(len(asked))
+    assert counts == [counts[0], counts[0], 2 * counts[0], 2 * counts[0]]
 
 
 def test_types_are_inferred_without_pytorchs_compiler():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fmtprop.passes.optimal.ways import Enumeration
+from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.target import Candidate
 
 
@@ -33,4 +33,4 @@ def only_filtered(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[], bool] = 
             offer(self, name, candidate)
 
     monkeypatch.setattr(Enumeration, "offer", alone)
-    monkeypatch.setattr("fmtprop.passes.optimal.assign._is_composed", lambda alternative: False)
+    monkeypatch.setattr(Way, "is_composed", False)  # no solution without them is looked for

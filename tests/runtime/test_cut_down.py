@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.ir.node import Node
 from fmtprop.runtime import cut_down as module
-from fmtprop.runtime import selfcheck
 from fmtprop.runtime.cut_down import cut_down
 from fmtprop.targets import OneDnnTarget
+from tests.runtime.checks import give_wrong_results
 
 
 class Rows(nn.Module):
@@ -75,15 +76,14 @@ def test_what_sees_all_rows_stays_as_it_is(monkeypatch, tmp_path) -> None:
 
 def test_a_wrong_kernel_is_found_on_fewer_rows(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    honest, seen = selfcheck._Trial.results, []
+    seen = []
 
-    def results(self, expected):
-        seen.append(self.node)
+    def is_wrong(node: Node) -> bool:
+        seen.append(node)
         first = next((one for one in seen if one.op == "pooling"), None)
-        wrong = first is not None and (self.node.op, self.node.descs) == (first.op, first.descs)
-        return [one + wrong for one in honest(self, expected)]
+        return first is not None and (node.op, node.descs) == (first.op, first.descs)
 
-    monkeypatch.setattr(selfcheck._Trial, "results", results)
+    give_wrong_results(monkeypatch, is_wrong)
     x, rows = torch.randn(1, 3, 259, 70), Rows()
     with pytest.warns(RuntimeWarning, match=r"pool.*planning around it"):
         compiled(rows, x, monkeypatch)

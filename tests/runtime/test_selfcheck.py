@@ -12,17 +12,20 @@ from torch import nn
 import fmtprop as fp
 from fmtprop import dnnl
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import OPSET
+from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import plain
 from fmtprop.runtime import selfcheck
-from fmtprop.runtime.agreement import TOLERANCE
+from fmtprop.runtime.agreement import TOLERANCE, small_numbers
 from fmtprop.runtime.plan import Step
 from fmtprop.runtime.selfcheck import Mismatch, check_node, check_steps, primitive_key
 from fmtprop.store import Store, database
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.targets.bound import Bound
 from fmtprop.targets.primitive import laid_out
-from tests.targets.nodes import chosen, convolution, request, step_of
+from tests.runtime.checks import around_executions, give_wrong_results, numbers
+from tests.targets.nodes import chosen, convolution, node_of, request, step_of
 
 
 @pytest.fixture
@@ -41,16 +44,8 @@ def right() -> Step:
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, operand: str) -> None:
-    """Let the primitive read other numbers than its reference does: what a wrong kernel looks like."""
-    honest = selfcheck._packed
-
-    def packed(tensor, desc, room):
-        flat = honest(tensor, desc, room)
-        if desc.dims == operand:
-            flat.view(torch.float32)[0] += 1.0
-        return flat
-
-    monkeypatch.setattr(selfcheck, "_packed", packed)
+    """Let a primitive read other numbers than its reference does, as a wrong kernel would."""
+    around_executions(monkeypatch, before=lambda node, places: numbers(places[operand])[:1].add_(1))
 
 
 # ---------------------------------------------------------------- right and wrong
@@ -60,7 +55,7 @@ def test_a_right_primitive_passes(right):
     assert check(right) is None
 
 
-@pytest.mark.parametrize("operand", [(32, 16, 3, 3), (2, 16, 10, 10), (32,)], ids=["weights", "src", "bias"])
+@pytest.mark.parametrize("operand", ["weights", "src", "bias"])
 def test_one_wrong_element_of_an_operand_is_found(right, monkeypatch, operand):
     spoil(monkeypatch, operand)
     error = check(right)
@@ -84,7 +79,7 @@ def test_a_primitive_that_forgot_the_tail_or_the_bias_is_found(right):
 
 
 def test_a_mismatch_names_node_implementation_error_and_reproducer(right, store, monkeypatch):
-    spoil(monkeypatch, (32, 16, 3, 3))
+    spoil(monkeypatch, "weights")
     (mismatch,) = check_steps([right], store)
     text = str(mismatch)
     impl = re.escape(right.node.choice.impl)
@@ -98,7 +93,7 @@ def test_a_mismatch_names_node_implementation_error_and_reproducer(right, store,
 
 
 def test_what_passed_is_not_checked_again_and_what_failed_is(right, store, monkeypatch):
-    spoil(monkeypatch, (32, 16, 3, 3))
+    spoil(monkeypatch, "weights")
     assert check_steps([right], store)
     assert not store.has_passed(primitive_key(right.node))
     assert check_steps([right], store)
@@ -151,11 +146,15 @@ def test_keys_differ_by_everything_that_a_result_depends_on(right, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_only_the_library_can_lay_out_is_laid_out_by_it(dtype):
+def test_a_check_lays_numbers_out_as_the_library_does(dtype, monkeypatch):
     desc = MemoryDesc((5, 17, 3, 3), dtype, tag="ABcd8b8a")
-    numbers = torch.randint(-8, 9, desc.dims, generator=torch.Generator().manual_seed(0)).to(dtype)
-    by_library = laid_out(numbers, dnnl.NativeDesc.from_desc(desc))
-    assert torch.equal(by_library, selfcheck._packed(numbers, desc, selfcheck._Room())[: desc.nbytes])
+    node = node_of("reorder", OPSET["reorder"].attrs(), {"src": TensorType(desc.dims, desc.dtype)})
+    way = chosen(OneDnnTarget(), node, {"src": desc, "dst": MemoryDesc(desc.dims, dtype)})
+    given = []
+    around_executions(monkeypatch, before=lambda node, places: given.append(numbers(places["src"]).clone()))
+    assert check_node(way) is None
+    by_library = laid_out(small_numbers(way, "src", desc).contiguous(), dnnl.NativeDesc.from_desc(desc))
+    assert torch.equal(by_library, given[0].view(torch.uint8))
 
 
 # ---------------------------------------------------------------- what ran once, on constants
@@ -172,7 +171,7 @@ def packing() -> Node:
 def test_what_packs_weights_is_checked(packing, store, monkeypatch):
     assert check_steps([], store, [packing]) == []
     assert store.has_passed(primitive_key(packing))
-    spoil(monkeypatch, packing.results[0].dims)
+    spoil(monkeypatch, "src")
     (mismatch,) = check_steps([], Store(store.path.with_name("empty.sqlite")), [packing])
     assert mismatch.node is packing
     assert "--reorder" in str(mismatch)
@@ -185,15 +184,8 @@ def test_a_step_is_checked_with_what_packed_its_weights(tmp_path, monkeypatch):
     first = fp.compile(module, x, policy="propagate", verify="off")
     (packer,) = first.plan.packed
     assert [step.packing for step in first.plan.steps if step.packing] == [{"weights": packer}]
-    honest, wrong = selfcheck._packed_by, (packer.choice.impl, packer.descs)
-
-    def packed(node, tensor, room):
-        flat = honest(node, tensor, room)
-        if (node.choice.impl, node.descs) == wrong:
-            flat.view(torch.float32)[0] += 1.0
-        return flat
-
-    monkeypatch.setattr(selfcheck, "_packed_by", packed)
+    wrong = packer.choice.impl, packer.descs
+    give_wrong_results(monkeypatch, lambda node: (node.choice.impl, node.descs) == wrong)
     with pytest.warns(RuntimeWarning, match=r"node reorder\w* \(reorder\): .* is off by .*; planning around it"):
         net = fp.compile(module, x, policy="propagate")
     assert wrong not in [(node.choice.impl, node.descs) for node in net.plan.packed]
@@ -211,7 +203,7 @@ def test_what_only_the_library_can_read_is_passed_over(packing, store):
 
 def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_runs_it(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    spoil(monkeypatch, (1, 8, 9, 9))
+    give_wrong_results(monkeypatch, lambda node: node.choice.target == "onednn")
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(RuntimeWarning) as caught:
         net = fp.compile(module, x)
@@ -224,7 +216,7 @@ def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_r
 
 def test_verify_off_checks_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    spoil(monkeypatch, (24, 8, 3, 3))
+    give_wrong_results(monkeypatch, lambda node: True)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     net = fp.compile(module, x, verify="off")
     assert torch.allclose(net(x), module(x), atol=1e-5)

@@ -204,8 +204,8 @@ def test_the_model_runs_on_all_threads_beside_its_pool(model):
         for y in want:
             assert relative_error(net(xs[0]), want[0]) < 1e-5
             assert relative_error(next(beside), y) < 1e-5
-    assert net._executor.prepare(1).threads == 1
-    assert net._executor.prepare(2) is net.plan
+    assert net.prepare(1).threads == 1
+    assert net.prepare(2) is net.plan
 
 
 def test_streams_are_single_even_where_torch_has_another_openmp(model, monkeypatch):

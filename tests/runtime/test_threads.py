@@ -66,13 +66,13 @@ def test_a_model_follows_torchs_number_of_threads(before, after, policy):
     for threads in (before, after, before, after):
         torch.set_num_threads(threads)
         assert relative_error(net(x), want) < 1e-5
-        assert net._executor.prepare(threads).threads == threads
+        assert net.prepare(threads).threads == threads
         assert dnnl.lib().threads == torch.get_num_threads() == threads
 
 
 def test_the_plan_for_another_number_keeps_activations_and_shares_constants():
     _, net, _ = compiled(2)
-    other = net._executor.prepare(1)
+    other = net.prepare(1)
     assert other.threads == 1
     assert {id(one) for one in other.constants} == {id(one) for one in net.plan.constants}
     for mine, theirs in zip(net.plan.steps, other.steps, strict=True):
@@ -102,7 +102,7 @@ def test_weights_that_the_other_number_blocks_otherwise_are_packed_again(monkeyp
                 yield candidate
 
     monkeypatch.setattr(OneDnnTarget, "candidates", another_block)
-    other = net._executor.prepare(1)
+    other = net.prepare(1)
     after = [step for step in other.steps if step.node.op == "convolution"]
     assert not before & {step.node.choice.operands["weights"] for step in after}
     assert {node.op for node in other.packed} == {"reorder"} and len(other.packed) == len(before)
@@ -136,7 +136,7 @@ def test_weights_of_each_run_that_the_other_number_blocks_otherwise_are_reordere
     monkeypatch.setattr(OneDnnTarget, "candidates", another_block)
     torch.set_num_threads(1)
     torch.testing.assert_close(net(x, w), Given()(x, w), rtol=1e-4, atol=1e-4)
-    other = net._executor.prepare(1)
+    other = net.prepare(1)
     assert other.threads == 1
     (again,) = [step for step in other.steps if step.node.op == "convolution"]
     assert again.node.choice.operands["weights"] == again.operands["weights"].desc != before
@@ -149,7 +149,7 @@ def test_a_plan_is_made_once_for_each_number():
     for threads in (2, 1, 2):
         torch.set_num_threads(threads)
         net(x)
-        plans.append(net._executor.prepare(threads))
+        plans.append(net.prepare(threads))
     assert plans[0] is plans[2]
     assert plans[1] is net.plan
 
@@ -160,7 +160,7 @@ def test_scratchpads_get_the_room_that_they_need():
     module, x = nn.Linear(4096, 64).eval(), torch.randn(8, 4096)
     torch.set_num_threads(1)
     net = fp.compile(module, x)
-    other = net._executor.prepare(4)
+    other = net.prepare(4)
     for plan in (net.plan, other):
         for step in plan.steps:
             needed = step.node.choice.handle.scratchpad_nbytes
@@ -222,7 +222,7 @@ def test_formats_that_exist_for_one_number_only_are_never_misread(monkeypatch):
         got = net(x)
     assert relative_error(got, expected(module, x)) < 1e-5
     assert torch.get_num_threads() == 1
-    assert net._executor.prepare(1) is net.plan
+    assert net.prepare(1) is net.plan
     assert relative_error(net(x), got) == 0.0  # and warns once
 
 
@@ -250,7 +250,7 @@ def test_a_wrong_primitive_of_the_new_plan_is_replaced(monkeypatch):
 
     monkeypatch.setattr(compilation, "check_steps", accuse)
     with pytest.warns(RuntimeWarning, match=r"is off by 1.0e\+00 relative; .*; choosing another implementation"):
-        plan = net._executor.prepare(1)
+        plan = net.prepare(1)
     replaced = next(step for step in plan.steps if step.node.name == blamed[0].name)
     assert replaced.node.choice.impl != blamed[0].choice.impl
 
@@ -266,14 +266,21 @@ def test_a_plan_that_keeps_failing_its_check_is_refused(monkeypatch):
         pytest.warns(RuntimeWarning, match="choosing another"),
         pytest.raises(fp.PlanError, match=r"primitives for 1 threads keep failing their check; the last: node conv"),
     ):
-        net._executor.prepare(1)
+        net.prepare(1)
 
 
 def test_without_verification_nothing_is_checked(monkeypatch):
     torch.set_num_threads(2)
     net = fp.compile(nn.Conv2d(8, 8, 1), torch.ones(1, 8, 4, 4), verify="off")
     monkeypatch.setattr(compilation, "check_steps", lambda *_: pytest.fail("checked"))
-    assert net._executor.prepare(1).threads == 1
+    assert net.prepare(1).threads == 1
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.0, True, 10**6])
+def test_what_is_no_number_of_threads_is_refused(threads):
+    net = fp.compile("chain")
+    with pytest.raises(fp.InputError, match=rf"threads must be a whole number from 1 to \d+, got {threads}"):
+        net.prepare(threads)
 
 
 def test_closing_forgets_the_other_plans():
@@ -281,10 +288,10 @@ def test_closing_forgets_the_other_plans():
     want = expected(module, x)
     torch.set_num_threads(1)
     net(x)
-    first = net._executor.prepare(1)
+    first = net.prepare(1)
     net.close()
     assert relative_error(net(x), want) < 1e-5
-    assert net._executor.prepare(1) is not first
+    assert net.prepare(1) is not first
 
 
 def test_an_implementation_is_found_where_strides_of_single_elements_differ():

@@ -133,7 +133,8 @@ def test_runs_side_by_side_do_not_share_sums(gate):
 def test_one_that_is_wrong_is_found_and_replaced(gate, monkeypatch, tmp_path):
     module, x = gate
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(rows, "_assembled", lambda program, *_, **__: Kernel(program, b"\xc3"))  # returns at once
+    for kind in (rows.AverageKernel, rows.BroadcastKernel):
+        monkeypatch.setattr(kind, "assembled", lambda self: Kernel("wrong", b"\xc3"))  # returns at once
     with pytest.warns(RuntimeWarning, match="(average|broadcast_mul):.* is off by"):
         net = compiled(module, x)
     assert kernels(net.plan) == []

@@ -14,6 +14,7 @@ import torch
 import fmtprop as fp
 from fmtprop.errors import InputError, LibraryError
 from fmtprop.layout import MemoryDesc, unpack
+from fmtprop.runtime.boundary import Boundary
 from fmtprop.targets.mkldnn import inspection
 
 CONV = torch.ops.aten.mkldnn_convolution.default
@@ -200,7 +201,7 @@ def test_an_mkldnn_tensor_is_read_in_place():
     tensor = convolved()
     module = torch.nn.Conv2d(32, 16, 3)
     net = fp.compile(module, torch.randn(tensor.shape), boundary={"input": fp.inspect(tensor)}, policy="propagate")
-    (port,) = net._executor._boundary.inputs
+    (port,) = Boundary.of(net.plan).inputs
     assert port.read(tensor).data_ptr() == torch.ops.mkldnn.data_ptr(tensor)
     assert net.plan.inputs[0][1] == fp.inspect(tensor)
     dense = tensor.to_dense()
@@ -217,7 +218,7 @@ def test_plain_boundaries_take_mkldnn_tensors_too():
     x = torch.randn(1, 16, 8, 8)
     net = fp.compile(module, x)
     fresh = x.to_mkldnn()
-    (port,) = net._executor._boundary.inputs
+    (port,) = Boundary.of(net.plan).inputs
     assert port.read(fresh).data_ptr() == torch.ops.mkldnn.data_ptr(fresh)
     assert torch.allclose(net(fresh), module(x), atol=1e-5)
     blocked = CONV(fresh, torch.eye(16).reshape(16, 16, 1, 1), None, [0, 0], [1, 1], [1, 1], 1)

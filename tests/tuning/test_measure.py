@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import isfinite
 from time import perf_counter
 
@@ -17,7 +19,9 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
-from fmtprop.tuning.measure import _SIGNS, Bench, Job, _Run, job_of, job_of_reorder
+from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.executable import Executable, Implementation
+from fmtprop.tuning.measure import Bench, Job, job_of, job_of_reorder
 
 FAR = 1e9
 
@@ -69,64 +73,108 @@ def test_when_time_is_up_there_are_no_figures_rather_than_bad_ones() -> None:
     assert Bench(jobs, 1 << 20).seconds([jobs, jobs_of(8, 7)], perf_counter() - 1) == {}
 
 
-def test_rounds_go_through_all_nodes_and_no_single_execution_drops_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = [jobs_of(16, 14), jobs_of(8, 7)]
-    order: list[object] = []
-    slow_once = groups[0][-1].key
+class Timed(Implementation):
+    """An implementation that takes the seconds that it is told to take, by a clock of the test."""
 
-    def time(self: _Run, weights: torch.Tensor) -> None:
-        order.append(self.job.key)
-        hiccup = self.job.key == slow_once and order.count(slow_once) == 1
-        self.times.append(1.0 if hiccup else 1e-5)
+    takes_any_numbers = True
+    repro = ""
 
-    monkeypatch.setattr(_Run, "time", time)
+    def __init__(self, run: Callable[[Mapping[str, Place]], None]) -> None:
+        self.run = run
+
+    def target(self) -> OneDnnTarget:
+        return OneDnnTarget()
+
+    def build(self, threads: int) -> TimedExecutable:
+        return TimedExecutable(self.run)
+
+
+class TimedExecutable(Executable):
+    def __init__(self, run: Callable[[Mapping[str, Place]], None]) -> None:
+        self.run = run
+
+    def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
+        return Bound(python=(node, lambda: self.run(places)))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The present time, by which executions are timed."""
+    now = [0.0]
+    monkeypatch.setattr("fmtprop.targets.bound.perf_counter", lambda: now[0])
+    return now
+
+
+def timed(key: object, run: Callable[[Mapping[str, Place]], None], channels: int = 16) -> Job:
+    node, (candidate, *_) = ways(channels, 14)
+    return job_of(key, node, replace(candidate, handle=Timed(run)))
+
+
+def test_rounds_go_through_all_nodes_and_no_single_execution_drops_a_way(clock: list[float]) -> None:
+    order: list[str] = []
+
+    def taking(key: str) -> Callable[[object], None]:
+        def run(places: object) -> None:
+            order.append(key)
+            hiccup = key == "a2" and order.count(key) == 2  # its first round, after the execution that loads its code
+            clock[0] += 1.0 if hiccup else 1e-5
+
+        return run
+
+    groups = [[timed(key, taking(key)) for key in keys] for keys in (("a1", "a2"), ("b1", "b2"))]
     done: list[int] = []
     found = Bench([job for jobs in groups for job in jobs], 1 << 20).seconds(
         groups, perf_counter() + FAR, lambda index, figures: done.append(index)
     )
-    each = [job.key for jobs in groups for job in jobs]
-    assert order[: 2 * len(each)] == each * 2
+    each = ["a1", "a2", "b1", "b2"]
+    assert order[: 3 * len(each)] == each * 3
     assert found == {key: pytest.approx(1e-5) for key in each}
     assert sorted(done) == [0, 1]
 
 
-def test_a_hopeless_way_is_dropped_and_keeps_its_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = jobs_of(16, 14)
-    slow, count = jobs[-1].key, 0
+def test_a_hopeless_way_is_dropped_and_keeps_its_figure(clock: list[float]) -> None:
+    slow: list[int] = []
 
-    def time(self: _Run, weights: torch.Tensor) -> None:
-        nonlocal count
-        count += self.job.key == slow
-        self.times.append(1.0 if self.job.key == slow else 1e-5)
+    def quickly(places: object) -> None:
+        clock[0] += 1e-5
 
-    monkeypatch.setattr(_Run, "time", time)
-    assert Bench(jobs, 1 << 20).seconds([jobs], perf_counter() + FAR)[slow] == 1.0
-    assert count == 2
+    def slowly(places: object) -> None:
+        slow.append(1)
+        clock[0] += 1.0
 
-
-def test_weights_move_on_through_all_of_their_buffer() -> None:
-    (job, *_) = jobs_of(64, 7)
-    bench = Bench([job], 3 << 20)
-    places = [bench._place(job) for _ in range(100)]
-    places = [place.data_ptr() for place in places]
-    start, end = bench._weights.data_ptr(), bench._weights.data_ptr() + bench._weights.numel()
-    assert all(start <= place and place + job.parameters_nbytes <= end for place in places)
-    rounds = len(set(places))
-    assert rounds * job.parameters_nbytes > 0.9 * (4 << 20), "a network of 3 MiB is of the class of 4"
-    assert places[:rounds] == places[rounds : 2 * rounds], "and again from the start"
+    jobs = [timed("quick", quickly), timed("slow", slowly)]
+    assert Bench(jobs, 1 << 20).seconds([jobs], perf_counter() + FAR)["slow"] == 1.0
+    assert len(slow) == 3, "once to load its code, and two rounds"
 
 
-def test_memory_holds_numbers_in_every_type() -> None:
-    bench = Bench(jobs_of(8, 7), 1 << 20)
-    memory = bench._weights[: 1 << 16]
-    for _ in range(2):
-        for dtype in (torch.float32, torch.bfloat16):
-            numbers = memory.view(dtype).float()
-            assert numbers.isfinite().all() and numbers.abs().max() <= 1.01
-            assert (numbers[numbers != 0].abs() > 1e-8).all(), "no denormals"
-        halves = memory.view(torch.float16).float()
-        assert halves.isfinite().all()
-        memory.view(torch.int32).bitwise_xor_(_SIGNS)
+def test_weights_move_on_through_all_of_their_buffer(clock: list[float]) -> None:
+    seen: list[int] = []
+
+    def note(places: Mapping[str, Place]) -> None:
+        seen.append(places["weights"].memory.tensor.data_ptr())
+        clock[0] += 1e-5
+
+    job = timed("noted", note, channels=160)
+    Bench([job], 3 << 20).seconds([[job]], perf_counter() + FAR)
+    places = len(set(seen))
+    assert places * job.parameters_nbytes > 0.8 * (4 << 20), "a network of 3 MiB is of the class of 4"
+    assert max(seen) - min(seen) + job.parameters_nbytes <= 4 << 20
+    assert len(seen) > 2 * places and seen[:places] == seen[places : 2 * places], "and again from the start"
+
+
+def test_memory_holds_numbers_in_every_type(clock: list[float]) -> None:
+    def look(places: Mapping[str, Place]) -> None:
+        clock[0] += 1e-5
+        for name in ("src", "weights"):
+            memory = places[name].memory.tensor[: 1 << 12]
+            for dtype in (torch.float32, torch.bfloat16):
+                numbers = memory.view(dtype).float()
+                assert numbers.isfinite().all() and numbers.abs().max() <= 1.01
+                assert (numbers[numbers != 0].abs() > 1e-8).all(), "no denormals"
+            assert memory.view(torch.float16).float().isfinite().all()
+
+    job = timed("looked at", look, channels=8)
+    assert Bench([job], 1 << 20).seconds([[job]], perf_counter() + FAR)
 
 
 def test_a_reorder_is_timed_and_an_absent_one_has_no_job() -> None:

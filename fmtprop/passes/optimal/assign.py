@@ -16,10 +16,9 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Choice, Node, Value
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.optimal.accuracy import growth, too_rough
-from fmtprop.passes.optimal.composition import COMPOSED
 from fmtprop.passes.optimal.conversions import cheapest_conversions
 from fmtprop.passes.optimal.enumerate import Pins, enumerate_ways
-from fmtprop.passes.optimal.problem import Alternative, Problem, Solution, keeping
+from fmtprop.passes.optimal.problem import Problem, Solution, keeping
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
@@ -164,9 +163,9 @@ class OptimalFormats:
                 formatted,
                 replace(_certify(problem, solution, bound, propagate), fallback=self._fallen_back(formatted)),
             )
-            if not any(_is_composed(problem.alternatives[index]) for index in solution.chosen):
+            if not any(problem.alternatives[index].payload.is_composed for index in solution.chosen):
                 return
-            problem = _without(problem, {i for i, a in enumerate(problem.alternatives) if _is_composed(a)})
+            problem = _without(problem, {i for i, a in enumerate(problem.alternatives) if a.payload.is_composed})
 
     def _fallen_back(self, formatted: Graph) -> float:
         """Return the cost of steps without optimized code."""
@@ -193,11 +192,6 @@ def _certify(problem: Problem, solution: Solution, bound: float, propagate: floa
 
 def _without(problem: Problem, indices: Collection[int]) -> Problem:
     return replace(problem, alternatives=tuple(a for i, a in enumerate(problem.alternatives) if i not in indices))
-
-
-def _is_composed(alternative: Alternative) -> bool:
-    way: Way = alternative.payload
-    return way.candidate.target == COMPOSED
 
 
 def price(formatted: Graph, costs: Costs) -> float:

@@ -45,6 +45,11 @@ class Way:
     candidate: Candidate
     covers: tuple[str, ...]
 
+    @property
+    def is_composed(self) -> bool:
+        """Whether it runs the node as several."""
+        return self.candidate.target == COMPOSED
+
 
 @dataclass
 class Enumeration:
