@@ -1,12 +1,10 @@
 """Draw the screenshots of docs/report.md: a report in a real browser, at the width of a desk and of a phone.
 
-Needs Chromium: ``python docs/pictures/draw_reports.py``.
+Needs Chromium: ``python -m docs.pictures.draw_reports`` in the repository's folder.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,38 +12,42 @@ from pathlib import Path
 from fmtprop.api import Options
 from fmtprop.bench.policies import compare_policies
 from fmtprop.frontends import load
+from tests.report.browser import CHROMIUM, Page, browsing
 
 FOLDER = Path(__file__).parent
 MODEL, POLICIES = "shufflenet_v2", ("plain", "naive", "propagate", "optimal")
-#: name -> width of the page, width and height of the window; a window is never as narrow as a phone, but a frame is
-PICTURES = {"report_desktop": (1440, 1440, 2100), "report_phone": (390, 500, 1500)}
+#: name -> width and height of the window, whether it is dark, the policy, and the part at the top
+PICTURES = {
+    "report_desktop": (1440, 2100, False, "naive", ""),
+    "report_phone": (390, 1500, True, "naive", "detail"),
+}
 
 
 def main() -> None:
     """Measure a model under all policies, and draw the page."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+    if CHROMIUM is None:
         sys.exit("needs Chromium")
     options = [Options(policy=policy, tune="model") for policy in POLICIES]
     comparison = compare_policies(load(MODEL), options, repeats=5)
-    reorder = comparison.reports[-1].reorders[0].name
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        comparison.to_html(folder / "report.html")
-        for picture, (page, width, height) in PICTURES.items():
-            place = f"#{reorder}" if page < 600 else ""
-            frame = folder / f"{picture}.html"
-            frame.write_text(
-                f'<!doctype html><body style="margin:0"><iframe src="report.html{place}" '
-                f'style="border:0;width:{page}px;height:{height}px"></iframe>'
-            )
-            command = [
-                browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-                f"--user-data-dir={folder / 'user'}", f"--window-size={width},{height}", "--virtual-time-budget=6000",
-                f"--screenshot={FOLDER / picture}.png", frame.as_uri(),
-            ]  # fmt: skip
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
+    with tempfile.TemporaryDirectory() as name, browsing(Path(name)) as page:
+        file = Path(name, "report.html")
+        comparison.to_html(file)
+        draw(page, file)
+
+
+def draw(page: Page, file: Path, folder: Path = FOLDER) -> None:
+    """Draw all pictures of a page."""
+    for picture, (width, height, is_dark, policy, top) in PICTURES.items():
+        page.open(file, width=width, height=height, dark=is_dark)
+        page.value(
+            f"[...document.querySelectorAll('#policies button')].find((b) => b.textContent == '{policy}').click()"
+        )
+        if top:
+            page.value("document.querySelector('#rows td button').click()")
+        page.settle()
+        page.value(f"(document.getElementById('{top}') ?? document.body).scrollIntoView()")
+        page.settle()
+        page.screenshot(folder / f"{picture}.png")
 
 
 if __name__ == "__main__":

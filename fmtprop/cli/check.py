@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: the beginning of a check's results: only such files are replaced
 _OURS = re.compile(rb'<\?xml version="1\.0" encoding="utf-8"\?>\n<testsuite|\{\s*"version": "2\.1\.0"')
 
-ReportPath = Annotated[Path, typer.Argument(metavar="REPORT", help="A report: .json.", show_default=False)]
+ReportPath = Annotated[Path, typer.Argument(metavar="REPORT", help="A report or a plan: .json.", show_default=False)]
 
 
 def diff(
@@ -30,9 +30,10 @@ def diff(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two reports: changed reorders and implementations, and their costs.
+    """Compare two reports or plans: changed reorders and implementations, and their costs.
 
     Reports are JSON files of `fmtprop report MODEL -o FILE.json`, for other versions, machines, options or policies.
+    Plans are those of `fmtprop show MODEL -f json`, with modelled costs: nothing was run.
     """
     from fmtprop.report.diff import chosen, compare, read_reports
 

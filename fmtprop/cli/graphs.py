@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,32 +10,22 @@ import typer
 
 from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Target
 from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, progress
+from fmtprop.errors import FmtpropError
 
-
-class Form(str, Enum):
-    """Form of a printed graph."""
-
-    TEXT = "text"
-    DOT = "dot"
-    JSON = "json"
-
-
-class StageName(str, Enum):
-    """Stage of a printed graph."""
-
-    IMPORTED = "imported"
-    NORMAL = "normal"
-    FORMATTED = "formatted"
+#: forms of a printed graph
+_FORMS = ("text", "dot", "json")
 
 
 def show(
     model: Model,
-    stage: Annotated[StageName, typer.Option("--stage", "-s", help="How far the model goes.")] = StageName.FORMATTED,
+    stage: Annotated[
+        str, typer.Option("--stage", "-s", help="How far the model goes: imported, normal or formatted.")
+    ] = "formatted",
     passes: Annotated[bool, typer.Option("--passes", help="Show the graph after each pass on the way.")] = False,
     policy: Policy = "optimal",
     dtype: Dtype = "f32",
     target: Target = "onednn",
-    form: Annotated[Form, typer.Option("--format", "-f", help="How it is printed.")] = Form.TEXT,
+    form: Annotated[str, typer.Option("--format", "-f", help="How it is printed: text, dot or json.")] = "text",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -54,28 +43,35 @@ def show(
     reason if they are chosen already. For a picture: fmtprop show MODEL --format dot | dot -Tsvg > graph.svg
     """
     from fmtprop.api import Options
-    from fmtprop.compiling.snapshots import snapshots
+    from fmtprop.compiling.snapshots import STAGES, costs_of, snapshots
     from fmtprop.frontends import load, save
     from fmtprop.report.graph_dot import graphs_dot
     from fmtprop.report.graph_text import graph_data, graphs_text
 
-    if form is Form.JSON:
+    if form == "json":
         keep_stdout()
     with failing(USAGE):
+        for option, value, known in (("format", form, _FORMS), ("stage", stage, STAGES)):
+            if value not in known:
+                raise FmtpropError(f"--{option} must be one of {', '.join(known)}; got {value!r}")
         options = Options(policy=policy, dtype=dtype, target=target)
         graph = load(model)
-    shots = snapshots(
-        graph, stage.value, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes
-    )
+    shots = snapshots(graph, stage, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes)
     if output is not None:
         save(shots[-1].graph, output)
         return
-    if form is Form.JSON:
-        data = [{"stage": shot.stage, "after": shot.after, **graph_data(shot.graph)} for shot in shots]
+    if form == "json":
+        data = [
+            {
+                "stage": shot.stage, "after": shot.after, "policy": options.policy, "dtype": options.dtype,
+                **graph_data(shot.graph, costs_of(shot.graph, target) if shot.stage == "formatted" else None),
+            }
+            for shot in shots
+        ]  # fmt: skip
         emit(json.dumps(data if passes else data[0], indent=1, allow_nan=False))
         return
     titled = [(shot.title, shot.graph) for shot in shots]
-    emit(graphs_text(titled) if form is Form.TEXT else graphs_dot(titled))
+    emit(graphs_text(titled) if form == "text" else graphs_dot(titled))
 
 
 def models(as_json: Json = False) -> None:

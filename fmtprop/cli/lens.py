@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from fmtprop.cli.arguments import Json
+from fmtprop.cli.arguments import words as words_of
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, note
 from fmtprop.cli.verbose import run_program
 from fmtprop.errors import FmtpropError
+from fmtprop.lens.gain import WAYS
 from fmtprop.verbose import Ledger
 
 
@@ -32,12 +34,21 @@ def lens(
             show_default=False,
         ),
     ] = None,
+    ways: Annotated[
+        str,
+        typer.Option(
+            "--ways",
+            metavar="NAME[,NAME...]",
+            help="Other ways to run the costliest module, measured after the program: channels_last, mkldnn, inductor, "
+            "fmtprop; or none.",
+        ),
+    ] = ",".join(WAYS),
     as_json: Json = False,
 ) -> None:
     """Show the reorders that PyTorch's own oneDNN executes in a program: by module and source line.
 
-    The unchanged program runs in eager mode under a tracer; its own output goes to stderr. For the gain of
-    channels_last, mkldnn tensors, Inductor and fmtprop for one model, use fmtprop.explain_torch.
+    The unchanged program runs in eager mode under a tracer; its own output goes to stderr. When it has ended well, the
+    module with the costliest reorders runs again, with the inputs of its last call: as it is, and in other ways.
     Example: fmtprop lens -- python script.py
     """
     from fmtprop.lens.findings import lens_from
@@ -45,10 +56,13 @@ def lens(
 
     with failing(USAGE):
         interpreter, words = _program(command)
+        wanted = _wanted(ways)
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "lens.json"
             elsewhere = Ledger()
-            code = run_program([*interpreter, "-m", "fmtprop.lens.script", folder, *words], elsewhere, os.environ)
+            code = run_program(
+                [*interpreter, "-m", "fmtprop.lens.script", folder, wanted, *words], elsewhere, os.environ
+            )
             data: dict[str, Any] | None = json.loads(result.read_text()) if result.exists() else None
             if data is not None and trace is not None:
                 write_text((Path(folder) / "trace.json").read_text(), trace, OURS_TRACE)
@@ -64,6 +78,15 @@ def lens(
         note(f"{count} more executions ({seconds * 1e3:.3f} ms) are in no row: child processes, or outside operators")
     if code or data is None:
         raise typer.Exit(code or FAILED)
+
+
+def _wanted(ways: str) -> str:
+    """Return the ways, separated by commas; empty for none."""
+    names = [] if ways.strip() == "none" else words_of([ways])
+    unknown = [name for name in names if name not in WAYS]
+    if unknown:
+        raise FmtpropError(f"unknown way {unknown[0]!r} to run a module; known: {', '.join(WAYS)}, or none")
+    return ",".join(names)
 
 
 def _program(command: list[str]) -> tuple[list[str], list[str]]:

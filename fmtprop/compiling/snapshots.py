@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.options import Options
 from fmtprop.errors import FmtpropError
+from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.optimal import OptimalFormats
+from fmtprop.passes.optimal import OptimalFormats, prices
+from fmtprop.targets.registry import provider
+from fmtprop.tuning import costs_for
 
-__all__ = ["STAGES", "Snapshot", "snapshots"]
+__all__ = ["STAGES", "Snapshot", "costs_of", "snapshots"]
 
 #: the stages in order
 STAGES = ("imported", "normal", "formatted")
@@ -97,6 +100,15 @@ def snapshots(
     if stage == "formatted":
         shots.append(_formatted(compilation))
     return shots if passes else shots[-1:]
+
+
+def costs_of(formatted: Graph, target: str = "onednn") -> dict[str, float]:
+    """Return the modelled seconds of each node of a formatted graph that a run executes."""
+    executor = provider(target)()
+    weights, activations = weights_nbytes(formatted), activations_nbytes(formatted)
+    return prices(
+        formatted, costs_for("model", weights_nbytes=weights, activations_nbytes=activations, target=executor)
+    )
 
 
 def _formatted(compilation: Compilation) -> Snapshot:

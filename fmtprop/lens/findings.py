@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from fmtprop.lens.gain import Gain, Measurement
 from fmtprop.system.printable import printable
 
 if TYPE_CHECKING:
-    from fmtprop.lens.gain import Gain
     from fmtprop.lens.tracer import OperatorCall
-    from fmtprop.lens.variants import Measurement
 
 __all__ = ["Lens", "OperatorRow", "lens_from", "lens_of"]
 
 #: version of the JSON form
-SCHEMA = 3
+SCHEMA = 4
 _SHOWN = 20
 
 
@@ -74,10 +73,11 @@ class Lens:
     rows : tuple of OperatorRow
         The costliest reorders first.
     variants : tuple of Measurement
-        The model in other ways, measured; empty for a program.
+        The model in other ways, measured; empty if it was not asked for.
     channels_last : Gain, optional
-        Seconds of a run that ``channels_last`` should save: each operator was timed in both formats. None for a
-        program.
+        Seconds of a run that ``channels_last`` should save: each operator was timed in both formats.
+    subject : str
+        The class of the model that was measured: in a program, the one with the costliest reorders.
     calls : tuple of OperatorCall
         The calls of the run; not in the JSON form.
     """
@@ -86,6 +86,7 @@ class Lens:
     rows: tuple[OperatorRow, ...]
     variants: tuple[Measurement, ...] = ()
     channels_last: Gain | None = None
+    subject: str = ""
     calls: tuple[OperatorCall, ...] = field(default=(), repr=False)
 
     @property
@@ -111,7 +112,7 @@ class Lens:
 
     @property
     def channels_last_saves_seconds(self) -> float | None:
-        """Seconds of a run that ``channels_last`` should save, negative for a loss; None for a program."""
+        """Seconds of a run that ``channels_last`` should save, negative for a loss; None if it was not measured."""
         return None if self.channels_last is None else self.channels_last.seconds
 
     @property
@@ -129,6 +130,7 @@ class Lens:
             "reorders": {"count": self.reorders, "seconds": self.reorder_seconds, "share": share},
             "attributed_share": self.attributed_share,
             "activation_seconds": self.activation_seconds,
+            "subject": self.subject,
             "channels_last": None if self.channels_last is None else asdict(self.channels_last),
             "operators": [asdict(row) for row in self.rows],
             "variants": [asdict(variant) for variant in self.variants],
@@ -190,7 +192,7 @@ class Lens:
             _operators(self.rows),
         ]
         if self.variants:
-            parts.append(_variants(self.variants))
+            parts.append(_variants(self.subject, self.variants))
         return render(Group(*parts))
 
     def _prediction(self) -> str:
@@ -209,7 +211,11 @@ class Lens:
 
 
 def lens_of(
-    name: str, calls: Iterable[OperatorCall], variants: Sequence[Measurement] = (), channels_last: Gain | None = None
+    name: str,
+    calls: Iterable[OperatorCall],
+    variants: Sequence[Measurement] = (),
+    channels_last: Gain | None = None,
+    subject: str = "",
 ) -> Lens:
     """Add up calls.
 
@@ -223,6 +229,8 @@ def lens_of(
         The model in other ways.
     channels_last : Gain, optional
         Seconds of a run that channels_last should save.
+    subject : str
+        The class of the model that was measured.
     """
     calls = tuple(calls)
     groups: dict[tuple[str, str, str, str], list[OperatorCall]] = {}
@@ -230,13 +238,18 @@ def lens_of(
         groups.setdefault((call.module, call.kind, call.line, call.operator), []).append(call)
     rows = [_row(key, group) for key, group in groups.items()]
     rows.sort(key=lambda row: -row.reorder_seconds)
-    return Lens(name, tuple(rows), tuple(variants), channels_last, calls)
+    return Lens(name, tuple(rows), tuple(variants), channels_last, subject, calls)
 
 
 def lens_from(data: Mapping[str, Any]) -> Lens:
     """Return a program's lens from the result of :meth:`Lens.to_dict`."""
     rows = (OperatorRow(**{**row, "formats": tuple(row["formats"])}) for row in data["operators"])
-    return Lens(data["model"], tuple(rows))
+    variants = (Measurement(**{**one, "gain": _gain(one["gain"])}) for one in data["variants"])
+    return Lens(data["model"], tuple(rows), tuple(variants), _gain(data["channels_last"]), data["subject"])
+
+
+def _gain(data: Mapping[str, float] | None) -> Gain | None:
+    return None if data is None else Gain(**data)
 
 
 def _row(key: tuple[str, str, str, str], group: Sequence[OperatorCall]) -> OperatorRow:
@@ -273,8 +286,8 @@ def _operators(rows: Sequence[OperatorRow]) -> Table:
     return table
 
 
-def _variants(variants: Sequence[Measurement]) -> Table:
-    table = Table(title="in other ways, measured in turns")
+def _variants(subject: str, variants: Sequence[Measurement]) -> Table:
+    table = Table(title=f"{printable(subject)} in other ways, measured in turns")
     for column in ("way", "run", "ratio", "saves", "reorders", "in reorders", "error"):
         table.add_column(column, justify="left" if column == "way" else "right", overflow="fold")
     base = variants[0].seconds

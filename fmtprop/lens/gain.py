@@ -1,14 +1,18 @@
-"""A gain that is measured in turns, with an interval for the noise of the machine."""
+"""A gain that is measured in turns, with an interval for the noise of the machine. Its results need no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-__all__ = ["LEAST_TURNS", "LONGEST_SECONDS", "Gain", "gain_of"]
+__all__ = ["LEAST_TURNS", "LONGEST_SECONDS", "WAYS", "Gain", "Measurement", "gain_of"]
 
+#: ways to run a module, except eager
+WAYS = ("channels_last", "mkldnn", "inductor", "fmtprop")
 #: turns before an interval is believed, and time for further turns until it is narrow
 LEAST_TURNS, LONGEST_SECONDS = 10, 10.0
 #: half the width of a narrow interval, as a share of the gain or of a run
@@ -48,6 +52,37 @@ class Gain:
         )
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """A way to run a model.
+
+    Parameters
+    ----------
+    name : str
+        ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``.
+    seconds : float
+        Median time of a run; 0 if it failed.
+    gain : Gain, optional
+        Seconds that a run saves relative to the run of eager in the same turn; None for eager, and if it failed.
+    reorders : int
+        Reorders that oneDNN executed in a run.
+    reorder_seconds : float
+        Time of these reorders.
+    error : float
+        Largest error relative to eager.
+    failure : str
+        The reason why the model cannot run in this way; empty if it can.
+    """
+
+    name: str
+    seconds: float = 0.0
+    gain: Gain | None = None
+    reorders: int = 0
+    reorder_seconds: float = 0.0
+    error: float = 0.0
+    failure: str = ""
+
+
 def gain_of(turns: Sequence[Sequence[float]]) -> Gain:
     """Return the sum of the parts' trimmed means, with the interval of sums over random samples of the turns.
 
@@ -61,6 +96,8 @@ def gain_of(turns: Sequence[Sequence[float]]) -> Gain:
     >>> gain_of([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]]).seconds
     5.0
     """
+    import torch
+
     parts = min(map(len, turns))
     if not parts:
         return Gain(0.0, 0.0, 0.0)

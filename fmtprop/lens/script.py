@@ -1,4 +1,4 @@
-"""A Python program under the tracer: ``python -m fmtprop.lens.script FOLDER PROGRAM ARGUMENTS…``.
+"""A Python program under the tracer: ``python -m fmtprop.lens.script FOLDER WAYS PROGRAM ARGUMENTS…``.
 
 Runs in a separate process; :mod:`fmtprop.cli` makes its command line.
 """
@@ -10,11 +10,17 @@ import runpy
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fmtprop.lens.findings import lens_of
-from fmtprop.lens.tracer import Tracer
+import torch
+
+from fmtprop.lens.explain import in_other_ways
+from fmtprop.lens.findings import Lens, lens_of
+from fmtprop.lens.gain import LEAST_TURNS
+from fmtprop.lens.tracer import Subject, Tracer
+from fmtprop.lens.variants import FAILURES
 
 __all__ = ["main"]
 
@@ -25,10 +31,11 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments : list of str
-        The folder for ``lens.json`` and ``trace.json``, then the program (``-m MODULE`` or a path) and its own
-        arguments.
+        The folder for ``lens.json`` and ``trace.json``, the other ways to run the costliest module, separated by
+        commas, then the program (``-m MODULE`` or a path) and its own arguments.
     """
-    folder, *words = arguments
+    folder, ways, *words = arguments
+    ended: SystemExit | None = None
     tracer, process = Tracer(), os.getpid()
     signal.signal(signal.SIGTERM, _end)
     try:
@@ -37,12 +44,37 @@ def main(arguments: list[str]) -> None:
                 _execute(words)
             finally:
                 _wait_for_threads()
+    except SystemExit as end:
+        ended = end
     finally:
         if os.getpid() == process:  # not a forked child, which ends here, too
             program = words[1] if words[0] == "-m" else os.path.basename(words[0])
             lens = lens_of(program, tracer.calls)
             Path(folder, "lens.json").write_text(lens.to_json())
             Path(folder, "trace.json").write_text(lens.to_trace())
+    if os.getpid() == process and ways and (ended is None or not ended.code):
+        lens = _in_other_ways(lens, tracer.subject, ways.split(","))
+        Path(folder, "lens.json").write_text(lens.to_json())
+    if ended is not None:
+        raise ended
+
+
+def _in_other_ways(lens: Lens, subject: Subject | None, ways: list[str]) -> Lens:
+    """Return a program's findings with other ways to run its costliest module."""
+    if subject is None:
+        return lens
+    name = type(subject.module).__name__
+    if subject.module.training or not all(isinstance(one, torch.Tensor) for one in subject.inputs):
+        why = "it is in training mode" if subject.module.training else "an argument is no tensor"
+        print(f"{name} is not measured in other ways: {why}", file=sys.stderr)
+        return lens
+    print(f"measuring {name} in other ways; --ways none leaves this out", file=sys.stderr)
+    try:
+        measured, saves = in_other_ways(subject.module, list(subject.inputs), ways, LEAST_TURNS)
+    except FAILURES as error:
+        print(f"{name} cannot run again: {error}", file=sys.stderr)
+        return lens
+    return replace(lens, subject=name, variants=measured, channels_last=saves)
 
 
 def _execute(words: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Tracer of PyTorch's operators and of oneDNN's executions in each.
 
 oneDNN writes its log to the process's standard output, which goes to a temporary file around each operator. The log
-in this file belongs to the operator, to the module with the running ``forward``, and to the calling line.
+in this file belongs to the operator, to the module with the running ``forward``, and to the calling line. An operator
+of autograd's backward pass belongs to the module and the line of the forward pass that it differentiates.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -25,13 +26,17 @@ from fmtprop.errors import FmtpropError
 from fmtprop.verbose import Execution, executions_of
 from fmtprop.verbose.parse import MARKER
 
-__all__ = ["OperatorCall", "Tracer", "logging", "output_of"]
+__all__ = ["OperatorCall", "Subject", "Tracer", "logging", "output_of"]
 
 #: folder of PyTorch's files: their lines are not the user's
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
 #: most calls that are kept
 _MOST = 1_000_000
+#: most places of a thread that are kept for the backward pass: those of the newest operators
+_MOST_PLACES = 200_000
+#: most outermost modules that are kept
+_MOST_SUBJECTS = 4
 #: a thread's longest wait for an operator of another thread, which may be waiting for this thread
 _WAIT_SECONDS = 10.0
 
@@ -66,12 +71,57 @@ class OperatorCall:
     thread: int
 
 
+class _Place(NamedTuple):
+    """A module's path, its class, and a line."""
+
+    module: str
+    kind: str
+    line: str
+
+
 class _Modules(threading.local):
-    """The running modules of each thread: path and class, the innermost last."""
+    """The running modules of each thread: path and class, the innermost last; and the places of its operators.
+
+    Autograd numbers the differentiable operators of a thread. The operator of the backward pass has the number of its
+    operator of the forward pass.
+    """
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         self.stack: list[tuple[str, str]] = []
+        self.places: dict[int, _Place] = {}
+        self.subject: Subject | None = None
+
+    def place(self) -> _Place:
+        """Return the place of the operator that is called now."""
+        node = torch._C._current_autograd_node() if not self.stack else None
+        place = self.places.get(node._sequence_nr()) if node is not None else None
+        if place is None:
+            place = _Place(*(self.stack[-1] if self.stack else ("", "")), _line())
+        # a differentiable operator has just got its number; any other one finds a number that has its place already
+        self.places.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
+        if len(self.places) > _MOST_PLACES:
+            del self.places[next(iter(self.places))]
+        return place
+
+
+@dataclass
+class Subject:
+    """A module that a program calls, with the inputs of its last call.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        An outermost module.
+    inputs : tuple
+        Its positional arguments.
+    seconds : float
+        Time of the reorders in its calls.
+    """
+
+    module: torch.nn.Module
+    inputs: tuple[Any, ...]
+    seconds: float = 0.0
 
 
 @dataclass
@@ -79,6 +129,7 @@ class Tracer:
     """Collects calls."""
 
     calls: list[OperatorCall] = field(default_factory=list)
+    _subjects: dict[int, Subject] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._modules = _Modules()
@@ -113,26 +164,49 @@ class Tracer:
                 threading.setprofile(watch.join)
             yield self
 
-    def add(self, operator: str, text: str, start_seconds: float, seconds: float) -> None:
+    def place(self) -> _Place:
+        """Return the place of the operator that this thread calls now."""
+        return self._modules.place()
+
+    def add(self, operator: str, place: _Place, text: str, start_seconds: float, seconds: float) -> None:
         """Record oneDNN's log of an operator; give standard output the lines that other threads wrote."""
         lines = text.splitlines(keepends=True)
         found = tuple(one for line in lines for one in executions_of(line))
         if found:
-            module, kind = self._modules.stack[-1] if self._modules.stack else ("", "")
+            if self._modules.subject is not None:
+                self._modules.subject.seconds += sum(one.seconds for one in found if one.kind == "reorder")
             thread = threading.get_native_id()
-            self.calls.append(OperatorCall(operator, module, kind, _line(), found, start_seconds, seconds, thread))
+            self.calls.append(OperatorCall(operator, *place, found, start_seconds, seconds, thread))
         if others := "".join(line for line in lines if MARKER.search(line) is None):
             os.write(1, others.encode())
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+    @property
+    def subject(self) -> Subject | None:
+        """The outermost module with the costliest reorders; None if no module has any."""
+        found = max(self._subjects.values(), key=lambda one: one.seconds, default=None)
+        return found if found is not None and found.seconds else None
+
+    def _subject(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> Subject:
+        known = self._subjects.setdefault(id(module), Subject(module, inputs))
+        known.inputs = inputs
+        while len(self._subjects) > _MOST_SUBJECTS:  # they keep their modules in memory
+            others = (key for key, one in list(self._subjects.items()) if one is not known)
+            del self._subjects[min(others, key=lambda key: self._subjects[key].seconds)]
+        return known
+
+    def _enter(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         running = self._modules
-        if not running.stack:
+        # a checkpoint that runs again in the backward pass is a part of the model that ran last
+        if not running.stack and torch._C._current_autograd_node() is None:
             running.names = {id(part): name for name, part in module.named_modules(remove_duplicate=True)}
+            running.subject = self._subject(module, inputs)
         running.stack.append((running.names.get(id(module), type(module).__name__), type(module).__name__))
 
     def _leave(self, module: torch.nn.Module, _: Any, result: Any) -> None:
         if self._modules.stack:
             self._modules.stack.pop()
+        if not self._modules.stack:
+            self._modules.subject = None
 
 
 class _Patience(threading.local):
@@ -160,11 +234,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._patience.seconds = 0
             return func(*args, **kwargs)
         try:
+            place = self._tracer.place()
             with output_of(self._sink) as read:
                 start_seconds, start = time(), perf_counter()
                 result = func(*args, **kwargs)
                 seconds = perf_counter() - start
-            self._tracer.add(str(func), read(), start_seconds, seconds)
+            self._tracer.add(str(func), place, read(), start_seconds, seconds)
         finally:
             self._turn.release()
         return result

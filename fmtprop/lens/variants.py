@@ -6,7 +6,6 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
@@ -15,49 +14,18 @@ import torch
 
 from fmtprop.api import compile as compile_model
 from fmtprop.errors import FmtpropError
-from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, Gain, gain_of
+from fmtprop.lens.gain import LEAST_TURNS, LONGEST_SECONDS, WAYS, Gain, Measurement, gain_of
 from fmtprop.lens.tracer import logging, output_of
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.verbose import Ledger
 
-__all__ = ["VARIANTS", "Measurement", "measure"]
+__all__ = ["FAILURES", "VARIANTS", "measure"]
 
 #: errors of a way to run a model that PyTorch or fmtprop does not support: they are reported, and the others run
-_FAILURES = (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError, FmtpropError)
+FAILURES = (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError, FmtpropError)
 
 #: number of turns before the measured ones
 _WARMUP = 2
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A way to run a model.
-
-    Parameters
-    ----------
-    name : str
-        ``eager``, ``channels_last``, ``mkldnn``, ``inductor`` or ``fmtprop``.
-    seconds : float
-        Median time of a run; 0 if it failed.
-    gain : Gain, optional
-        Seconds that a run saves relative to the run of eager in the same turn; None for eager, and if it failed.
-    reorders : int
-        Reorders that oneDNN executed in a run.
-    reorder_seconds : float
-        Time of these reorders.
-    error : float
-        Largest error relative to eager.
-    failure : str
-        The reason why the model cannot run in this way; empty if it can.
-    """
-
-    name: str
-    seconds: float = 0.0
-    gain: Gain | None = None
-    reorders: int = 0
-    reorder_seconds: float = 0.0
-    error: float = 0.0
-    failure: str = ""
 
 
 Run = Callable[[], Any]
@@ -97,7 +65,7 @@ def measure(
                 got = [run() for _ in range(_WARMUP)][-1]
             errors[name] = max(map(error_of_numbers, _flat(got), expected), default=0.0)
             logs[name] = _logged(name, run)
-        except _FAILURES as error:
+        except FAILURES as error:
             runs.pop(name, None)
             failed[name] = Measurement(name, failure=str(error).partition("\n")[0][:200])
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -172,12 +140,9 @@ class _Fmtprop:
 
 
 #: ways to run a model, except eager
-VARIANTS: dict[str, Callable[[torch.nn.Module, Sequence[torch.Tensor]], Run]] = {
-    "channels_last": _channels_last,
-    "mkldnn": _mkldnn,
-    "inductor": _inductor,
-    "fmtprop": _Fmtprop,
-}
+VARIANTS: dict[str, Callable[[torch.nn.Module, Sequence[torch.Tensor]], Run]] = dict(
+    zip(WAYS, (_channels_last, _mkldnn, _inductor, _Fmtprop), strict=True)
+)
 
 
 def _flat(result: Any) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fmtprop.report.files import write_text
 from fmtprop.report.model import SCHEMA, Report
+from fmtprop.system.printable import printable
 
 #: largest permitted error relative to PyTorch, by the data type of compute-intensive ops
 TOLERANCES = {"f32": 1e-4, "bf16": 5e-2}
@@ -111,6 +112,13 @@ class Comparison:
         if path is not None:
             write_text(text, path)
         return text
+
+    def _repr_html_(self) -> str:
+        """Return each policy's verdict and costliest reorders for a notebook."""
+        from html import escape
+
+        failures = "".join(f"<p><strong>{escape(printable(failure))}</strong></p>" for failure in self.failures)
+        return failures + "".join(report._repr_html_() for report in self.reports)
 
     def _rows(self) -> list[dict[str, Any]]:
         errors = [error if math.isfinite(error) else None for error in self.errors]

@@ -67,6 +67,10 @@ class Counterfactual:
         Error of the difference: of the costs of all steps that differ.
     why : str
         The reason for not solving it, or the rule or node that forces it.
+    alone_seconds : float, optional
+        The difference to the cheapest plan without it in which only the writer and the readers of its tensor differ;
+        None if there is none. A plan of policy `naive` has many reorders to lose, so `extra_seconds` is about the same
+        for each; this figure is its own.
     """
 
     verdict: str
@@ -75,6 +79,7 @@ class Counterfactual:
     extra_seconds: float | None = None
     error_seconds: float | None = None
     why: str = ""
+    alone_seconds: float | None = None
 
 
 class Rivals:
@@ -137,7 +142,8 @@ class Rivals:
         return known
 
     def _solved(self, tensor: Value, in_place: str) -> Counterfactual:
-        problem = _out_of_place(self._problem, in_place) if in_place else keeping(self._problem, self._same(tensor))
+        same = self._same(tensor)
+        problem = _out_of_place(self._problem, in_place) if in_place else keeping(self._problem, same)
         try:
             found = solve(problem, _TIME_LIMIT_SECONDS)
         except FmtpropError as refusal:
@@ -145,7 +151,29 @@ class Rivals:
         extra = found.objective - self.plan_seconds
         error = self._error_of_difference(problem, found)
         verdict = UNCERTAIN if abs(extra) < error else PAYS if extra > 0 else WASTED
-        return Counterfactual(verdict, self.plan_seconds, found.objective, extra, error)
+        readers = [in_place] if in_place else [name for value in same for name, _ in self.normal.readers(value)]
+        alone = self._alone(problem, {tensor.node, *readers})
+        return Counterfactual(verdict, self.plan_seconds, found.objective, extra, error, alone_seconds=alone)
+
+    def _alone(self, problem: Problem, free: set[str]) -> float | None:
+        """Return the difference of the plan to the cheapest one in which only some nodes differ."""
+
+        def stays(way: Way) -> bool:
+            if free.issuperset(way.covers) or way.node.is_boundary:
+                return True
+            one, (now,) = way.candidate, self._runs[way.node.name]
+            return (one.target, one.impl, one.operands, one.results) == (
+                now.target,
+                now.impl,
+                now.operands,
+                now.results,
+            )
+
+        some = replace(problem, alternatives=tuple(one for one in problem.alternatives if stays(one.payload)))
+        try:
+            return solve(some, _TIME_LIMIT_SECONDS).objective - self.plan_seconds
+        except FmtpropError:  # the others cannot stay as they are
+            return None
 
     def _error_of_difference(self, problem: Problem, other: Solution) -> float:
         """Return the error of the difference between the plan's cost and another one's: equal steps have none."""

@@ -1,7 +1,6 @@
-"""Difference of two reports: reorders and implementations that were added, removed or changed, with their costs.
+"""Difference of two reports or plans: added, removed and changed reorders and implementations, with their costs.
 
-Works on reports as JSON, also from other machines and versions. A step is identified by its node's name, a reorder by
-its edge.
+Works on JSON, also from other machines and versions. A step is identified by its node's name, a reorder by its edge.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fmtprop.report.model import SCHEMA
 from fmtprop.system.files import path_of, read
 from fmtprop.system.printable import printable
 
-__all__ = ["Change", "Difference", "Told", "chosen", "compare", "read_reports", "told"]
+__all__ = ["Change", "Difference", "Told", "chosen", "compare", "read_reports", "told", "told_plan"]
 
 #: size of the largest report that is read
 _LARGEST_NBYTES = 256 << 20
@@ -154,12 +153,12 @@ def compare(before: Told, after: Told) -> Difference:
 
 
 def read_reports(path: str | PathLike[str]) -> list[Told]:
-    """Read the reports of a JSON file: one for each policy.
+    """Read the reports of a JSON file, one for each policy; or a plan, as ``fmtprop show MODEL -f json`` prints it.
 
     Raises
     ------
     FmtpropError
-        The file cannot be read, or it is no report of this version.
+        The file cannot be read, or it is neither a report of this version nor a plan.
     """
     try:
         text = read(path_of(path), _LARGEST_NBYTES).decode("utf-8")
@@ -171,11 +170,14 @@ def read_reports(path: str | PathLike[str]) -> list[Told]:
         data = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _no_report(path, f"it is not JSON: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+    is_plan = isinstance(data, dict) and data.get("stage") == "formatted"
+    if not is_plan and (not isinstance(data, dict) or data.get("schema") != SCHEMA):
         found = data.get("schema") if isinstance(data, dict) else None
         raise _no_report(path, f"its schema is {found!r}, not {SCHEMA}")
     policies = data.get("policies", [data])
     try:
+        if is_plan:
+            return [told_plan(data)]
         reports = [told(one) for one in policies]
         if not reports:
             raise ValueError("there is no policy in it")
@@ -209,6 +211,37 @@ def told(data: Mapping[str, Any]) -> Told:
     return Told(model, policy, precision, _seconds(data["seconds"]), steps, reorders, machine)
 
 
+def told_plan(data: Mapping[str, Any]) -> Told:
+    """Return the compared part of a plan as plain data: its seconds are costs.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError, AttributeError
+        The data is no plan.
+    """
+    nodes = {str(node["name"]): node for node in data["nodes"]}
+    computed: set[str] = set()
+    readers: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        sources = [str(source) for source, _ in node["inputs"].values()]
+        if node["op"] == "input" or not computed.isdisjoint(sources):
+            computed.add(name)
+        for source, operand in zip(sources, node["inputs"], strict=True):
+            readers.setdefault(source, []).append(f"{name}.{operand}")
+    steps, reorders = {}, {}
+    for name, node in nodes.items():
+        if name not in computed or node["op"] in ("input", "output"):
+            continue
+        src, dst = next(iter(node["reads"].values()), ""), ", ".join(node["formats"][:1])
+        if node["op"] == "reorder":
+            edge = f"{next(iter(node['inputs'].values()))[0]} -> {', '.join(readers.get(name, ()))}"
+            reorders[edge] = (f"{src} to {dst}", _seconds(node["cost_seconds"]), 0)
+        else:
+            steps[name] = (str(node["impl"]), f"{src} -> {dst}", _seconds(node["cost_seconds"]))
+    total = sum(seconds for _, _, seconds in steps.values()) + sum(seconds for _, seconds, _ in reorders.values())
+    return Told(str(data["name"]), str(data["policy"]), str(data["dtype"]), total, steps, reorders, {})
+
+
 def _seconds(value: Any) -> float:
     if not 0 <= float(value) < inf:
         raise ValueError(f"{value} is no time in seconds")
@@ -236,4 +269,7 @@ def _refuse(constant: str) -> float:
 
 
 def _no_report(path: object, why: str) -> FmtpropError:
-    return FmtpropError(f"{path} is no report of fmtprop: {why}; `fmtprop report MODEL -o FILE.json` writes one")
+    return FmtpropError(
+        f"{path} is no report of fmtprop: {why}; `fmtprop report MODEL -o FILE.json` writes one, and "
+        "`fmtprop show MODEL -f json` prints a plan"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fmtprop.ir.file import spell_floats
@@ -87,24 +87,26 @@ def op_counts(graph: Graph) -> Counter[str]:
 # ---------------------------------------------------------------- JSON
 
 
-def graph_data(graph: Graph) -> dict[str, Any]:
+def graph_data(graph: Graph, costs: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Return a graph as JSON-ready data, with formats and choices, but without constants' data.
 
     Parameters
     ----------
     graph : Graph
         At any stage.
+    costs : mapping of str to float, optional
+        Seconds of each node that a run executes.
 
     Returns
     -------
     dict
         ``name`` and ``nodes``, each as in a graph file, with ``formats`` (of the results), ``target``, ``impl``,
-        ``reads`` (format of each operand) and ``reason`` once formats are chosen.
+        ``reads`` (format of each operand) and ``reason`` once formats are chosen; ``cost_seconds`` if there are costs.
     """
-    return {"name": graph.name, "nodes": [_node_data(graph, node) for node in graph]}
+    return {"name": graph.name, "nodes": [_node_data(graph, node, costs or {}) for node in graph]}
 
 
-def _node_data(graph: Graph, node: Node) -> dict[str, Any]:
+def _node_data(graph: Graph, node: Node, costs: Mapping[str, float]) -> dict[str, Any]:
     inputs = {operand: [value.node, value.index] for operand, value in graph.inputs(node.name).items()}
     plain: dict[str, Any] = spell_floats(plain_node(node))
     del plain["descs"], plain["choice"]
@@ -117,6 +119,8 @@ def _node_data(graph: Graph, node: Node) -> dict[str, Any]:
             "reads": {operand: describe(desc) for operand, desc in node.choice.operands.items()},
             "reason": node.choice.reason,
         }
+    if node.name in costs:
+        data["cost_seconds"] = costs[node.name]
     return data
 
 

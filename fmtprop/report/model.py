@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _WARNED_SHARE, _NAMED_OPS = 0.05, 3
 
 #: version of the JSON form
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Compiled(Protocol):

@@ -22,9 +22,12 @@ _COSTLIEST_REORDERS = 5
 
 def report_text(report: Report) -> str:
     """Return one report: summary, reorders, formats, implementations, slowest steps, fallbacks."""
-    parts: list[RenderableType] = [_headline(report), _reorders(report), _counts(report), _slowest(report)]
+    said = "\n".join(map(printable, report.verdict)) + "\n"
+    parts: list[RenderableType] = [_headline(report), said, _reorders(report), _counts(report), _slowest(report)]
+    if report.reorders:
+        parts.insert(3, _totals(report))
     if told := certificate_text(report):
-        parts.insert(1, told + "\n")
+        parts.insert(2, told + "\n")
     if report.fallbacks:
         parts.append(_fallbacks(report))
     parts += [f"warning: {printable(warning)}" for warning in report.warnings]
@@ -142,12 +145,29 @@ def _reorders(report: Report, limit: int | None = None) -> Table:
     rows = sorted(report.reorders, key=lambda row: -row.seconds)
     which = f"the {limit} costliest of {len(rows)} reorders" if limit is not None and limit < len(rows) else "reorders"
     table = Table(title=f"policy {report.policy}: {which} of every run")
-    for column in ("reorder", "from", "to", "dims", "moved", "time", "share", "why"):
-        table.add_column(column, justify="right" if column in ("moved", "time", "share") else "left", overflow="fold")
+    figures = ("moved", "time", "share", "without it")
+    for column in ("reorder", "from", "to", "dims", *figures, "cause"):
+        table.add_column(column, justify="right" if column in figures else "left", overflow="fold")
     for row in rows[:limit]:
         dims = "x".join(map(str, row.dims))
-        figures = (_bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}")
-        _add_row(table, row.name, row.src, row.dst, dims, *figures, row.reason)
+        without = row.counterfactual
+        alone = "" if without.alone_seconds is None else f" {_change(without.alone_seconds)}"
+        told = (_bytes(row.nbytes), _time(row.seconds), f"{row.share:.1%}", without.verdict + alone)
+        _add_row(
+            table, row.name, row.src, row.dst, dims, *told, f"{row.cause}: {row.producer} -> {', '.join(row.readers)}"
+        )
+    return table
+
+
+def _totals(report: Report) -> Table:
+    table = Table(title=f"policy {report.policy}: reorders by class, cause, verdict and module")
+    for column in ("by", "name", "reorders", "time", "moved", "padding"):
+        table.add_column(column, justify="left" if column in ("by", "name") else "right", overflow="fold")
+    sums = totals(report.reorders)
+    for by, name in (("by_kind", "class"), ("by_cause", "cause"), ("by_verdict", "verdict"), ("by_module", "module")):
+        for row in sums[by][:_SLOWEST_STEPS]:
+            sizes = (_bytes(row["nbytes"]), _bytes(row["padding_nbytes"]))
+            _add_row(table, name, row["name"], str(row["count"]), _time(row["seconds"]), *sizes)
     return table
 
 
@@ -215,6 +235,10 @@ def _time(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _change(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{_time(abs(seconds))}"
 
 
 def _bytes(size: float) -> str:

@@ -25,7 +25,7 @@ _INFO = re.compile(r"_verbose,(?:v\d+,)?info,cpu,(isa|runtime):([^\r\n]{1,200})"
 #: a line of ONEDNN_VERBOSE=dispatch; fields before the reason; kinds, reasons of each and characters that are kept
 _REFUSED = re.compile(r",create:dispatch,([a-z_]{1,40}),([^\r\n]*)")
 _FIELDS, _KINDS, _REASONS, _LONGEST_REASON = 8, 100, 64, 200
-_CREATED = re.compile(r",create(?::(\w+))?,.*,(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$")
+_CREATED = re.compile(r",(graph,)?create(_nested)?(?::(\w+))?,.*,(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*$")
 
 
 class Ledger:
@@ -138,10 +138,15 @@ class Ledger:
         elif (info := _INFO.search(line)) is not None:
             self._library.setdefault(info.group(1), {})[info.group(2).strip()] = None
         elif (created := _CREATED.search(line[: 1 << 14])) is not None:
-            total = self._created.setdefault(created.group(1) or "create", Total())
-            total.add(Total(1, float(created.group(2)) / 1e3))
+            self._create(*created.groups())
         elif (refused := _REFUSED.search(line[: 1 << 14])) is not None:
             self._refuse(*refused.groups())
+
+    def _create(self, graph: str | None, nested: str | None, outcome: str | None, time: str) -> None:
+        """Add a created primitive, or a compiled partition of the graph API."""
+        name = "graph" if graph else f"{'nested_' if nested else ''}{outcome or 'create'}"
+        if (milliseconds := float(time)) < LONGEST_MILLISECONDS:
+            self._created.setdefault(name, Total()).add(Total(1, milliseconds / 1e3))
 
     # ------------------------------------------------------------------ sums
 

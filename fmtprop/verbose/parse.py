@@ -193,22 +193,26 @@ def _execution(text: str) -> tuple[str, float] | None:
     begin = text.find(",exec,", 0, _HEADER)
     if begin < 0 or ",graph," in text[: begin + 1]:
         return None
+    # kind, implementation, propagation, formats, attributes, auxiliary and problem; the first two markers are older
+    least = {"o": _COMMAS, "d": 6, "m": 5}[text[0]]
     body, _, last = text[begin + 6 :].rstrip().rpartition(",")
     whole = body.rpartition(",")[2]
     if body.count(",") > _COMMAS and whole.isdigit() and "." not in last:  # the program's language has a decimal comma
         body, last = body[: -len(whole) - 1], f"{whole}.{last}"
+    while (milliseconds := _milliseconds(last)) is None and body.count(",") > least:  # fields of a newer version
+        body, _, last = body.rpartition(",")
+    return (body, milliseconds) if milliseconds is not None and body.count(",") >= least else None
+
+
+def _milliseconds(text: str) -> float | None:
     try:
-        milliseconds = float(last)
+        milliseconds = float(text)
     except ValueError:
-        match = _TIME.match(last) or _CUT_TIME.match(last)
+        match = _TIME.match(text) or _CUT_TIME.match(text)
         if match is None:
             return None
         milliseconds = float(match.group(1))
-    if not 0 <= milliseconds < LONGEST_MILLISECONDS:
-        return None
-    # kind, implementation, propagation, formats, attributes, auxiliary and problem; the first two markers are older
-    least = {"o": _COMMAS, "d": 6, "m": 5}[text[0]]
-    return (body, milliseconds) if body.count(",") >= least else None
+    return milliseconds if 0 <= milliseconds < LONGEST_MILLISECONDS else None
 
 
 def parse_body(body: str) -> Execution | None:

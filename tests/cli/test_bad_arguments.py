@@ -113,6 +113,14 @@ def test_unknown_option_value(refused, option, value, message):
     assert message in refused("run", "chain", option, value)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [("--format", "svg", "text, dot, json"), ("--stage", "last", "imported, normal, formatted")],
+)
+def test_unknown_form_or_stage(refused, option, value, known):
+    assert refused("show", "chain", option, value) == f"error: {option} must be one of {known}; got {value!r}\n"
+
+
 @pytest.mark.parametrize("command", ["show", "bench"])
 def test_unknown_policy_elsewhere(refused, command):
     assert "must be one of 'optimal', 'propagate', 'naive', 'plain'" in refused(command, "chain", "--policy", "fast")
@@ -149,8 +157,6 @@ def test_report_that_cannot_be_written(refused, tmp_path, command, monkeypatch):
         (["run", "chain", "--threads", "0"], "'--threads'"),
         (["run", "chain", "--threads", "100000"], "'--threads'"),
         (["run", "chain", "--repeats", "many"], "'--repeats'"),
-        (["show", "chain", "--format", "svg"], "'--format'"),
-        (["show", "chain", "--stage", "last"], "'--stage'"),
         (["run", "chain", "--policies", ","], "',' has no name in it"),
         (["run", ""], "the name is empty; `fmtprop models` lists the built-in graphs"),
         (["show", ""], "the name is empty"),

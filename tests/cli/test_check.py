@@ -71,6 +71,22 @@ def test_diff(capsys, tmp_path, baseline):
     assert fmtprop(capsys, "diff", baseline, tmp_path / "gone").code == 2
 
 
+def test_diff_of_plans(capsys, tmp_path):
+    for policy in ("naive", "plain"):
+        (tmp_path / policy).write_text(fmtprop(capsys, "show", "concat", "-p", policy, "-f", "json").out)
+    code, out, _ = fmtprop(capsys, "diff", tmp_path / "naive", tmp_path / "plain", "--json")
+    data = json.loads(out)
+    assert code == 0 and data["before"]["reorders"] > 3 and data["after"]["reorders"] == 0
+    removed = [change for change in data["changes"] if change["what"] == "reorder"]
+    assert len(removed) == data["before"]["reorders"] and all(change["seconds"] < 0 for change in removed)
+    lost = sum(change["seconds"] for change in data["changes"])
+    assert lost == pytest.approx(data["after"]["seconds"] - data["before"]["seconds"])
+    assert fmtprop(capsys, "diff", tmp_path / "naive", tmp_path / "naive").out.endswith("format differs\n")
+    (tmp_path / "imported").write_text(fmtprop(capsys, "show", "concat", "-s", "imported", "-f", "json").out)
+    code, _, err = fmtprop(capsys, "diff", tmp_path / "imported", tmp_path / "plain")
+    assert code == 2 and "is no report of fmtprop" in err and err.count("\n") == 1
+
+
 def test_whatif(capsys):
     code, out, err = fmtprop(
         capsys, "whatif", "concat", "-p", "plain,naive", "-n", 1, "--isa", "SSE41", "--batch", 2, "--json"

@@ -83,7 +83,7 @@ def test_reorders_belong_to_modules_and_lines():
 
 
 def test_a_program_is_attributed_as_its_log_says(script):
-    done = run("-m", "fmtprop", "lens", "--json", "--", sys.executable, script, "3", "words")
+    done = run("-m", "fmtprop", "lens", "--ways", "none", "--json", "--", sys.executable, script, "3", "words")
     assert done.returncode == 3 and "its own output 3 words" in done.stderr
     data = json.loads(done.stdout)
     ledger = Ledger()
@@ -138,7 +138,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 def test_a_program_with_threads_and_a_child_that_a_signal_ends(tmp_path):
     (tmp_path / "crowd.py").write_text(CROWD)
-    done = run("-m", "fmtprop", "lens", "--json", "--", tmp_path / "crowd.py")
+    done = run("-m", "fmtprop", "lens", "--ways", "none", "--json", "--", tmp_path / "crowd.py")
     data = json.loads(done.stdout)
     assert done.returncode == 143
     (row,) = data["operators"]
@@ -166,6 +166,59 @@ def test_a_program_that_has_closed_its_output(capfd):
         os.dup2(keep, 1)
         os.close(keep)
     assert lens.reorders > 0
+
+
+TRAINING = """
+import torch
+from torch.utils.checkpoint import checkpoint
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 16, 3)
+        self.last = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.Sigmoid())
+        self.head = torch.nn.Linear(32, 4)
+    def forward(self, x):
+        return self.head(checkpoint(self.last, self.first(x).relu(), use_reentrant=False).mean((2, 3)))
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(net(torch.ones(2, 3, 32, 32)), torch.tensor([0, 1])).backward()
+    optimizer.step()
+"""
+
+
+def test_operators_of_the_backward_pass_belong_to_their_modules(tmp_path):
+    (tmp_path / "training.py").write_text(TRAINING)
+    done = run("-m", "fmtprop", "lens", "--ways", "none", "--json", "--", tmp_path / "training.py")
+    data = json.loads(done.stdout)
+    assert data["variants"] == [] and data["attributed_share"] == 1.0 and data["reorders"]["count"] > 0
+    backward = {
+        row["module"]: row for row in data["operators"] if row["operator"] == "aten.convolution_backward.default"
+    }
+    forward = {row["module"]: row for row in data["operators"] if row["operator"] == "aten.convolution.default"}
+    assert backward.keys() == {"first", "last.0"} == forward.keys()
+    assert backward["first"]["line"] == forward["first"]["line"] and backward["first"]["calls"] == 2
+    again = [row for row in data["operators"] if row["operator"] == "aten.convolution.default"]
+    assert sorted((row["module"], row["calls"]) for row in again) == [("first", 2), ("last.0", 2), ("last.0", 2)], (
+        "the checkpoint runs it again"
+    )
+
+
+def test_the_costliest_module_of_a_program_runs_in_other_ways(script):
+    done = run("-m", "fmtprop", "lens", "--ways", "channels_last,fmtprop", "--json", "--", script, "0")
+    assert done.returncode == 0 and "measuring Net in other ways" in done.stderr, done.stderr
+    data = json.loads(done.stdout)
+    eager, last, ours = data["variants"]
+    assert data["subject"] == "Net" and data["channels_last"]["low_seconds"] <= data["channels_last"]["seconds"]
+    assert ours["reorders"] < eager["reorders"] == data["reorders"]["count"] and last["gain"] and not ours["failure"]
+    assert "Net in other ways, measured in turns" in lens_from(data).to_text()
+    assert json.loads(lens_from(data).to_json()) == data
+
+
+def test_a_way_that_does_not_exist(script):
+    done = run("-m", "fmtprop", "lens", "--ways", "gpu", "--", script, "0")
+    assert done.returncode == 2 and "unknown way 'gpu' to run a module; known: channels_last, mkldnn" in done.stderr
 
 
 def spans(text, category):
@@ -199,7 +252,7 @@ def test_reorders_are_within_the_spans_of_torch_profiler(tmp_path):
 
 def test_a_trace_alone_has_operators_and_their_reorders(script, tmp_path):
     file = tmp_path / "trace.json"
-    done = run("-m", "fmtprop", "lens", "--trace", file, "--", sys.executable, script, "0")
+    done = run("-m", "fmtprop", "lens", "--ways", "none", "--trace", file, "--", sys.executable, script, "0")
     assert done.returncode == 0, done.stderr
     operators, reorders = spans(file.read_text(), "operator"), spans(file.read_text(), "reorder")
     assert reorders and all(any(within(one, operator) for operator in operators) for one in reorders)

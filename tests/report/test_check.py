@@ -103,12 +103,12 @@ def test_reports_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it is not JSON"), ("[1]", "its schema is None, not 3"), ('{"schema": 1}', "its schema is 1, not 3"),
-        ('{"schema": 3, "model": "x"}', "a field is missing"), ('{"schema": 3, "policies": 3}', "of another type"),
-        ('{"schema": 3, "policies": []}', "there is no policy in it"), ("[" * 100_000, "it is not JSON"),
-        ('{"schema": 3, "model": "", "policy": "", "precision": "", "machine": {}, "steps": [], "reorders": [], '
+        ("", "it is not JSON"), ("[1]", "its schema is None, not 4"), ('{"schema": 1}', "its schema is 1, not 4"),
+        ('{"schema": 4, "model": "x"}', "a field is missing"), ('{"schema": 4, "policies": 3}', "of another type"),
+        ('{"schema": 4, "policies": []}', "there is no policy in it"), ("[" * 100_000, "it is not JSON"),
+        ('{"schema": 4, "model": "", "policy": "", "precision": "", "machine": {}, "steps": [], "reorders": [], '
          '"seconds": 1e999}', "inf is no time in seconds"),
-        ('{"schema": 3, "seconds": NaN}', "NaN is no number of JSON"),
+        ('{"schema": 4, "seconds": NaN}', "NaN is no number of JSON"),
     ],
 )  # fmt: skip
 def test_what_is_no_report(tmp_path, text, why):

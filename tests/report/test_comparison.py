@@ -72,7 +72,8 @@ def test_names_neither_break_tables_nor_reach_the_terminal_raw():
         assert shown in text
         assert text.replace("\n", "").isprintable()
     rows = [line.split("│") for line in one.to_text().splitlines() if line.startswith(f"│ {shown}")]
-    assert [row[-2].strip() for row in rows] == [shown] * 3, "reorders, slowest steps, fallbacks"
+    assert [row[-2].strip() for row in rows][1:] == [shown] * 2, "slowest steps, fallbacks"
+    assert rows[0][-2].strip().startswith("cheaper kernel"), "reorders"
     assert json.loads(comparison.to_json())["policies"][0]["model"] == hostile, "JSON has escapes of its own"
 
 

@@ -284,10 +284,25 @@ def test_two_libraries_in_one_process():
     assert library["version"] == "3.12.0; 3.13.0"
 
 
-@pytest.mark.parametrize("create", ["create:nested_cache_hit", "create:persistent_cache_hit", "create"])
-def test_kinds_of_creation(create):
-    created = ledger_of(f"onednn_verbose,v1,primitive,{create},cpu,{REST}").to_dict()["created"]
-    assert created == {create.partition(":")[2] or "create": {"count": 1, "seconds": 0.00025}}
+@pytest.mark.parametrize(
+    ("create", "name"),
+    [
+        ("primitive,create:nested_cache_hit", "nested_cache_hit"), ("primitive,create:cache_blob", "cache_blob"),
+        ("primitive,create_nested:cache_miss", "nested_cache_miss"), ("primitive,create", "create"),
+        ("graph,create", "graph"),
+    ],
+)  # fmt: skip
+def test_kinds_of_creation(create, name):
+    created = ledger_of(f"onednn_verbose,v1,{create},cpu,{REST}").to_dict()["created"]
+    assert created == {name: {"count": 1, "seconds": 0.00025}}
+    assert ledger_of(f"onednn_verbose,v1,{create},cpu,{REST[:-4]}1e999").to_dict()["created"] == {}
+
+
+@pytest.mark.parametrize("behind", [",extra:1", ",,", "Epoch 3, loss 0.5 (best)", ",key:a,key:b"])
+def test_fields_behind_the_time(behind):
+    """Of a newer version, or words of another thread with commas in them."""
+    ledger = ledger_of(f"{HEADERS[0]},{REST}{behind}")
+    assert (ledger.primitives.count, ledger.primitives.seconds, ledger.reorders.nbytes) == (1, 0.00025, 288 * 6)
 
 
 def test_a_program_of_one_word_and_one_that_a_signal_ends(capsys, tmp_path):

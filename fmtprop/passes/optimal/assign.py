@@ -24,7 +24,7 @@ from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.target import Candidate, Costs, Setting, is_loop
 
-__all__ = ["Certificate", "OptimalFormats", "price"]
+__all__ = ["Certificate", "OptimalFormats", "price", "prices"]
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,14 @@ def price(formatted: Graph, costs: Costs) -> float:
     costs : Costs
         Costs of nodes and reorders.
     """
+    return sum(prices(formatted, costs).values())
+
+
+def prices(formatted: Graph, costs: Costs) -> dict[str, float]:
+    """Return the cost of each node that a run executes, in seconds; see :func:`price`."""
     computed = formatted.dependents()
-    return sum(_price(node, costs) for node in formatted.nodes() if node.name in computed and not node.is_boundary)
+    executed = (node for node in formatted.nodes() if node.name in computed and not node.is_boundary)
+    return {node.name: _price(node, costs) for node in executed}
 
 
 def _price(node: Node, costs: Costs) -> float:

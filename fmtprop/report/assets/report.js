@@ -178,7 +178,7 @@
     { key: "seconds", title: "time", number: true, text: (row) => milliseconds(row.seconds) },
     { key: "share", title: "share", number: true, text: (row) => percent(row.share) },
     { key: "verdict", title: "verdict", value: (row) => row.counterfactual.verdict },
-    { key: "extra", title: "without it", number: true, value: (row) => row.counterfactual.extra_seconds ?? Infinity, text: (row) => without(row) },
+    { key: "alone", title: "without it", number: true, value: (row) => row.counterfactual.alone_seconds ?? Infinity, text: (row) => signed(row.counterfactual.alone_seconds) },
     { key: "formats", title: "formats", format: true, value: (row) => row.src + " → " + row.dst },
     { key: "edge", title: "edge", value: (row) => row.producer + " → " + row.readers.join(", ") },
     { key: "origin", title: "module" },
@@ -189,7 +189,7 @@
     { key: "bytes_per_second", title: "GB/s", number: true, text: (row) => (row.bytes_per_second / 1e9).toFixed(1) },
   ];
   const valueOf = (column, row) => (column.value ? column.value(row) : row[column.key]);
-  const without = (row) => (row.counterfactual.extra_seconds === null ? "" : (row.counterfactual.extra_seconds > 0 ? "+" : "−") + milliseconds(Math.abs(row.counterfactual.extra_seconds)));
+  const signed = (s) => (s === null ? "" : (s > 0 ? "+" : "−") + milliseconds(Math.abs(s)));
 
   function ledger(report) {
     const wanted = byId("search").value.toLowerCase();
@@ -241,6 +241,7 @@
       uncertain: without + ", a difference within the errors of the costs (" + milliseconds(c.error_seconds) + "). fmtprop tune measures them.",
       avoidable: without + ". It may differ in other places too: gains of several reorders do not add up.",
     }[c.verdict] || "Not solved: " + c.why;
+    const alone = c.alone_seconds === null ? "no such plan" : signed(c.alone_seconds) + " for a run, if only the writer and the readers of this tensor change";
     const facts = [
       ["edge", row.producer + " → " + row.readers.join(", ")],
       ["modules", (row.producer_origin || "the caller") + " → " + (row.origin || "the caller")],
@@ -248,6 +249,7 @@
       ["why", row.reason],
       ["cause", row.cause + ": " + row.remedy],
       ["without it", told],
+      ["without it alone", alone],
       ["bytes", bytes(row.nbytes) + ", of these " + bytes(row.padding_nbytes) + " padding; elements alone " + bytes(row.logical_nbytes)],
       ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s, " + percent(row.bandwidth_share) + " of this machine's rate of copies in cache"],
       ["kernel", row.impl + " (" + row.target + ")"],
@@ -394,6 +396,7 @@
     const report = POLICIES[index];
     for (const part of [head, verdict, ledger, detail, slowest]) part(report);
     // charts come one after the other: a large graph takes a moment, and the text is there already
+    delete document.documentElement.dataset.drawn;
     waitingFor.clear();
     for (const [id, part] of CHARTS) waitingFor.set(id, () => part(report));
     setTimeout(arrive, 0);
@@ -404,7 +407,11 @@
   const waitingFor = new Map();
   function arrive() {
     const [id, part] = waitingFor.entries().next().value || [];
-    if (!part) return;
+    if (!part) {
+      // two frames later, the last chart is on the screen
+      requestAnimationFrame(() => requestAnimationFrame(() => (document.documentElement.dataset.drawn = String(Math.round(performance.now())))));
+      return;
+    }
     waitingFor.delete(id);
     part();
     document.documentElement.dataset[id] = String(Math.round(performance.now()));
