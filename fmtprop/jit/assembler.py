@@ -74,6 +74,10 @@ _FORMS_512 = {
     "VXORPS": "ZMM_K1Z_ZMM_ZMMM512B32",
     "VPMAXSD": "ZMM_K1Z_ZMM_ZMMM512B32",
     "VSQRTPS": "ZMM_K1Z_ZMMM512B32_ER",
+    "VDPBF16PS": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VCVTNE2PS2BF16": "ZMM_K1Z_ZMM_ZMMM512B32",
+    "VPERMW": "ZMM_K1Z_ZMM_ZMMM512",
+    "VPORD": "ZMM_K1Z_ZMM_ZMMM512B32",
 }
 _FORMS_256 = {
     "VMOVUPS": "YMM_YMMM256",
@@ -200,7 +204,7 @@ class Assembler:
             return
         half = Register.YMM0 + (x - Register.ZMM0)
         self.v("VCVTNEPS2BF16", half, x)
-        self.emit("VEX_VMOVUPS_YMMM256_YMM", place, half)
+        self.emit("EVEX_VMOVUPS_YMMM256_K1Z_YMM", place, half)
 
     def load_one(self, x: int, place: MemoryOperand) -> None:
         """Load one f32 or bf16 number into all positions of a vector."""
@@ -230,6 +234,10 @@ class Assembler:
     def lookup(self, values: Sequence[float]) -> int | MemoryOperand:
         """Return a vector of these f32 numbers, one for each position."""
         return self._constant(struct.pack(f"<{self.isa.nbytes // 4}f", *values))
+
+    def places(self, values: Sequence[int]) -> int | MemoryOperand:
+        """Return a vector of these 16-bit integers, one for each position."""
+        return self._constant(struct.pack(f"<{self.isa.nbytes // 2}H", *values))
 
     def _constant(self, bits: bytes) -> int | MemoryOperand:
         index = self._numbers.setdefault(bits, len(self._numbers))

@@ -85,6 +85,8 @@ class AttentionKernel(StandaloneKernel):
         Where they are. Numbers of a row follow one another (of key: those of a column).
     masks : tuple of Tensor
         Where they are.
+    dtype : DataType
+        Data type of all tensors; sums are f32.
     """
 
     batch: tuple[int, ...]
@@ -100,6 +102,7 @@ class AttentionKernel(StandaloneKernel):
     value: Tensor
     dst: Tensor
     masks: tuple[Tensor, ...] = ()
+    dtype: DataType = DataType.F32
 
     @property
     def stem(self) -> str:
@@ -109,7 +112,7 @@ class AttentionKernel(StandaloneKernel):
     @cached_property
     def lanes(self) -> int:
         """Numbers in a vector."""
-        return lanes_for(self.width)
+        return lanes_for(self.width, self.dtype)
 
     @property
     def blocks(self) -> int:
@@ -122,7 +125,9 @@ class AttentionKernel(StandaloneKernel):
 
         masks = tuple("blocks" if mask.row == 0 else "row" for mask in self.masks)
         shape = Shape(self.depth, self.width, min(self.keys, _KEYS), self.key.row, self.value.row, masks)
-        return _assembled(shape, self.lanes, is_limited=self.limit is not None, is_bounded=self.lowest > -inf)
+        return _assembled(
+            shape, self.lanes, self.dtype, is_limited=self.limit is not None, is_bounded=self.lowest > -inf
+        )
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -140,7 +145,7 @@ class AttentionKernel(StandaloneKernel):
             keys=self.keys,
             limit=self.limit or 0,
             entry=8 * len(tensors),
-            mask_block=self.keys * self.lanes * 4,
+            mask_block=self.keys * self.lanes * self.dtype.nbytes,
             src_row=self.src.row,
             key_row=self.key.row,
             dst_row=self.dst.row,
@@ -151,39 +156,43 @@ class AttentionKernel(StandaloneKernel):
             infinity=_FloatVector(*[inf] * 16),
             places=(c_float * (VECTORS * 16))(*[place + 0.5 for place in range(VECTORS * 16)]),
         )
-        nbytes = 4 * prod(self.batch) * self.queries * self.keys
+        nbytes = self.dtype.nbytes * prod(self.batch) * self.queries * self.keys
         return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)
 
 
-def lanes_for(width: int) -> int:
+def lanes_for(width: int, dtype: DataType) -> int:
     """Return the numbers in a vector of the kernel for rows of so many numbers: those of this machine, or half."""
     lanes = isa().nbytes // 4
-    return lanes if width >= lanes else 8
+    return lanes if width >= lanes or dtype is not DataType.F32 else 8
 
 
-def attention_kernel_for(kernel: AttentionKernel, dtype: DataType) -> AttentionKernel | None:
+def attention_kernel_for(kernel: AttentionKernel) -> AttentionKernel | None:
     """Return a kernel, or None if this machine has none for its sizes.
 
     Parameters
     ----------
     kernel : AttentionKernel
         The problem.
-    dtype : DataType
-        Data type of all tensors.
     """
-    if unavailable() or dtype is not DataType.F32 or not takes(dtype) or len(kernel.masks) > MASKS:
+    if unavailable() or not takes(kernel.dtype) or len(kernel.masks) > MASKS:
         return None
     if kernel.width < 8 or kernel.queries < _FEWEST_QUERIES or 0 in (*kernel.batch, kernel.keys, kernel.depth):
         return None
-    numbers = VECTORS * kernel.lanes * (kernel.keys + kernel.depth)
-    return kernel if 4 * numbers <= _STACK_NBYTES and kernel.depth <= 512 else None
+    nbytes = 4 * VECTORS * kernel.lanes * (kernel.keys + kernel.depth)
+    if kernel.dtype is not DataType.F32:
+        nbytes += 2 * kernel.keys * kernel.width
+        if kernel.depth % 2 or kernel.width < kernel.lanes:
+            return None
+    return kernel if nbytes <= _STACK_NBYTES and kernel.depth <= 512 else None
 
 
 @cache
-def _assembled(shape: object, lanes: int, **options: bool) -> Kernel:
+def _assembled(shape: object, lanes: int, dtype: DataType, **options: bool) -> Kernel:
     from fmtprop.jit.assembler import AVX2
-    from fmtprop.jit.attention_program import Shape, attention
+    from fmtprop.jit.attention_bf16_program import HalfAttentionProgram
+    from fmtprop.jit.attention_program import AttentionProgram, Shape, attention
 
     assert isinstance(shape, Shape)
     used = isa() if lanes * 4 == isa().nbytes else AVX2
-    return Kernel("attention", *attention(used, shape, **options))
+    program = AttentionProgram if dtype is DataType.F32 else HalfAttentionProgram
+    return Kernel("attention", *attention(program, used, shape, **options))

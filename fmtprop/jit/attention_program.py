@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from iced_x86 import Register
+from iced_x86 import MemoryOperand, Register
 
 from fmtprop.jit.assembler import Isa, at
 from fmtprop.jit.attention import VECTORS, AttentionArguments
 from fmtprop.jit.functions import exp_of_negative
 from fmtprop.jit.program import Program
 
-__all__ = ["Shape", "attention"]
+__all__ = ["FRAME", "KEYS", "VALUE", "AttentionProgram", "Shape", "attention"]
 
 #: vectors of results that a row of queries has at a time, at most
 _COLUMNS = 4
 
-_ITEM, _END, _FRAME = Register.R8, Register.R9, Register.R10
+_ITEM, _END, FRAME = Register.R8, Register.R9, Register.R10
 _A, _B, _C, _D = Register.RAX, Register.RSI, Register.RDI, Register.RCX
 _E, _F, _G = Register.R11, Register.RBP, Register.R12
 
 #: places in the frame, in bytes: addresses and numbers of the task, then vectors
-_STACK, _SRC, _KEY, _VALUE, _DST, _ROWS, _KEYS, _STEP = range(0, 64, 8)
+_STACK, _SRC, _KEY, VALUE, _DST, _ROWS, KEYS, _STEP = range(0, 64, 8)
 _MASKS, _LAST, _NUMBER, _VECTORS = 64, 80, 88, 128
 
 
@@ -55,11 +55,15 @@ class Shape:
     masks: tuple[str, ...]
 
 
-def attention(isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool) -> tuple[bytes, bytes]:
+def attention(
+    program: type[AttentionProgram], isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool
+) -> tuple[bytes, bytes]:
     """Return the program and its table of constants.
 
     Parameters
     ----------
+    program : type
+        The program of the data type.
     isa : Isa
         Instruction set of the machine.
     shape : Shape
@@ -69,27 +73,51 @@ def attention(isa: Isa, shape: Shape, *, is_limited: bool, is_bounded: bool) -> 
     is_bounded : bool
         Whether scores have a lower bound.
     """
-    make = partial(_Attention, isa, shape, is_limited=is_limited, is_bounded=is_bounded)
+    make = partial(program, isa, shape, is_limited=is_limited, is_bounded=is_bounded)
     known = make(()).program()  # the first assembly finds the constants
-    program = make(tuple(known.numbers)).program()
-    return program.finished(), program.table
+    final = make(tuple(known.numbers)).program()
+    return final.finished(), final.table
 
 
-class _Attention:
+class AttentionProgram:
+    """The program for f32 numbers.
+
+    Parameters
+    ----------
+    isa, shape, is_limited, is_bounded
+        See :func:`attention`.
+    numbers : tuple of bytes
+        The constants.
+    """
+
+    #: whether tensors hold bf16 numbers instead of f32
+    bf16 = False
+
+    #: the instruction that adds products: of one number of each lane, or of a pair
+    accumulate = "VFMADD231PS"
+
+    #: places in the frame: the first value, and the number of them
+    values, count = VALUE, KEYS
+
     def __init__(
         self, isa: Isa, shape: Shape, numbers: tuple[bytes, ...], *, is_limited: bool, is_bounded: bool
     ) -> None:
-        self.p = Program(isa, AttentionArguments, bf16=False)
+        self.p = Program(isa, AttentionArguments, bf16=self.bf16)
         self.shape, self.numbers, self.is_limited, self.is_bounded = shape, numbers, is_limited, is_bounded
         self.keys = min(shape.keys, 12 if isa.registers == 32 else 6)
         self.nbytes, self.row = isa.nbytes, VECTORS * isa.nbytes
-        self.queries = self.row // 4
+        self.lanes = isa.nbytes // 4
+        #: lanes of a query and of a row of values, four bytes each
+        self.depth, self.value_row = shape.depth, shape.value_row
+        if self.bf16:
+            self.depth, self.value_row = shape.depth // 2, 4 * shape.width
         self.largest, self.inverse = _VECTORS, _VECTORS + self.row
         self.packed = _VECTORS + 2 * self.row
-        self.scores = self.packed + shape.depth * self.row
+        self.scores = self.packed + self.depth * self.row
         self.register = isa.register
 
     def program(self) -> Program:
+        """Return the instructions for a thread's share of the tasks."""
         p = self.p
         p.share(_ITEM, _END, "tasks")
         self._enter()
@@ -99,23 +127,35 @@ class _Attention:
             self._score()
             self._exponentials()
             self._results()
-        p.move(Register.RSP, at(_FRAME, _STACK))
+        p.move(Register.RSP, at(FRAME, _STACK))
         return p
 
     def _enter(self) -> None:
         """Make room on the stack for the frame, the packed queries, and the scores of all keys."""
         p = self.p
         p.move(_B, Register.RSP)
-        p.move(_A, p.argument("keys"))
-        p.immediate("SHL_RM64_IMM8", _A, self.row.bit_length() - 1)
-        p.immediate("ADD_RM64_IMM32", _A, self.scores + 64)
+        self._room(_A)
         p.emit("SUB_R64_RM64", Register.RSP, _A)
         p.immediate("AND_RM64_IMM8", Register.RSP, -64)
-        p.move(_FRAME, Register.RSP)
+        p.move(FRAME, Register.RSP)
         self._keep(_STACK, _B)
 
+    def _room(self, nbytes: int) -> None:
+        """Set a register to the bytes of the frame, and of the alignment."""
+        p = self.p
+        p.move(nbytes, p.argument("keys"))
+        p.immediate("SHL_RM64_IMM8", nbytes, self.row.bit_length() - 1)
+        p.immediate("ADD_RM64_IMM32", nbytes, self.scores + 64)
+
+    def _get(self, x: int, place: MemoryOperand) -> None:
+        """Load a vector of f32 numbers, as the frame has them."""
+        self.p.v("VMOVUPS", x, place)
+
+    def _put(self, place: MemoryOperand, x: int) -> None:
+        self.p.v("VMOVUPS <", place, x)
+
     def _keep(self, place: int, register: int) -> None:
-        self.p.emit("MOV_RM64_R64", at(_FRAME, place), register)
+        self.p.emit("MOV_RM64_R64", at(FRAME, place), register)
 
     def _begin(self) -> None:
         """Find the task's tensors, its queries and its keys."""
@@ -126,7 +166,7 @@ class _Attention:
         p.add(offsets, p.argument("offsets"))
         p.move(first, block)
         p.emit("IMUL_R64_RM64", first, p.argument("block"))
-        for index, (name, place) in enumerate((("src", _SRC), ("key", _KEY), ("value", _VALUE), ("dst", _DST))):
+        for index, (name, place) in enumerate((("src", _SRC), ("key", _KEY), ("value", VALUE), ("dst", _DST))):
             p.move(_D, p.argument(name))
             p.add(_D, at(offsets, 8 * index))
             if name in ("src", "dst"):
@@ -154,7 +194,7 @@ class _Attention:
             p.add(_E, p.argument("block"))
             p.emit("CMP_R64_RM64", _A, _E)
             p.emit("CMOVA_R64_RM64", _A, _E)
-        self._keep(_KEYS, _A)
+        self._keep(KEYS, _A)
         for index, kind in enumerate(self.shape.masks):
             p.move(_D, p.argument(f"mask_{index}"))
             p.add(_D, at(offsets, 8 * (4 + index)))
@@ -166,31 +206,35 @@ class _Attention:
             self._keep(_MASKS + 8 * index, _D)
 
     def _pack(self) -> None:
-        """Multiply the queries by the scale and transpose them; missing queries of the last block are 0."""
-        p, xmm, zero = self.p, Register.XMM0, self.register(2)
-        p.move(_A, at(_FRAME, _ROWS))
+        """Transpose the queries; missing queries of the last block are 0."""
+        p, zero = self.p, self.register(2)
+        p.move(_A, at(FRAME, _ROWS))
         p.emit("CMP_R64_RM64", _A, p.argument("block"))
         p.branch("JE_REL32_64", "whole")
         p.zero(zero)
-        for index in range(VECTORS * self.shape.depth):
-            p.store(at(_FRAME, self.packed + index * self.nbytes), zero)
+        for index in range(VECTORS * self.depth):
+            self._put(at(FRAME, self.packed + index * self.nbytes), zero)
         p.label("whole")
         p.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, p.argument("scale"))
-        p.move(_B, at(_FRAME, _SRC))
+        p.move(_B, at(FRAME, _SRC))
         self._point(_C, self.packed)
-        with p.repeat(at(_FRAME, _ROWS), _D):
-            for index in range(self.shape.depth):
-                p.emit("VEX_VMULSS_XMM_XMM_XMMM32", xmm, Register.XMM1, at(_B, 4 * index))
-                p.emit("VEX_VMOVSS_M32_XMM", at(_C, index * self.row), xmm)
+        with p.repeat(at(FRAME, _ROWS), _D):
+            for index in range(self.depth):
+                self._pack_lane(at(_C, index * self.row), at(_B, 4 * index))
             p.add(_B, p.argument("src_row"))
             p.advance(4, _C)
         lowest = self.register(0)
-        p.load_one(lowest, p.argument("start"))
+        p.v("VBROADCASTSS", lowest, p.argument("start"))
         for vector in range(VECTORS):
-            p.store(at(_FRAME, self.largest + vector * self.nbytes), lowest)
+            self._put(at(FRAME, self.largest + vector * self.nbytes), lowest)
+
+    def _pack_lane(self, place: MemoryOperand, number: MemoryOperand) -> None:
+        """Store a number of a query, multiplied by the scale."""
+        self.p.emit("VEX_VMULSS_XMM_XMM_XMMM32", Register.XMM0, Register.XMM1, number)
+        self.p.emit("VEX_VMOVSS_M32_XMM", place, Register.XMM0)
 
     def _point(self, register: int, place: int) -> None:
-        self.p.move(register, _FRAME)
+        self.p.move(register, FRAME)
         self.p.immediate("ADD_RM64_IMM32", register, place)
 
     # ------------------------------------------------------------------ scores
@@ -209,17 +253,17 @@ class _Attention:
             self._mask_later_keys(totals, first)
         p.move(_C, first)
         p.immediate("SHL_RM64_IMM8", _C, self.row.bit_length() - 1)
-        p.add(_C, _FRAME)
+        p.add(_C, FRAME)
         most = self.register(VECTORS * self.keys)
         for v in range(VECTORS):
-            place = at(_FRAME, self.largest + v * self.nbytes)
-            p.load(most, place)
+            place = at(FRAME, self.largest + v * self.nbytes)
+            self._get(most, place)
             for key, total in enumerate(totals):
                 p.v("VMAXPS", most, most, total[v])
-                p.store(at(_C, self.scores + key * self.row + v * self.nbytes), total[v])
-            p.store(place, most)
+                self._put(at(_C, self.scores + key * self.row + v * self.nbytes), total[v])
+            self._put(place, most)
         p.immediate("ADD_RM64_IMM32", first, self.keys)
-        p.move(_A, at(_FRAME, _KEYS))
+        p.move(_A, at(FRAME, KEYS))
         p.emit("CMP_R64_RM64", first, _A)
         p.branch("JAE_REL32_64", "scored")
         p.immediate("SUB_RM64_IMM32", _A, self.keys)
@@ -229,12 +273,12 @@ class _Attention:
         p.label("scored")
 
     def _products(self, totals: Sequence[Sequence[int]], first: int) -> None:
-        p, depth = self.p, self.shape.depth
+        p, depth = self.p, self.depth
         queries = [self.register(VECTORS * self.keys + v) for v in range(VECTORS)]
         key = self.register(VECTORS * self.keys + VECTORS)
         p.move(_B, first)
         p.emit("IMUL_R64_RM64", _B, p.argument("key_row"))
-        p.add(_B, at(_FRAME, _KEY))
+        p.add(_B, at(FRAME, _KEY))
         self._point(_C, self.packed)
         for register in chain.from_iterable(totals):
             p.zero(register)
@@ -243,11 +287,11 @@ class _Attention:
         with p.repeat(_E, _A):
             for index in range(turn):
                 for v, query in enumerate(queries):
-                    p.load(query, at(_C, index * self.row + v * self.nbytes))
+                    self._get(query, at(_C, index * self.row + v * self.nbytes))
                 for number, total in enumerate(totals):
-                    p.load_one(key, at(_B, number * self.shape.key_row + 4 * index))
+                    p.v("VBROADCASTSS", key, at(_B, number * self.shape.key_row + 4 * index))
                     for v, query in enumerate(queries):
-                        p.v("VFMADD231PS", total[v], query, key)
+                        p.v(self.accumulate, total[v], query, key)
             p.advance(4 * turn, _B)
             p.advance(turn * self.row, _C)
 
@@ -255,21 +299,22 @@ class _Attention:
         p, free = self.p, self.register(VECTORS * self.keys)
         for index, kind in enumerate(self.shape.masks):
             p.move(_B, first)
-            size = self.nbytes if kind == "blocks" else 4
+            size = p.vector_nbytes if kind == "blocks" else p.number_nbytes
             p.immediate("SHL_RM64_IMM8", _B, size.bit_length() - 1)
-            p.add(_B, at(_FRAME, _MASKS + 8 * index))
+            p.add(_B, at(FRAME, _MASKS + 8 * index))
             p.move(_C, _B)
-            p.add(_C, at(_FRAME, _STEP))
+            p.add(_C, at(FRAME, _STEP))
             for key, total in enumerate(totals):
                 if kind == "row":
-                    p.load_one(free, at(_B, 4 * key))
+                    p.load_one(free, at(_B, key * size))
                 for v, pointer in enumerate((_B, _C)):
-                    p.v("VADDPS", total[v], total[v], free if kind == "row" else at(pointer, key * self.nbytes))
+                    added = free if kind == "row" else p.operand(free, at(pointer, key * size))
+                    p.v("VADDPS", total[v], total[v], added)
 
     def _bound(self, totals: Sequence[Sequence[int]]) -> None:
         """Replace the scores below the lowest one by this; NaN stays."""
         lowest = self.register(VECTORS * self.keys)
-        self.p.load_one(lowest, self.p.argument("lowest"))
+        self.p.v("VBROADCASTSS", lowest, self.p.argument("lowest"))
         for total in chain.from_iterable(totals):
             self.p.v("VMAXPS", total, lowest, total)
 
@@ -280,13 +325,13 @@ class _Attention:
         """
         p, last = self.p, self.register(VECTORS * self.keys)
         late = self.register(VECTORS * self.keys + 1)
-        p.move(_A, at(_FRAME, _LAST))
+        p.move(_A, at(FRAME, _LAST))
         p.emit("SUB_R64_RM64", _A, first)
         p.immediate("CMP_RM64_IMM32", _A, self.keys - 1)
         p.branch("JGE_REL32_64", "allowed")
         self._keep(_NUMBER, _A)
         for v in range(VECTORS):
-            p.v("VPBROADCASTD", last, at(_FRAME, _NUMBER))
+            p.v("VPBROADCASTD", last, at(FRAME, _NUMBER))
             p.v("VCVTDQ2PS", last, last)
             p.v("VADDPS", last, last, p.argument("places", v * self.nbytes))
             for total in totals:
@@ -306,35 +351,37 @@ class _Attention:
         for v in range(VECTORS):
             p.release()
             most, total = p.vector(), p.vector()
-            p.load(most, at(_FRAME, self.largest + v * self.nbytes))
+            self._get(most, at(FRAME, self.largest + v * self.nbytes))
             p.zero(total)
             self._point(_B, self.scores + v * self.nbytes)
-            with p.repeat(at(_FRAME, _KEYS), _D):
+            with p.repeat(at(FRAME, KEYS), _D):
                 x = p.vector()
                 p.v("VSUBPS", x, most, at(_B))
                 y = exp_of_negative(p, x)
-                p.store(at(_B), y)
+                self._put(at(_B), y)
                 p.v("VADDPS", total, total, y)
                 p.advance(self.row, _B)
-            one = most
-            p.v("VMOVUPS", one, p.number(1.0))
-            p.v("VDIVPS", one, one, total)
-            p.store(at(_FRAME, self.inverse + v * self.nbytes), one)
+            self._keep_inverse(v, most, total)
+
+    def _keep_inverse(self, v: int, free: int, total: int) -> None:
+        p, one = self.p, free
+        p.v("VMOVUPS", one, p.number(1.0))
+        p.v("VDIVPS", one, one, total)
+        self._put(at(FRAME, self.inverse + v * self.nbytes), one)
 
     # ------------------------------------------------------------------ results
 
     def _results(self) -> None:
         """Multiply the weights by the values: some rows of queries and some vectors of a row at a time."""
-        p, lanes = self.p, self.nbytes // 4
-        vectors = [4 * min(start, self.shape.width - lanes) for start in range(0, self.shape.width, lanes)]
+        p, vectors = self.p, self._columns()
         parts = -(-len(vectors) // _COLUMNS)
         width = -(-len(vectors) // parts)
         free = len(range(self.p.isa.registers)) - 1 - width
         rows = next(size for size in (16, 8, 4, 2, 1) if size * width <= min(free, 24))
         left, weights, dst = _G, _F, _E
-        p.move(left, at(_FRAME, _ROWS))
-        p.move(weights, _FRAME)
-        p.move(dst, at(_FRAME, _DST))
+        p.move(left, at(FRAME, _ROWS))
+        p.move(weights, FRAME)
+        p.move(dst, at(FRAME, _DST))
         p.label("results")
         for start in range(0, len(vectors), width):
             self._rows(vectors[start : start + width], rows, weights, dst, left)
@@ -344,6 +391,10 @@ class _Attention:
         p.immediate("SUB_RM64_IMM32", left, rows)
         p.branch("JG_REL32_64", "results")
 
+    def _columns(self) -> list[int]:
+        """Return the first number of each vector of a row of values; the last one begins where it still fits."""
+        return [min(start, self.shape.width - self.lanes) for start in range(0, self.shape.width, self.lanes)]
+
     def _rows(self, columns: Sequence[int], rows: int, weights: int, dst: int, left: int) -> None:
         p = self.p
         totals = [[self.register(len(columns) * row + c) for c in range(len(columns))] for row in range(rows)]
@@ -351,17 +402,17 @@ class _Attention:
         values, weight = [self.register(used + c) for c in range(len(columns))], self.register(used + len(columns))
         for register in chain.from_iterable(totals):
             p.zero(register)
-        p.move(_B, at(_FRAME, _VALUE))
+        p.move(_B, at(FRAME, self.values))
         p.move(_C, weights)
         p.immediate("ADD_RM64_IMM32", _C, self.scores)
-        with p.repeat(at(_FRAME, _KEYS), _D):
+        with p.repeat(at(FRAME, self.count), _D):
             for value, column in zip(values, columns, strict=True):
-                p.load(value, at(_B, column))
+                self._get(value, at(_B, 4 * column))
             for row, total in enumerate(totals):
-                p.load_one(weight, at(_C, 4 * row))
+                p.v("VBROADCASTSS", weight, at(_C, 4 * row))
                 for value, one in zip(values, total, strict=True):
-                    p.v("VFMADD231PS", one, value, weight)
-            p.advance(self.shape.value_row, _B)
+                    p.v(self.accumulate, one, value, weight)
+            p.advance(self.value_row, _B)
             p.advance(self.row, _C)
         p.move(_A, dst)
         after = f"after rows of {columns[0]}"
@@ -369,9 +420,9 @@ class _Attention:
             if row:
                 p.immediate("CMP_RM64_IMM32", left, row)
                 p.branch("JLE_REL32_64", after)
-            p.load_one(weight, at(weights, self.inverse + 4 * row))
+            p.v("VBROADCASTSS", weight, at(weights, self.inverse + 4 * row))
             for one, column in zip(total, columns, strict=True):
                 p.v("VMULPS", one, one, weight)
-                p.store(at(_A, column), one)
+                p.store(at(_A, p.number_nbytes * column), one)
             p.add(_A, p.argument("dst_row"))
         p.label(after)

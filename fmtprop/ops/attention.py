@@ -75,15 +75,16 @@ def infer(attrs: Attention, types: Mapping[str, TensorType]) -> tuple[TensorType
 
 
 def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Evaluate in plain PyTorch, in the data type of src."""
+    """Evaluate in plain PyTorch; scores and weights have the precision of f32 at least."""
     src = tensors["src"]
-    scores = torch.matmul(src, tensors["key"].to(src.dtype)) * attrs.scale
+    dtype = torch.promote_types(src.dtype, torch.float32)
+    scores = torch.matmul(src.to(dtype), tensors["key"].to(dtype)) * attrs.scale
     for mask in operand_list("mask", tensors):
-        scores = scores + mask.to(src.dtype)
+        scores = scores + mask.to(dtype)
     scores = scores.clamp_min(attrs.lowest)
     if attrs.limit is not None:
-        scores = scores + torch.full(scores.shape[-2:], -torch.inf, dtype=src.dtype).triu(attrs.limit + 1)
-    return (torch.matmul(scores.softmax(-1), tensors["value"].to(src.dtype)),)
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf, dtype=dtype).triu(attrs.limit + 1)
+    return (torch.matmul(scores.softmax(-1), tensors["value"].to(dtype)).to(src.dtype),)
 
 
 def loses(attrs: Attention) -> frozenset[str]:

@@ -139,19 +139,24 @@ def _limit(graph: Graph, found: _Scores, queries: int, keys: int) -> tuple[int |
         return None, masks
     limits = {mask: _limit_of(graph, mask, queries, keys, hidden) for mask in masks}
     known = [limit for limit in limits.values() if limit is not None]
-    return min(known, default=None), [mask for mask in masks if limits[mask] is None]
+    limit = min(known, default=None)
+    if limit is not None and limit >= keys - 1:  # all keys
+        limit = None
+    return limit, [mask for mask in masks if limits[mask] is None]
 
 
 def _limit_of(graph: Graph, mask: Value, queries: int, keys: int, hidden: float) -> int | None:
     """Return n if a constant mask is 0 for keys up to i + n of query i, and at most `hidden` for the others."""
     node = graph.node(mask.node)
+    if node.op == "reorder":  # of a constant in another data type
+        node = graph.node(graph.inputs(node.name)["src"].node)
     dims = node.results[0].dims
     if node.op != "constant" or dims[-2:] != (queries, keys) or not 1 <= node.results[0].size <= _MOST_NUMBERS:
         return None
     numbers = materialise(graph.constants[node.name], node.results[0]).reshape(-1, queries, keys)
     allowed = numbers == 0
     limit = int(allowed[0, 0].sum()) - 1
-    if limit < 0 or limit >= keys - 1:
+    if limit < 0:
         return None
     forbidden = numbers <= hidden
     expected = torch.ones(queries, keys, dtype=torch.bool).tril(limit)

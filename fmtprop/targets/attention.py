@@ -26,7 +26,8 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[Atte
         return
     read = {name: _with_rows(request[name], -1) for name in ("src", "value")}
     read["key"] = _with_rows(request["key"], -2)
-    masks = [_mask(mask, lanes_for(width)) for mask in operand_list("mask", request)]
+    dtype = request["dst"].dtype
+    masks = [_mask(mask, lanes_for(width, dtype)) for mask in operand_list("mask", request)]
     read |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
     asked = request["dst"]
     dst = _heads_inside(asked) if asked.kind == "any" else asked
@@ -39,8 +40,9 @@ def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[Atte
         value=_tensor(read["value"], -2),
         dst=_tensor(dst, -2),
         masks=tuple(_tensor(mask, -1 if mask.is_plain else None) for mask in masks),
+        dtype=dtype,
     )
-    found = attention_kernel_for(kernel, dst.dtype)
+    found = attention_kernel_for(kernel)
     if found is not None:
         yield found, {name: read[name] for name in request if name != "dst"}, dst
 

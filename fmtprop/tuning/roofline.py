@@ -25,7 +25,7 @@ from fmtprop.tuning.peaks import Peaks
 #: ``brgconv_strided`` and ``jit_bf16`` are of gradients, on AVX-512 (v3.2).
 _EFFICIENCY = (
     ("ref", (0.004, 0.004, 0.004)),
-    ("attention", (0.60, 0.60, 0.60)),
+    ("attention", (0.65, 0.65, 0.65)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
     ("jit_dw", (0.38, 0.38, 0.38)),
@@ -91,6 +91,9 @@ _PYTORCH_CALL = 4e-6
 
 #: share of the copying bandwidth at which PyTorch's costly functions run, and its others as post-ops
 _PYTORCH_COSTLY, _PYTORCH_TAIL = 0.3, 0.7
+
+#: share up to which an operator takes several passes: it computes in f32, so narrower numbers do not make it faster
+_PYTORCH_PASSES = 0.3
 
 #: operators in a row, where an op has none of its own
 _PYTORCH_SEVERAL = 4
@@ -181,6 +184,8 @@ class ModelCosts:
         is_costly = declaration.elementwise and _operations(node.op, node.attrs) > 1
         across = dst.ndim > 2 and dst.strides[1] < dst.strides[-1]
         share = (_PYTORCH_COSTLY if is_costly else cost.pytorch) * (cost.across if across else 1.0)
+        if share <= _PYTORCH_PASSES and dst.dtype.is_floating:
+            share *= min(dst.dtype.nbytes / DataType.F32.nbytes, 1.0)
         seconds = self._moving(node, operands, results, share)
         if linear is not None:
             reached = _PYTORCH_PACKED if linear.windowed else _PYTORCH_PRODUCTS

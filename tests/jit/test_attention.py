@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
@@ -11,12 +12,15 @@ from hypothesis import strategies as st
 
 from fmtprop.jit import unavailable
 from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for, lanes_for
+from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 from tests.threads import torch_threads
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 SCALE = 0.3
+
+HALF = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16")
 
 
 def blocked(mask: torch.Tensor, lanes: int) -> torch.Tensor:
@@ -28,26 +32,28 @@ def blocked(mask: torch.Tensor, lanes: int) -> torch.Tensor:
 
 
 def described(tensor: torch.Tensor, row: int) -> Tensor:
-    steps = [0 if size == 1 else 4 * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    steps = [0 if size == 1 else tensor.element_size() * step for size, step in sizes]
     return Tensor(tuple(steps[:2]), row)
 
 
 def run(src, key, value, masks=(), limit=None, threads=2, lowest=-inf) -> torch.Tensor:
-    """Return the result; src, key and value are [B, H, rows, numbers] of any strides."""
+    """Return the result; src, key and value are [B, H, rows, numbers] of any strides and of one data type."""
     (batch, heads, queries, depth), (keys, width) = src.shape, value.shape[2:]
-    whole = torch.full((batch, queries, heads + 2, width), 7.0)
+    dtype, size = DataType.BF16 if src.dtype is torch.bfloat16 else DataType.F32, src.element_size()
+    whole = torch.full((batch, queries, heads + 2, width), 7.0, dtype=src.dtype)
     dst = whole[:, :, 1:-1].permute(0, 2, 1, 3)
     descs, data = [], {}
     for number, mask in enumerate(masks):
-        data[f"mask_{number}"] = mask if mask.shape[-2] == 1 else blocked(mask, lanes_for(width))
-        descs.append(described(data[f"mask_{number}"], 4 if mask.shape[-2] == 1 else 0))
-    rows = {name: described(t, 4 * t.stride(2)) for name, t in {"src": src, "key": key, "value": value}.items()}
+        mask = mask.to(src.dtype)
+        data[f"mask_{number}"] = mask if mask.shape[-2] == 1 else blocked(mask, lanes_for(width, dtype))
+        descs.append(described(data[f"mask_{number}"], size if mask.shape[-2] == 1 else 0))
+    rows = {name: described(t, size * t.stride(2)) for name, t in {"src": src, "key": key, "value": value}.items()}
     kernel = attention_kernel_for(
         AttentionKernel(
             *((batch, heads), queries, keys, depth, width, SCALE, limit, lowest),
-            **rows, dst=described(dst, 4 * dst.stride(2)), masks=tuple(descs),
-        ),
-        DataType.F32,
+            **rows, dst=described(dst, size * dst.stride(2)), masks=tuple(descs), dtype=dtype,
+        )
     )  # fmt: skip
     assert kernel is not None
     work = kernel.work(threads)
@@ -62,10 +68,10 @@ def run(src, key, value, masks=(), limit=None, threads=2, lowest=-inf) -> torch.
 def expected(src, key, value, masks=(), limit=None) -> torch.Tensor:
     scores = src.double() @ key.double().transpose(-1, -2) * SCALE
     for mask in masks:
-        scores = scores + mask.double()
+        scores = scores + mask.to(src.dtype).double()
     if limit is not None:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(limit), -inf)
-    return (scores.softmax(-1) @ value.double()).float()
+    return (scores.softmax(-1) @ value.double()).to(src.dtype)
 
 
 def heads(batch: int, heads_: int, rows: int, numbers: int) -> torch.Tensor:
@@ -97,6 +103,48 @@ def check(sizes, depth, width, masks, limit, threads) -> None:
 
 def test_every_size(isa):
     check()
+
+
+@HALF
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    depth=st.integers(1, 40).map(lambda half: 2 * half),
+    width=st.integers(16, 80),
+    masks=st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=2),
+    limit=st.none() | st.integers(0, 5),
+    threads=st.integers(1, 3),
+)
+def test_every_size_in_bf16(sizes, depth, width, masks, limit, threads) -> None:
+    batch, count, queries, keys = sizes
+    shapes = [(batch if b else 1, count if h else 1, queries if m else 1, keys) for b, h, m in masks]
+    tensors = (heads(batch, count, *size) for size in ((queries, depth), (keys, depth), (keys, width)))
+    q, k, v = (tensor.bfloat16() for tensor in tensors)
+    added = [torch.randn(shape) for shape in shapes]
+    # weights are rounded to bf16, as a product of bf16 has them
+    torch.testing.assert_close(
+        run(q, k, v, added, limit, threads), expected(q, k, v, added, limit), rtol=1.6e-2, atol=1e-2
+    )
+
+
+@HALF
+def test_heads_that_share_keys_and_values_in_bf16():
+    q, k, v = heads(2, 4, 40, 16).bfloat16(), heads(2, 1, 33, 16).bfloat16(), heads(2, 1, 33, 24).bfloat16()
+    k, v = k.expand(2, 4, 33, 16), v.expand(2, 4, 33, 24)
+    torch.testing.assert_close(run(q, k, v), expected(q, k, v), rtol=1.6e-2, atol=1e-2)
+
+
+@HALF
+def test_special_values_spread_as_in_pytorch_in_bf16():
+    q, k, v = (heads(1, 1, rows, 16).bfloat16() for rows in (40, 51, 51))
+    q[0, 0, 3, 5], q[0, 0, 35, 0] = nan, inf
+    mask = torch.zeros(1, 1, 40, 51)
+    mask[..., 7, :], mask[..., 8, 20:] = -inf, -inf
+    result = run(q, k, v, [mask])
+    assert torch.equal(result.isnan(), expected(q, k, v, [mask]).isnan())
+    lowest = torch.finfo(torch.float32).min
+    bounded = run(q[:, :, 4:30], k, v, [mask[:, :, 4:30]], lowest=lowest)
+    assert torch.allclose(bounded[0, 0, 3].float(), v[0, 0].float().mean(0), atol=1e-2)
 
 
 @pytest.mark.parametrize("lowest", [-inf, torch.finfo(torch.float32).min])
@@ -142,4 +190,15 @@ def test_no_kernel_for_some_sizes(changes):
     kernel = AttentionKernel(
         (1, 1), scale=1.0, limit=None, lowest=-inf, src=tensor, key=tensor, value=tensor, dst=tensor, **sizes
     )
-    assert attention_kernel_for(kernel, DataType.F32) is None
+    assert attention_kernel_for(kernel) is None
+
+
+@HALF
+@pytest.mark.parametrize("changes", [{"depth": 15}, {"width": 15}])
+def test_no_bf16_kernel_for_some_sizes(changes):
+    tensor = Tensor((0, 0), 64)
+    sizes = {"queries": 16, "keys": 16, "depth": 16, "width": 16, **changes}
+    where = dict.fromkeys(("src", "key", "value", "dst"), tensor)
+    kernel = AttentionKernel((1, 1), scale=1.0, limit=None, lowest=-inf, **where, **sizes)
+    assert attention_kernel_for(kernel) is not None
+    assert attention_kernel_for(replace(kernel, dtype=DataType.BF16)) is None

@@ -14,11 +14,14 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage
 from fmtprop.jit import unavailable
+from fmtprop.jit.kernel import takes
+from fmtprop.layout import DataType
 from fmtprop.ops import Attention, MatMul, emit
 from fmtprop.ops.attention_fusion import attention
 from fmtprop.ops.evaluate import evaluate
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.pipeline import NORMALISE
+from fmtprop.passes.precision import LowerPrecision
 from tests.threads import torch_threads
 
 BATCH, HEADS, ROWS, WIDTH = 2, 3, 24, 16
@@ -73,6 +76,7 @@ SLIDING = causal().masked_fill(torch.ones(ROWS, ROWS, dtype=torch.bool).tril(-5)
         (causal(), 0, 0),
         (causal(torch.finfo(torch.float32).min), 0, 0),
         (causal(-10.0), None, 1),
+        (torch.zeros(1, 1, ROWS, ROWS), None, 0),
         (SLIDING, None, 1),
         (torch.randn(1, HEADS, ROWS, ROWS), None, 1),
         (torch.randn(BATCH, 1, 1, ROWS), None, 1),
@@ -162,6 +166,26 @@ def test_a_plan_runs_it_without_reorders(module):
     torch.testing.assert_close(net(x), module(x), rtol=1e-4, atol=1e-5)
     assert [step.node.op for step in net.plan.steps].count("attention") == 1
     assert not [step.node.name for step in net.plan.steps if step.node.op == "reorder"]
+
+
+@pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16")
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}])
+def test_a_plan_runs_it_in_bf16(how):
+    class Projected(Fused):
+        def __init__(self) -> None:
+            super().__init__(**how)
+            self.out = nn.Linear(HEADS * WIDTH, HEADS * WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(super().forward(x))
+
+    torch.manual_seed(4)
+    module, x = Projected().eval(), torch.randn(BATCH, ROWS, HEADS * WIDTH)
+    (found,) = fusions(LowerPrecision().run(normal(module)[0]))
+    assert found.node.attrs == Attention(pytest.approx(0.25), 0 if how else None)
+    net = fmtprop.compile(module, x, "bf16", tune="model", confirm=False)
+    torch.testing.assert_close(net(x), module(x), rtol=5e-2, atol=2e-2)
+    assert "attention" in [step.node.op for step in net.plan.steps]
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
