@@ -22,6 +22,7 @@ from fmtprop.layout import DataType
 from fmtprop.passes.base import Observer, Pass, Pipeline
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.mark_exact import MarkExact
+from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.pipeline import NORMALISE
 from fmtprop.passes.precision import LowerPrecision
 from fmtprop.passes.recognise_functions import RecogniseFunctions
@@ -92,8 +93,9 @@ def normalise(
 def _passes(target: Provider, special_values: str) -> tuple[Pass, ...]:
     """Return the passes; fusion asks the target."""
     passes = [replace(one, target=target) if isinstance(one, FusePostOps) else one for one in NORMALISE]
-    if special_values == "exact":  # a function and its decomposed forms treat infinities differently
-        passes = [one for one in passes if not isinstance(one, RecogniseFunctions)]
+    if special_values == "exact":
+        # a function and its decomposed forms treat infinities differently; maxima run by PyTorch, which has indices
+        passes = [one for one in passes if not isinstance(one, RecogniseFunctions | PairMaxPoolings)]
         passes = [MarkExact(everything=True) if isinstance(one, MarkExact) else one for one in passes]
     return tuple(passes)
 

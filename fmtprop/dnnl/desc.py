@@ -103,9 +103,9 @@ class NativeDesc(Handle[_abi.dnnl_memory_desc_t]):
             self._desc = _describe(self)
         return self._desc
 
-    def marked(self, token: str) -> MemoryDesc:
-        """Return an opaque MemoryDesc of this descriptor, which equals only another one with the same token."""
-        desc = MemoryDesc.opaque(self.dims, self.data_type, self.nbytes, token)
+    def as_workspace(self, writer: str) -> MemoryDesc:
+        """Return the workspace with this descriptor, one byte of an opaque format that only its `writer` shares."""
+        desc = MemoryDesc.opaque((1,), "u8", self.nbytes, f"workspace of {writer}: {self}")
         if desc not in _OPAQUE_NATIVE:
             _OPAQUE_NATIVE[desc] = self.clone()
         return desc

@@ -52,13 +52,16 @@ class Operand:
     name : str
         oneDNN's name: ``"src"``, ``"weights"``, ``"bias"``…; a variadic operand's inputs are ``name_0``, ``name_1``….
     arg : str
-        Name in :class:`fmtprop.dnnl.Arg` by which the primitive takes it, such as ``"WEIGHTS"``.
+        Name in :class:`fmtprop.dnnl.Arg` by which the primitive takes it, such as ``"WEIGHTS"``; empty if only the
+        reference reads it.
     optional : bool
         Whether it may be absent.
     variadic : bool
         Whether it stands for one or more inputs.
     parameter : bool
         A learned tensor (weights, bias, statistics) rather than an activation: its format is the op's own affair.
+    wide : bool
+        Whether it stays f32 where the op computes in a narrower type: a sum over time, or a gradient.
     """
 
     name: str
@@ -66,6 +69,12 @@ class Operand:
     optional: bool = False
     variadic: bool = False
     parameter: bool = False
+    wide: bool = False
+
+    @property
+    def is_workspace(self) -> bool:
+        """Whether it is the workspace of a primitive."""
+        return self.arg == "WORKSPACE"
 
     def index_of(self, name: str) -> int | None:
         """Return which of its inputs has a name, 0 where there is but one; None if it has none of that name."""

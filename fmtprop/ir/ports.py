@@ -22,6 +22,8 @@ class Role(Enum):
     SOURCE = "source"
     #: a learned tensor that the op itself reads
     PARAMETER = "parameter"
+    #: bytes that the forward primitive of a gradient wrote, in a format of its own
+    WORKSPACE = "workspace"
     #: a tensor that a post-op reads
     POST_OP = "post-op"
     #: a tensor that the node writes
@@ -80,8 +82,13 @@ def port(node: Node, name: str) -> Port:
         declared = declaration.results[index] if index < len(declaration.results) else Operand(name, "DST")
         return Port(name, Role.RESULT, declared, index)
     operand = declaration.operand(name)
-    role = Role.PARAMETER if operand.parameter else Role.SOURCE
-    return Port(name, role, operand, operand.index_of(name) or 0)
+    return Port(name, _role(operand), operand, operand.index_of(name) or 0)
+
+
+def _role(operand: Operand) -> Role:
+    if operand.is_workspace:
+        return Role.WORKSPACE
+    return Role.PARAMETER if operand.parameter else Role.SOURCE
 
 
 def ports(node: Node, names: Iterable[str]) -> list[Port]:

@@ -18,6 +18,7 @@ from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
 from fmtprop.ops.lrn import LRN, Lrn
 from fmtprop.ops.matmul import MATMUL, MatMul
+from fmtprop.ops.max_pooling_training import MAX_POOLING_BACKWARD, MAX_POOLING_TRAINING
 from fmtprop.ops.normalization import (
     BATCH_NORMALIZATION,
     GROUP_NORMALIZATION,
@@ -57,6 +58,8 @@ OPS = (
     *RECURRENT_TRAINING,
     POOLING,
     POOLING_BACKWARD,
+    MAX_POOLING_TRAINING,
+    MAX_POOLING_BACKWARD,
     BATCH_NORMALIZATION,
     BATCH_NORMALIZATION_TRAINING,
     BATCH_NORMALIZATION_BACKWARD,

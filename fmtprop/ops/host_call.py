@@ -164,6 +164,15 @@ def prepare(call: HostCall) -> Prepared:
     return Prepared(function, tuple(args), kwargs, row_major)
 
 
+def arguments_of(call: HostCall) -> dict[str, Any]:
+    """Return every argument of a call by its schema name, those at their default too; tensors as `CallOperand`."""
+    prepared = prepare(call)
+    schema = prepared.function._schema.arguments
+    given = dict(zip((argument.name for argument in schema), prepared.args, strict=False))
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return {**defaults, **given, **prepared.kwargs}
+
+
 def _resolve(target: str) -> Any:
     namespace, name, overload = target.split(".")
     packet = getattr(getattr(torch.ops, namespace), name, None)

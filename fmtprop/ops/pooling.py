@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- attributes
 
+#: fields of oneDNN's problem with a number for each spatial axis
+WINDOW = ("kernel", "strides", "dilates", "pad_l", "pad_r")
 ALGORITHMS = ("max", "avg_include_padding", "avg_exclude_padding")
 
 
@@ -111,7 +113,7 @@ def infer(attrs: Pooling, types: Mapping[str, TensorType]) -> tuple[TensorType, 
     return (src.with_dims((*src.dims[:2], *sizes)),)
 
 
-def _windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
+def windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
     """Return src padded with `fill`, as a view [N, C, positions…, window…].
 
     A single window ends with the source: models write global poolings with windows of any size.
@@ -123,14 +125,14 @@ def _windows(attrs: Pooling, src: torch.Tensor, fill: float) -> torch.Tensor:
     pads = [
         [0 if clip else pad for clip, pad in zip(clipped, side, strict=True)] for side in (attrs.pad_l, attrs.pad_r)
     ]
-    windows = F.pad(src, torch_padding(*pads), value=fill) if any(map(any, pads)) else src
+    found = F.pad(src, torch_padding(*pads), value=fill) if any(map(any, pads)) else src
     for axis, kernel in enumerate(attrs.kernel):
         if clipped[axis]:
-            windows = windows.movedim(axis + 2, -1)[..., : kernel - attrs.pad_l[axis]].unsqueeze(axis + 2)
+            found = found.movedim(axis + 2, -1)[..., : kernel - attrs.pad_l[axis]].unsqueeze(axis + 2)
             continue
         covered = extent(kernel, attrs.dilates[axis])
-        windows = windows.unfold(axis + 2, covered, attrs.strides[axis])[..., :: attrs.dilates[axis] + 1]
-    return windows
+        found = found.unfold(axis + 2, covered, attrs.strides[axis])[..., :: attrs.dilates[axis] + 1]
+    return found
 
 
 def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -140,12 +142,12 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     inner = tuple(range(-spatial, 0))
     if attrs.alg == "max":
         lowest = -torch.inf if src.is_floating_point() else torch.iinfo(src.dtype).min
-        return (_windows(attrs, src, lowest).amax(inner),)
-    total = _windows(attrs, src, 0).sum(inner, dtype=src.dtype)
+        return (windows(attrs, src, lowest).amax(inner),)
+    total = windows(attrs, src, 0).sum(inner, dtype=src.dtype)
     if attrs.alg == "avg_include_padding":
         return (total / prod(attrs.kernel),)
     inside = src.new_ones((1, 1, *src.shape[2:]))
-    return (total / _windows(attrs, inside, 0).sum(inner),)
+    return (total / windows(attrs, inside, 0).sum(inner),)
 
 
 def operator(
@@ -179,6 +181,11 @@ def operator(
 def loses(attrs: Pooling) -> frozenset[str]:
     """Return the special values that maxima lose: NaN is skipped; if all elements are -inf, the result is finite."""
     return frozenset({"nan", "extremum"}) if attrs.alg == "max" else frozenset()
+
+
+def window_fields(attrs: Pooling) -> dict[str, Any]:
+    """Return the fields of oneDNN's problem that are no tensors."""
+    return {name: getattr(attrs, name) for name in WINDOW} | {"alg": f"pooling_{attrs.alg}"}
 
 
 def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
@@ -217,16 +224,18 @@ def _emit(call: Call, attrs: Pooling) -> Value:
     return unbatched(call, dst, like=src)
 
 
-def attributes(call: Call, alg: str, spatial: int, dilation: int | Sequence[int] = 1) -> Pooling | None:
-    """Return the pooling of the arguments ``self, kernel_size, stride, padding, ceil_mode``; None if there is none."""
-    src = call["self"]
-    kernel, pad_l = ints(call["kernel_size"], spatial), ints(call["padding"], spatial)
-    strides = ints(call["stride"], spatial) if call["stride"] else kernel
-    dilates = tuple(size - 1 for size in ints(dilation, spatial))
+def attributes(args: Mapping[str, Any], dims: Sequence[int], alg: str, spatial: int) -> Pooling | None:
+    """Return the pooling of a call on src with these dims; None if there is none.
+
+    Arguments are ``kernel_size``, ``stride``, ``padding``, ``ceil_mode`` and, of maxima, ``dilation``.
+    """
+    kernel, pad_l = ints(args["kernel_size"], spatial), ints(args["padding"], spatial)
+    strides = ints(args["stride"], spatial) if args["stride"] else kernel
+    dilates = tuple(size - 1 for size in ints(args.get("dilation", 1), spatial))
     pad_r = pad_l
-    if call["ceil_mode"]:
+    if args["ceil_mode"]:
         covered = map(extent, kernel, dilates)
-        pad_r = tuple(map(_ceil_padding, call.type(src).dims[-spatial:], covered, strides, pad_l))
+        pad_r = tuple(map(_ceil_padding, dims[-spatial:], covered, strides, pad_l))
     if alg == "avg_include_padding" and pad_r != pad_l:
         # PyTorch counts the padding but not ceil_mode's addition; oneDNN counts both or neither
         if any(pad_l):
@@ -239,7 +248,8 @@ def average_attributes(call: Call, spatial: int) -> Pooling | None:
     """Return the average pooling of a call's arguments; None if oneDNN has none."""
     if call.args.get("divisor_override") is not None:
         return None
-    return attributes(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", spatial)
+    alg = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
+    return attributes(call.args, call.type(call["self"]).dims, alg, spatial)
 
 
 def _pool(call: Call, attrs: Pooling | None) -> Value | None:
@@ -247,7 +257,7 @@ def _pool(call: Call, attrs: Pooling | None) -> Value | None:
 
 
 def _max(spatial: int) -> Importer:
-    return lambda call: _pool(call, attributes(call, "max", spatial, call["dilation"]))
+    return lambda call: _pool(call, attributes(call.args, call.type(call["self"]).dims, "max", spatial))
 
 
 def _average(spatial: int) -> Importer:

@@ -1,8 +1,4 @@
-"""The gradient of average pooling: oneDNN's pooling primitive in backward propagation.
-
-The gradient of a maximum runs by PyTorch's operator: it reads the indices that PyTorch's forward operator gives, and
-oneDNN's has a workspace of its own instead.
-"""
+"""The gradient of average pooling: oneDNN's pooling primitive in backward propagation."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling
 from fmtprop.ops.arguments import batched, computable, unbatched
 from fmtprop.ops.building import lowering
-from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes
+from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes, window_fields
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -114,10 +110,7 @@ def primitive(attrs: PoolingGradient, descs: Mapping[str, NativeDesc], attr: Pri
     """Create the descriptor; of the forward one that it takes as a hint, oneDNN checks the problem."""
     from fmtprop import dnnl
 
-    window: dict[str, Any] = {
-        "alg": f"pooling_{attrs.alg}", "kernel": attrs.kernel, "strides": attrs.strides, "dilates": attrs.dilates,
-        "pad_l": attrs.pad_l, "pad_r": attrs.pad_r,
-    }  # fmt: skip
+    window = window_fields(attrs.pooling)
     src, dst = (
         dnnl.NativeDesc.from_desc(MemoryDesc(descs[name].dims, descs[name].desc.dtype))
         for name in ("diff_src", "diff_dst")

@@ -1,49 +1,28 @@
-"""Recurrent layers in training: the forward pass has a workspace as a further result, which the gradients read.
-
-The workspace has an opaque format with the name of the implementation that wrote it. No reorder leads to another one:
-both passes of a layer run by the same implementation, or both in PyTorch.
-"""
+"""Recurrent layers in training: the forward pass has a workspace as a further result, which the gradients read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fmtprop.errors import DnnlError, FormatError, UnsupportedOpError
+from fmtprop.errors import DnnlError, UnsupportedOpError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import only
-from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_types, fields_of, loses, products
+from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_types, fields_of, loses, operand, products
+from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
 
-__all__ = ["OPS", "gradients", "workspace_nbytes"]
-
-# ---------------------------------------------------------------- attributes
-
-
-@dataclass(frozen=True)
-class RecurrentTraining(Recurrent):
-    """Attributes of a recurrent layer in training.
-
-    Parameters
-    ----------
-    bidirectional, activation : see :class:`~fmtprop.ops.recurrent.Recurrent`
-    workspace_nbytes : int
-        Bytes of the workspace.
-    """
-
-    workspace_nbytes: int = 0
-
+__all__ = ["OPS", "gradients"]
 
 # ---------------------------------------------------------------- names
 
@@ -59,7 +38,7 @@ def _results(kind: Kind) -> tuple[str, ...]:
 
 
 def _operands(names: Iterable[str]) -> tuple[Operand, ...]:
-    return tuple(Operand(name, name.upper(), parameter="weights" in name or "bias" in name) for name in names)
+    return tuple(map(operand, names))
 
 
 # ---------------------------------------------------------------- meaning
@@ -81,8 +60,12 @@ def gradients(kind: Kind, attrs: Recurrent, tensors: Mapping[str, torch.Tensor])
     with torch.enable_grad(), torch.inference_mode(False):
         leaves = {name: tensors[name].detach().clone().requires_grad_() for name in names}
         results = kind.reference(attrs, leaves)
-        diffs = [tensors[f"diff_{name}"].detach().clone() for name in _results(kind)]
-        return torch.autograd.grad(results, list(leaves.values()), diffs)
+        diffs = [
+            tensors[f"diff_{name}"].detach().to(result.dtype, copy=True)
+            for name, result in zip(_results(kind), results, strict=True)
+        ]
+        found = torch.autograd.grad(results, list(leaves.values()), diffs)
+        return tuple(gradient.to(leaves["bias"].dtype) for gradient in found)  # f32, as oneDNN's
 
 
 # ---------------------------------------------------------------- primitives
@@ -105,35 +88,25 @@ def _forward(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> P
     return dnnl.create(_problem(kind, attrs, descs, prop="forward_training"))
 
 
-def _open(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> PrimitiveDesc:
-    """Create the forward descriptor with weights in the format that oneDNN chooses."""
+def _described(descs: Mapping[str, NativeDesc], names: Iterable[str], **how: Any) -> dict[str, NativeDesc]:
+    """Return descriptors of operands of these names: weights in the format that oneDNN chooses, all else row-major.
+
+    With ``end`` and ``dtype``, they are named and typed as gradients.
+    """
     from fmtprop import dnnl
 
-    weights = {
-        name: dnnl.NativeDesc.from_desc(MemoryDesc.any(descs[name].dims, DataType.F32))
-        for name in ("weights_layer", "weights_iter")
-    }
-    names = (*_sources(kind), "bias", *_results(kind))
-    plain = {name: dnnl.NativeDesc.from_desc(MemoryDesc(descs[name].dims, DataType.F32)) for name in names}
-    return _forward(kind, attrs, {**plain, **weights})
+    end, dtype = how.get("end", ""), how.get("dtype")
+    found = {}
+    for name in names:
+        desc = descs[name]
+        make = MemoryDesc.any if "weights" in name else MemoryDesc
+        found[end + name] = dnnl.NativeDesc.from_desc(make(desc.dims, dtype or desc.data_type))
+    return found
 
 
-def _lowering(
-    pd: PrimitiveDesc, names: Iterable[str], writer: PrimitiveDesc, nbytes: int, *, is_writer: bool = False
-) -> Lowering:
-    """Return a lowering whose workspace is that of the forward descriptor `writer`, perhaps one of its kind."""
-    wanted = tuple(name for name in names if name != "workspace")
-
-    def resolve(candidate: PrimitiveDesc) -> Mapping[str, MemoryDesc]:
-        own = candidate.query_md("workspace")
-        is_other = is_writer and candidate.impl != writer.impl
-        if is_other or own is None or own != writer.query_md("workspace") or own.dims != (nbytes,):
-            raise FormatError(f"{candidate.impl} has another workspace than {writer.impl}")
-        found = {name: candidate.query_md(name) for name in wanted}
-        formats = {name: native.desc for name, native in found.items() if native is not None}
-        return {**formats, "workspace": own.marked(f"workspace of {writer.impl}")}
-
-    return Lowering(pd, resolve)
+def _open(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> PrimitiveDesc:
+    """Create the forward descriptor with weights in the format that oneDNN chooses."""
+    return _forward(kind, attrs, _described(descs, (*_sources(kind), *_LEARNED, *_results(kind))))
 
 
 def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> PrimitiveDesc:
@@ -145,67 +118,32 @@ def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hin
 
 
 def _primitive(kind: Kind) -> Any:
-    def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Recurrent, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
         check_types(descs)
         writer = _open(kind, attrs, descs)
         _check_gradient(kind, attrs, descs, writer)
-        return _lowering(_forward(kind, attrs, descs), descs, writer, attrs.workspace_nbytes, is_writer=True)
+        return lowering_with_workspace(_forward(kind, attrs, descs), descs, writer, is_writer=True)
 
     return primitive
 
 
 def _primitive_backward(kind: Kind) -> Any:
-    def primitive(attrs: RecurrentTraining, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Recurrent, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
         check_types(descs)
         hint = _open(kind, attrs, descs)
-        return _lowering(_gradient(kind, attrs, descs, hint), descs, hint, attrs.workspace_nbytes)
+        return lowering_with_workspace(_gradient(kind, attrs, descs, hint), descs, hint)
 
     return primitive
 
 
 def _check_gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> None:
     """Refuse a forward pass whose workspace no gradient of oneDNN reads: then both passes run in PyTorch."""
-    from fmtprop import dnnl
-
-    dims = {name: descs[name].dims for name in (*_sources(kind), *_LEARNED, *_results(kind))}
-    formats = {
-        end + name: MemoryDesc.any(size, DataType.F32) if "weights" in name else MemoryDesc(size, DataType.F32)
-        for end in ("", "diff_")
-        for name, size in dims.items()
-    }
+    names = (*_sources(kind), *_LEARNED, *_results(kind))
+    formats = {**_described(descs, names), **_described(descs, names, end="diff_", dtype="f32")}
     try:
-        _gradient(kind, attrs, {name: dnnl.NativeDesc.from_desc(desc) for name, desc in formats.items()}, hint)
+        _gradient(kind, attrs, formats, hint)
     except DnnlError as error:
         raise UnsupportedOpError(f"oneDNN has no gradient of this {kind.name}: {error}") from error
-
-
-def workspace_nbytes(kind: Kind, attrs: Recurrent, dims: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the bytes of a layer's workspace, of the implementation that oneDNN prefers; 0 if it has none.
-
-    Parameters
-    ----------
-    kind : Kind
-        Kind of the layer.
-    attrs : Recurrent
-        Its attributes.
-    dims : mapping of str to tuple of int
-        Dims of its operands.
-    """
-    return _workspace_nbytes(kind, attrs, tuple(dims.items()))
-
-
-@cache
-def _workspace_nbytes(kind: Kind, attrs: Recurrent, operands: tuple[tuple[str, tuple[int, ...]], ...]) -> int:
-    from fmtprop import dnnl
-
-    types = {operand: TensorType(dims) for operand, dims in operands}
-    types |= dict(zip(_results(kind), kind.infer(attrs, types), strict=True))
-    descs = {name: dnnl.NativeDesc.from_desc(MemoryDesc(type_.dims, DataType.F32)) for name, type_ in types.items()}
-    try:
-        workspace = _open(kind, attrs, descs).query_md("workspace")
-    except DnnlError:  # this library has no such layer: both passes run in PyTorch
-        return 0
-    return 0 if workspace is None else workspace.nbytes
 
 
 # ---------------------------------------------------------------- importers
@@ -218,10 +156,7 @@ _WORKSPACE = 3
 def _import(call: Call) -> tuple[Value | None, ...]:
     """Import `fmtprop::recurrent`, whose tensors are oneDNN's."""
     kind, attrs, inputs = _read(call)
-    if _WORKSPACE in call.used:
-        dst = call.emit(f"{kind.name}_training", inputs, attrs)
-    else:
-        dst = call.emit(kind.name, inputs, Recurrent(attrs.bidirectional, attrs.activation))
+    dst = call.emit(f"{kind.name}_training" if _WORKSPACE in call.used else kind.name, inputs, attrs)
     states = [Value(dst.node, index) for index in range(1, len(kind.states) + 1)]
     rest = [None] * (2 - len(states))  # only LSTM has a cell state
     workspace = Value(dst.node, len(states) + 1) if _WORKSPACE in call.used else None
@@ -241,10 +176,9 @@ def _import_backward(call: Call) -> tuple[Value | None, ...]:
     return (*sources, *[None] * (3 - count), *learned)
 
 
-def _read(call: Call) -> tuple[Kind, RecurrentTraining, dict[str, Value]]:
+def _read(call: Call) -> tuple[Kind, Recurrent, dict[str, Value]]:
     kind = KINDS[call["kind"]]
-    nbytes = int(call["workspace_nbytes"])
-    attrs = RecurrentTraining(bool(call["bidirectional"]), call["activation"], nbytes)
+    attrs = Recurrent(bool(call["bidirectional"]), call["activation"])
     tensors = [call["src"], *call["states"], call["weights_layer"], call["weights_iter"], call["bias"]]
     return kind, attrs, dict(zip((*_sources(kind), *_LEARNED), tensors, strict=True))
 
@@ -257,34 +191,29 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
     diffs = tuple(f"diff_{name}" for name in results)
 
     def infer(attrs: Any, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
-        return (*kind.infer(attrs, types), TensorType((attrs.workspace_nbytes,), "u8"))
+        return (*kind.infer(attrs, types), WORKSPACE_TYPE)
 
-    def reference(attrs: RecurrentTraining, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return (*kind.reference(attrs, tensors), torch.zeros(attrs.workspace_nbytes, dtype=torch.uint8))
+    def reference(attrs: Recurrent, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return (*kind.reference(attrs, tensors), torch.zeros(1, dtype=torch.uint8))
 
     def infer_backward(attrs: Any, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
         kind.infer(attrs, {name: types[name] for name in (*sources, *learned)})
-        return only(types, *sources, *learned)
+        return tuple(type_.with_dtype("f32") for type_ in only(types, *sources, *learned))
 
-    def reference_backward(attrs: RecurrentTraining, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def reference_backward(attrs: Recurrent, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return gradients(kind, attrs, tensors)
 
-    def samples() -> Iterable[Sample]:
-        for name, plain, types in kind.problems():
-            nbytes = workspace_nbytes(kind, plain, {operand: type_.dims for operand, type_ in types.items()})
-            yield Sample(name, RecurrentTraining(plain.bidirectional, workspace_nbytes=nbytes), types)
-
     def samples_backward() -> Iterable[Sample]:
-        for sample in samples():
-            found = dict(zip((*results, "workspace"), infer(sample.attrs, sample.types), strict=True))
+        for sample in kind.samples():
+            found = dict(zip((*results, WORKSPACE.name), infer(sample.attrs, sample.types), strict=True))
             gradients_of = {f"diff_{name}": found[name] for name in results}
             yield Sample(sample.name, sample.attrs, {**sample.types, **found, **gradients_of})
 
     forward = OpDef(
         name=f"{kind.name}_training",
-        attrs=RecurrentTraining,
+        attrs=Recurrent,
         operands=_operands((*sources, *learned)),
-        results=_operands((*results, "workspace")),
+        results=(*_operands(results), WORKSPACE),
         category=Category.COMPUTE,
         infer=infer,
         reference=reference,
@@ -292,13 +221,13 @@ def _declared(kind: Kind) -> tuple[OpDef, OpDef]:
         linear=Linear(products, by_columns=True, roles=("src_layer", "weights_layer", "dst_layer")),
         factor=check_factor,
         loses=loses,
-        samples=samples,
+        samples=kind.samples,
         torch={"fmtprop.recurrent.default": _import} if kind.name == "lstm" else {},
     )
     backward = OpDef(
         name=f"{kind.name}_backward",
-        attrs=RecurrentTraining,
-        operands=_operands((*sources, *learned, *results, "workspace", *diffs)),
+        attrs=Recurrent,
+        operands=(*_operands((*sources, *learned, *results)), WORKSPACE, *_operands(diffs)),
         results=_operands(f"diff_{name}" for name in (*sources, *learned)),
         category=Category.COMPUTE,
         infer=infer_backward,

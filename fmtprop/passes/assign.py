@@ -186,6 +186,9 @@ class Assignment:
         question = Question(node, declaration, given, self.setting.target.reorder_cost)
         for option in self.policy(question):
             for candidate in self.setting.target.candidates(node, option.request):
+                if any(candidate.operands[name] != given[name] for name in question.workspaces()):
+                    why = "another implementation wrote the workspace"
+                    continue
                 if not candidate.is_ref:
                     return candidate, option.reason
                 # its loops took 5 to 400 times as long as PyTorch's operators (docs/coverage.md)

@@ -14,6 +14,7 @@ from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
 from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.mark_exact import MarkExact
+from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.remove_identities import RemoveIdentities
@@ -27,6 +28,8 @@ NORMALISE: tuple[Pass, ...] = (
     # after it, since then no dead node reads a tensor between two writes
     JoinWrites(),
     ReadVariance(),
+    # before MarkExact, which marks maxima of infinities
+    PairMaxPoolings(),
     # weights behind views become weights
     FoldConstants(),
     RecogniseShuffle(),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, OpDef
-from fmtprop.ir.ports import Role, ports, result_names
+from fmtprop.ir.ports import Role, port, ports, result_names
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import dense, like, plain, unspecified, usual
 
@@ -76,9 +76,17 @@ class Question:
         """Return the operands with activations, without post-op operands and parameters."""
         return [name for name, role in self.roles.items() if role is Role.SOURCE]
 
+    def workspaces(self) -> list[str]:
+        """Return the operands that the forward pass wrote for this node alone."""
+        return [name for name, role in self.roles.items() if role is Role.WORKSPACE]
+
     def is_parameter(self, name: str) -> bool:
         """Whether an operand is a learned tensor."""
         return self.roles[name] is Role.PARAMETER
+
+    def is_gradient(self, name: str) -> bool:
+        """Whether an operand is the gradient of a result."""
+        return port(self.node, name).declared.arg.startswith("DIFF_")
 
     def fill(self, chosen: Mapping[str, MemoryDesc]) -> dict[str, MemoryDesc]:
         """Return a full request: ``chosen``, and defaults for the other operands and results."""
@@ -133,6 +141,9 @@ def propagate_policy(question: Question) -> Iterator[Option]:
     if category is Category.COMPUTE:
         yield from _compute(question)
     elif category is Category.BANDWIDTH:
+        data = {name: question.given[name] for name in question.activations() if not question.is_gradient(name)}
+        if 0 < len(data) < len(question.activations()):
+            yield Option(question.fill(data), "bandwidth-limited: data as they are, gradients `any`")
         yield from _from_sources(question, "bandwidth-limited: src as its producer gives it, dst `any`")
     else:
         yield from _from_sources(question, "several sources: the producers' format that costs least, dst `any`")

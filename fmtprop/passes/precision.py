@@ -77,7 +77,7 @@ class _Conversion:
             for one in ports(node, converted)
             if one.role is not Role.PARAMETER
         )
-        kept = [one.parameter for one in declaration.results]  # statistics, and their gradients
+        kept = [one.parameter or one.wide for one in declaration.results]  # statistics, and gradients
         dtypes = [
             self.dtype if narrow and result.dtype is DataType.F32 and not any(kept[index : index + 1]) else result.dtype
             for index, result in enumerate(node.results)
@@ -93,7 +93,9 @@ class _Conversion:
         data = [
             one.name
             for one in ports(node, inputs)
-            if one.role is not Role.PARAMETER and (one.post_op is None or one.post_op.op != "prelu")
+            if one.role is not Role.PARAMETER
+            and not one.declared.wide
+            and (one.post_op is None or one.post_op.op != "prelu")
         ]
         narrow = compute or any(arrives[name] is self.dtype for name in data)
         wanted = {}
@@ -139,8 +141,8 @@ class _Conversion:
             path.append(node)
             category = None if node.is_boundary else opdef(node.op).category
             if category is Category.COMPUTE:
-                # a sum adds into the residual's own buffer, which has the narrow type
-                return path if node.residual is None else []
+                # a sum adds into the residual's own buffer, which has the narrow type; so has the state of a layer
+                return path if node.residual is None and len(node.results) == 1 else []
             if category is not Category.VIEW:
                 return []
             value = self.out.inputs(node.name)["src"]

@@ -10,7 +10,7 @@ import torch
 
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Category, opdef
-from fmtprop.ir.ports import port
+from fmtprop.ir.ports import port, result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import DataType, MemoryDesc
 
@@ -27,11 +27,14 @@ _SUM_ERROR = 2**-18
 _PIECE_ELEMENTS = 1 << 20
 
 
-def tolerance_of(node: Node, dtype: DataType) -> float:
-    """Return the largest error of a formatted node's results, relative to the largest magnitude of the reference."""
+def tolerance_of(node: Node, index: int) -> float:
+    """Return the largest error of a formatted node's result, relative to the largest magnitude of the reference."""
     operands = node.choice.operands if node.choice is not None else {}
     count = opdef(node.op).summands({name: desc.dims for name, desc in operands.items()})
+    dtype = node.results[index].dtype
     least = TOLERANCE.get(dtype, 0.0)
+    if port(node, result_names(node)[index]).declared.wide:  # computed from narrower numbers
+        return max(least, *(TOLERANCE.get(desc.dtype, 0.0) for desc in operands.values()))
     return max(least, math.sqrt(count) * _SUM_ERROR) if dtype is DataType.F32 and count > 1 else least
 
 

@@ -54,7 +54,9 @@ def start_of(desc: MemoryDesc, md: dnnl.NativeDesc) -> int:
 
 
 def _number(one: Port) -> int | None:
-    """Return a port's argument number; None for a sum's operand, which lies in dst's buffer."""
+    """Return a port's argument number; None for an operand of the reference alone, and a sum's, in dst's buffer."""
+    if not one.declared.arg:
+        return None
     arg = dnnl.Arg[one.declared.arg]
     if one.role is Role.RESULT or one.post_op is None:
         return int(arg) + (one.index if one.declared.variadic else 0)

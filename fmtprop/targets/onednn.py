@@ -273,7 +273,7 @@ def _computable(declaration: OpDef, request: Request) -> bool:
     types = {desc.dtype for desc in request.values()}
     if declaration.name == "reorder":
         return types <= _FLOATING or (len(types) == 1 and types <= {DataType.S32, DataType.S8, DataType.U8})
-    if any(one.arg == "WORKSPACE" for one in (*declaration.operands, *declaration.results)):
+    if any(one.is_workspace for one in (*declaration.operands, *declaration.results)):
         types.discard(DataType.U8)
     return types <= _FLOATING
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fmtprop.ops.recurrent import KINDS, Kind, Recurrent
-from fmtprop.ops.recurrent_training import gradients, workspace_nbytes
+from fmtprop.ops.recurrent_training import gradients
 
 __all__ = ["whole_layers"]
 
@@ -23,6 +23,8 @@ _FUNCTIONS = {
     "rnn_tanh": ("vanilla_rnn", "tanh"),
     "rnn_relu": ("vanilla_rnn", "relu"),
 }
+
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def whole_layers(module: fx.GraphModule) -> None:
@@ -44,47 +46,59 @@ class _Layers:
 
     def __call__(self, *args: Any) -> Any:
         """Take and return what the function does."""
-        if not self._applies(*args):
-            return self._function(*args)
-        return self._run(*args)
+        dtype = self._dtype(*args)
+        return self._function(*args) if dtype is None else self._run(dtype, *args)
 
-    def _applies(self, *args: Any) -> bool:
+    def _dtype(self, *args: Any) -> torch.dtype | None:
+        """Return the type in which layers compute; None if the function itself is called."""
         if len(args) != 9 or not isinstance(args[2], list | tuple):  # a packed sequence
-            return False
+            return None
         src, first, parameters, has_biases, layers, _, _, bidirectional, _ = args
         tensors = [src, *(first if isinstance(first, list | tuple) else [first]), *parameters]
-        f32 = all(tensor.dtype is torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+        is_cast = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if is_cast else src.dtype
+        known = {torch.float32, torch.bfloat16} if is_cast else {dtype}
+        fits = dtype in _DTYPES and all(one.dtype in known and one.device.type == "cpu" for one in tensors)
         count = layers * (1 + bidirectional) * (4 if has_biases else 2)
-        return f32 and len(parameters) == count and src.numel() > 0 and not torch.is_autocast_enabled("cpu")
+        return dtype if fits and len(parameters) == count and src.numel() > 0 else None
 
     def _run(
-        self, src: Tensor, first: Any, parameters: Sequence[Tensor], has_biases: bool, layers: int, dropout: float,
-        train: bool, bidirectional: bool, batch_first: bool,
+        self, dtype: torch.dtype, src: Tensor, first: Any, parameters: Sequence[Tensor], has_biases: bool, layers: int,
+        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         kind, attrs = self._kind, Recurrent(bool(bidirectional), self._activation)
         states = list(first) if isinstance(first, list | tuple) else [first]
+        # under autocast, PyTorch keeps a GRU's state as it comes
+        made = torch.promote_types(dtype, states[0].dtype) if kind.name == "lbr_gru" else dtype
+        types = [dtype, torch.float32]  # of the state and the cell state
         src = src.transpose(0, 1) if batch_first else src
         ends: list[list[Tensor]] = [[] for _ in states]
         count, directions = 4 if has_biases else 2, attrs.directions
         for layer in range(layers):
             at = layer * directions
             own = [parameters[place * count : (place + 1) * count] for place in range(at, at + directions)]
-            given = [state[at : at + directions].unsqueeze(0).contiguous() for state in states]
-            src, *after = _layer(kind, attrs, src.contiguous(), given, *_learned(kind, own))
+            given = [
+                state[at : at + directions].unsqueeze(0).to(type_).contiguous()
+                for state, type_ in zip(states, types, strict=False)
+            ]
+            how = kind.name, attrs.bidirectional, attrs.activation
+            src, *after = _recurrent(src.to(dtype).contiguous(), given, *_learned(kind, own, dtype), *how)[:3]
+            src = src.to(made)
             for found, state in zip(ends, after, strict=False):
-                found.append(state.squeeze(0))
+                found.append(state.squeeze(0).to(made))
             if train and dropout and layer < layers - 1:
                 src = torch.nn.functional.dropout(src, dropout)
         src = src.transpose(0, 1) if batch_first else src
         return src, *(torch.cat(found) for found in ends)
 
 
-def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return oneDNN's weights and bias of a layer, from PyTorch's by direction."""
+def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return oneDNN's weights of a type, and its bias in f32, of a layer, from PyTorch's by direction."""
     count = len(kind.gates)
 
     def gates(place: int) -> Tensor:
-        rows = torch.stack([one[place].reshape(count, -1, *one[place].shape[1:]) for one in directions])
+        type_ = dtype if place < 2 else torch.float32
+        rows = torch.stack([one[place].to(type_).reshape(count, -1, *one[place].shape[1:]) for one in directions])
         if kind.gates == tuple(range(count)):
             return rows
         parts = rows.unbind(1)  # its gradient is one call, that of slices several
@@ -93,7 +107,7 @@ def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]]) -> tuple[Tensor
     # (directions, gates, states, inputs) -> (1, directions, inputs, gates, states)
     w, u = (gates(place).permute(0, 3, 1, 2).unsqueeze(0).contiguous() for place in (0, 1))
     if len(directions[0]) == 2:
-        return w, u, w.new_zeros((1, len(directions), kind.biases, w.shape[-1]))
+        return w, u, w.new_zeros((1, len(directions), kind.biases, w.shape[-1]), dtype=torch.float32)
     first, second = gates(2), gates(3)
     if kind.biases == count:
         return w, u, (first + second).unsqueeze(0)
@@ -103,54 +117,42 @@ def _learned(kind: Kind, directions: Sequence[Sequence[Tensor]]) -> tuple[Tensor
     return w, u, torch.stack([*sums, last, other], 1).unsqueeze(0)
 
 
-def _layer(
-    kind: Kind, attrs: Recurrent, src: Tensor, states: list[Tensor], w: Tensor, u: Tensor, bias: Tensor
-) -> tuple[Tensor, ...]:
-    sources = zip(kind.states, states, strict=True)
-    dims = {"src_layer": src.shape, **{f"src_{name}": state.shape for name, state in sources}}
-    dims |= {"weights_layer": w.shape, "weights_iter": u.shape, "bias": bias.shape}
-    nbytes = workspace_nbytes(kind, attrs, {name: tuple(map(int, size)) for name, size in dims.items()})
-    dst, h, c, _ = _recurrent(src, states, w, u, bias, kind.name, attrs.bidirectional, attrs.activation, nbytes)
-    return dst, h, c
-
-
 # ---------------------------------------------------------------- the calls
 
 
 @torch.library.custom_op("fmtprop::recurrent", mutates_args=())
 def _recurrent(
     src: Tensor, states: list[Tensor], weights_layer: Tensor, weights_iter: Tensor, bias: Tensor, kind: str,
-    bidirectional: bool, activation: str, workspace_nbytes: int,
+    bidirectional: bool, activation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     one, attrs = KINDS[kind], Recurrent(bidirectional, activation)
     dst, h, *c = one.reference(attrs, _named(one, src, states, weights_layer, weights_iter, bias))
     cell = c[0] if c else src.new_empty(0)
-    return dst, h.contiguous(), cell.contiguous(), torch.empty(workspace_nbytes, dtype=torch.uint8)
+    return dst, h.contiguous(), cell.contiguous(), torch.empty(1, dtype=torch.uint8)
 
 
 @_recurrent.register_fake
 def _(
     src: Tensor, states: list[Tensor], weights_layer: Tensor, weights_iter: Tensor, bias: Tensor, kind: str,
-    bidirectional: bool, activation: str, workspace_nbytes: int,
+    bidirectional: bool, activation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     times, batch, _ = src.shape
     dst = src.new_empty((times, batch, (1 + bidirectional) * weights_iter.shape[-1]))
     h, *c = (torch.empty_like(state) for state in states)
     cell = c[0] if c else src.new_empty(0)
-    return dst, h, cell, src.new_empty((workspace_nbytes,), dtype=torch.uint8)
+    return dst, h, cell, src.new_empty((1,), dtype=torch.uint8)
 
 
 @torch.library.custom_op("fmtprop::recurrent_backward", mutates_args=())
 def _recurrent_backward(
     src: Tensor, states: list[Tensor], weights_layer: Tensor, weights_iter: Tensor, bias: Tensor,
     results: list[Tensor], workspace: Tensor, diffs: list[Tensor], kind: str, bidirectional: bool, activation: str,
-    workspace_nbytes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     one, attrs = KINDS[kind], Recurrent(bidirectional, activation)
     tensors = _named(one, src, states, weights_layer, weights_iter, bias)
     tensors |= dict(zip(("diff_dst_layer", *(f"diff_dst_{name}" for name in one.states)), diffs, strict=True))
     found = [gradient.contiguous() for gradient in gradients(one, attrs, tensors)]
-    cell = found[2] if len(states) == 2 else src.new_empty(0)
+    cell = found[2] if len(states) == 2 else found[0].new_empty(0)
     return found[0], found[1], cell, found[-3], found[-2], found[-1]
 
 
@@ -158,11 +160,12 @@ def _recurrent_backward(
 def _(
     src: Tensor, states: list[Tensor], weights_layer: Tensor, weights_iter: Tensor, bias: Tensor,
     results: list[Tensor], workspace: Tensor, diffs: list[Tensor], kind: str, bidirectional: bool, activation: str,
-    workspace_nbytes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    cell = torch.empty_like(states[1]) if len(states) == 2 else src.new_empty(0)
-    w, u, b = (torch.empty_like(tensor) for tensor in (weights_layer, weights_iter, bias))
-    return torch.empty_like(src), torch.empty_like(states[0]), cell, w, u, b
+    x, h, w, u, b, *c = (
+        torch.empty_like(one, dtype=torch.float32)
+        for one in (src, states[0], weights_layer, weights_iter, bias, *states[1:])
+    )
+    return x, h, c[0] if c else x.new_empty(0), w, u, b
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -175,9 +178,14 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 def _differentiate(ctx: Any, *diffs: Any) -> Any:
     src, *rest = ctx.saved_tensors
     states, (w, u, bias), (dst, *after) = rest[: ctx.count], rest[ctx.count : ctx.count + 3], rest[ctx.count + 3 : -1]
-    given = [torch.zeros_like(t) if d is None else d.contiguous() for t, d in zip((dst, *after), diffs, strict=False)]
+    given = [
+        torch.zeros_like(t, dtype=torch.float32) if d is None else d.float().contiguous()
+        for t, d in zip((dst, *after), diffs, strict=False)
+    ]
     found = _recurrent_backward(src, states, w, u, bias, [dst, *after], rest[-1], given, *ctx.how)
-    return found[0], list(found[1 : 1 + ctx.count]), *found[3:], None, None, None, None
+    inputs = zip((src, *states, w, u, bias), (*found[: 1 + ctx.count], *found[3:]), strict=True)
+    x, *rest = (gradient.to(one.dtype) for one, gradient in inputs)
+    return x, list(rest[: ctx.count]), *rest[ctx.count :], None, None, None
 
 
 _recurrent.register_autograd(_differentiate, setup_context=_save)

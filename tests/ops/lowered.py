@@ -113,7 +113,7 @@ def reordered(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     src = dnnl.NativeDesc.from_desc(MemoryDesc(tuple(tensor.shape), dtype, tag=ALPHABET[: tensor.ndim]))
     dst = dnnl.NativeDesc.from_desc(desc)
     data = _buffer(dst.nbytes)
-    _execute(dnnl.create(dnnl.Reorder(src=src, dst=dst)), {dnnl.Arg.FROM: tensor, dnnl.Arg.TO: data})
+    run_buffers(dnnl.create(dnnl.Reorder(src=src, dst=dst)), {dnnl.Arg.FROM: tensor, dnnl.Arg.TO: data})
     return data
 
 
@@ -122,11 +122,12 @@ def plain_tensor(data: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     result = torch.empty(desc.dims, dtype=torch_dtype(desc.dtype))
     dst = dnnl.NativeDesc.from_desc(MemoryDesc(desc.dims, desc.dtype, tag=ALPHABET[: desc.ndim]))
     pd = dnnl.create(dnnl.Reorder(src=dnnl.NativeDesc.from_desc(desc), dst=dst))
-    _execute(pd, {dnnl.Arg.FROM: data, dnnl.Arg.TO: result})
+    run_buffers(pd, {dnnl.Arg.FROM: data, dnnl.Arg.TO: result})
     return result
 
 
-def _execute(pd: dnnl.PrimitiveDesc, buffers: Mapping[int, torch.Tensor]) -> None:
+def run_buffers(pd: dnnl.PrimitiveDesc, buffers: Mapping[int, torch.Tensor]) -> None:
+    """Execute on bytes by argument."""
     buffers = {int(arg): data.contiguous() for arg, data in buffers.items()}
     scratchpad = pd.query_md("scratchpad")
     if scratchpad is not None and scratchpad.nbytes:
@@ -171,7 +172,7 @@ def execute(
     for other in op.results[1:]:
         if other.name in formats:
             buffers[int(dnnl.Arg[other.arg])] = _buffer(formats[other.name].nbytes)
-    _execute(pd, {**buffers, int(dnnl.Arg[op.results[0].arg]): result, **(extra or {})})
+    run_buffers(pd, {**buffers, int(dnnl.Arg[op.results[0].arg]): result, **(extra or {})})
     return plain_tensor(result, formats[op.results[0].name]), formats
 
 
