@@ -8,7 +8,7 @@ changes it is a normal graph again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -67,10 +67,11 @@ class Counterfactual:
         Error of the difference: of the costs of all steps that differ.
     why : str
         The reason for not solving it, or the rule or node that forces it.
-    alone_seconds : float, optional
-        The difference to the cheapest plan without it in which only the writer and the readers of its tensor differ;
-        None if there is none. A plan of policy `naive` has many reorders to lose, so `extra_seconds` is about the same
-        for each; this figure is its own.
+    alone_seconds, alone_error_seconds : float, optional
+        The difference to the cheapest plan without it in which only the writer and the readers of its tensor differ,
+        and the error of the difference; None if there is none. A plan of policy `naive` has many reorders to lose, so
+        `extra_seconds` is about the same for each; this figure is its own. If it is a sure gain, the reorder is
+        avoidable.
     """
 
     verdict: str
@@ -80,6 +81,7 @@ class Counterfactual:
     error_seconds: float | None = None
     why: str = ""
     alone_seconds: float | None = None
+    alone_error_seconds: float | None = None
 
 
 class Rivals:
@@ -149,14 +151,41 @@ class Rivals:
         except FmtpropError as refusal:
             return Counterfactual(FORCED, self.plan_seconds, why=str(refusal))
         extra = found.objective - self.plan_seconds
-        error = self._error_of_difference(problem, found)
-        verdict = UNCERTAIN if abs(extra) < error else PAYS if extra > 0 else WASTED
+        error = self._error_of_difference(Counter(self._steps_of_plan()), Counter(self._steps_of(problem, found)))
         readers = [in_place] if in_place else [name for value in same for name, _ in self.normal.readers(value)]
-        alone = self._alone(problem, {tensor.node, *readers})
-        return Counterfactual(verdict, self.plan_seconds, found.objective, extra, error, alone_seconds=alone)
+        alone = self._alone(problem, [] if in_place else same, {tensor.node, *readers})
+        is_wasted = -extra >= error or (alone is not None and -alone[0] >= alone[1])
+        verdict = WASTED if is_wasted else PAYS if extra >= error else UNCERTAIN
+        return Counterfactual(verdict, self.plan_seconds, found.objective, extra, error, "", *(alone or ()))
 
-    def _alone(self, problem: Problem, free: set[str]) -> float | None:
-        """Return the difference of the plan to the cheapest one in which only some nodes differ."""
+    def _alone(self, problem: Problem, same: Collection[Value], free: set[str]) -> tuple[float, float] | None:
+        """Return the difference to the cheapest plan without a tensor's reorders in which only some nodes differ.
+
+        Returns
+        -------
+        (float, float), optional
+            Seconds, and their error; None if the other nodes cannot stay as they are.
+        """
+        some = self._as_in_plan(problem, free)
+        try:
+            found = solve(some, _TIME_LIMIT_SECONDS)
+        except FmtpropError:
+            return None
+        # all reorders of other tensors are the best ones, before and after
+        before = Counter(self._steps_of(*self._nodes_of_plan, without=same))
+        before += Counter(step for tensor in same for step in self._reorders_of_plan.get(tensor, ()))
+        after = Counter(self._steps_of(some, found))
+        more, less = (sum(count * seconds for (_, seconds), count in steps.items()) for steps in (after, before))
+        return more - less, self._error_of_difference(before, after)
+
+    @cached_property
+    def _nodes_of_plan(self) -> tuple[Problem, Solution]:
+        """The plan's ways to run all nodes, with the best reorders between them."""
+        problem = self._as_in_plan(self._problem, set())
+        return problem, solve(problem, _TIME_LIMIT_SECONDS)
+
+    def _as_in_plan(self, problem: Problem, free: set[str]) -> Problem:
+        """Return the problem in which all nodes except some run as in the plan."""
 
         def stays(way: Way) -> bool:
             if free.issuperset(way.covers) or way.node.is_boundary:
@@ -169,16 +198,25 @@ class Rivals:
                 now.results,
             )
 
-        some = replace(problem, alternatives=tuple(one for one in problem.alternatives if stays(one.payload)))
-        try:
-            return solve(some, _TIME_LIMIT_SECONDS).objective - self.plan_seconds
-        except FmtpropError:  # the others cannot stay as they are
-            return None
+        return replace(problem, alternatives=tuple(one for one in problem.alternatives if stays(one.payload)))
 
-    def _error_of_difference(self, problem: Problem, other: Solution) -> float:
-        """Return the error of the difference between the plan's cost and another one's: equal steps have none."""
-        plan, rest = Counter(self._steps_of_plan()), Counter(self._steps_of(problem, other))
-        steps = (plan - rest) + (rest - plan)
+    @cached_property
+    def _reorders_of_plan(self) -> dict[Value, list[tuple[Hashable, float]]]:
+        """Identity and cost of each reorder of the plan, by its tensor in the graph without format changes."""
+        found: dict[Value, list[tuple[Hashable, float]]] = {}
+        for node in self._formatted.nodes():
+            if node.choice is not None and is_format_change(node):
+                tensor = Value(node.name)
+                while tensor.node not in self.normal:
+                    tensor = self._formatted.inputs(tensor.node)["src"]
+                found.setdefault(tensor, []).append(self._step_of_reorder(node.choice.operands["src"], node.descs[0]))
+        return found
+
+    def _error_of_difference(
+        self, plan: Counter[tuple[Hashable, float]], other: Counter[tuple[Hashable, float]]
+    ) -> float:
+        """Return the error of the difference between the costs of two plans: equal steps have none."""
+        steps = (plan - other) + (other - plan)
         return sum(count * seconds * self._error(identity) for (identity, seconds), count in steps.items())
 
     def _error(self, identity: Hashable) -> float:
@@ -189,15 +227,16 @@ class Rivals:
         for name, (candidate,) in self._runs.items():
             node = self.normal.node(name)
             yield identity_of(node, candidate), self._costs.node(node, candidate)
-        for node in self._formatted.nodes():
-            if node.choice is not None and is_format_change(node):
-                yield self._step_of_reorder(node.choice.operands["src"], node.descs[0])
+        yield from chain.from_iterable(self._reorders_of_plan.values())
 
-    def _steps_of(self, problem: Problem, solution: Solution) -> Iterator[tuple[Hashable, float]]:
+    def _steps_of(
+        self, problem: Problem, solution: Solution, without: Collection[Value] = ()
+    ) -> Iterator[tuple[Hashable, float]]:
         for index in solution.chosen:
             way: Way = problem.alternatives[index].payload
             yield identity_of(way.node, way.candidate), way.candidate.cost
-        for src, dst in chain.from_iterable(solution.conversions.values()):
+        kept = (pairs for tensor, pairs in solution.conversions.items() if tensor not in without)
+        for src, dst in chain.from_iterable(kept):
             if isinstance(src, MemoryDesc) and isinstance(dst, MemoryDesc):  # for the solver, any hashable objects
                 yield from (self._step_of_reorder(*step) for step in self._found.steps(src, dst))
 

@@ -48,8 +48,12 @@ def test_each_row_is_complete(name, policy):
         assert without.verdict in (FORCED, PAYS, WASTED, UNCERTAIN)
         if without.verdict != FORCED:
             assert without.error_seconds > 0, "at least the reorder itself differs"
-            is_sure = abs(without.extra_seconds) >= without.error_seconds
-            assert is_sure == (without.verdict == (PAYS if without.extra_seconds > 0 else WASTED))
+            is_gain = -without.extra_seconds >= without.error_seconds
+            if without.alone_seconds is not None:
+                is_gain |= -without.alone_seconds >= without.alone_error_seconds
+                assert without.alone_seconds >= without.extra_seconds - 1e-12, "the best plan is among all plans"
+            assert is_gain == (without.verdict == WASTED)
+            assert is_gain or (without.extra_seconds >= without.error_seconds) == (without.verdict == PAYS)
     data = json.loads(report.to_json())
     for sums in data["totals"].values():
         assert sum(row["count"] for row in sums) == len(report.reorders)
@@ -79,6 +83,16 @@ def test_optimal_has_no_reorder_that_does_not_pay():
         report = fp.compile(name, tune="model", confirm=False).report(repeats=1)
         assert {row.counterfactual.verdict for row in report.reorders} <= {FORCED, PAYS, UNCERTAIN}
         assert all((row.counterfactual.extra_seconds or 0) >= 0 for row in report.reorders)
+
+
+def test_each_reorder_of_naive_has_a_figure_of_its_own(usual_peaks):
+    """The best plan has none of them, whichever is forbidden; one alone saves less than all."""
+    rows = fp.compile("concat", policy="naive", tune="model").report(repeats=1).reorders
+    wasted = [row.counterfactual for row in rows if row.kind == "layout"]
+    assert len(wasted) >= 3 and len({round(one.extra_seconds * 1e9) for one in wasted}) == 1
+    own = [one.alone_seconds for one in wasted if one.alone_seconds is not None]
+    assert len({round(seconds * 1e9) for seconds in own}) > 1
+    assert all(seconds > 0.9 * wasted[0].extra_seconds for seconds in own)
 
 
 def test_counterfactuals_are_the_exact_solvers(usual_peaks):

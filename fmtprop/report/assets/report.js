@@ -241,7 +241,7 @@
       uncertain: without + ", a difference within the errors of the costs (" + milliseconds(c.error_seconds) + "). fmtprop tune measures them.",
       avoidable: without + ". It may differ in other places too: gains of several reorders do not add up.",
     }[c.verdict] || "Not solved: " + c.why;
-    const alone = c.alone_seconds === null ? "no such plan" : signed(c.alone_seconds) + " for a run, if only the writer and the readers of this tensor change";
+    const alone = c.alone_seconds === null ? "no such plan" : signed(c.alone_seconds) + " for a run (± " + milliseconds(c.alone_error_seconds) + "), if only the writer and the readers of this tensor change";
     const facts = [
       ["edge", row.producer + " → " + row.readers.join(", ")],
       ["modules", (row.producer_origin || "the caller") + " → " + (row.origin || "the caller")],
@@ -249,7 +249,7 @@
       ["why", row.reason],
       ["cause", row.cause + ": " + row.remedy],
       ["without it", told],
-      ["without it alone", alone],
+      ["changed here alone", alone],
       ["bytes", bytes(row.nbytes) + ", of these " + bytes(row.padding_nbytes) + " padding; elements alone " + bytes(row.logical_nbytes)],
       ["time", milliseconds(row.seconds) + ", " + (row.bytes_per_second / 1e9).toFixed(1) + " GB/s, " + percent(row.bandwidth_share) + " of this machine's rate of copies in cache"],
       ["kernel", row.impl + " (" + row.target + ")"],
