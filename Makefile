@@ -98,6 +98,10 @@ sweep: $(VENV)/.pytorchcv $(VENV)/.installed-models ## Compile, compare and time
 	-$(BIN)/python -m benchmarks.sweep --minutes $(MINUTES)
 	$(BIN)/python -m benchmarks.sweep --table $(REPORTS)/sweep-$$(git rev-parse --short HEAD)*.jsonl
 
+.PHONY: operators
+operators: $(VENV)/.installed-dev $(VENV)/.installed-models ## All samples of PyTorch's operators; goes on where it ended
+	$(BIN)/python -m tests.models.op_db --results $(REPORTS)/operators.jsonl --minutes $(MINUTES)
+
 .PHONY: newest
 newest: ## The tests with the newest versions that there are, which users install, in a second environment
 	rm -f $(VENV)-newest/.installed*

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.deconvolution import Deconv
+from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import LayerNorm
+from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request, is_loop
 
@@ -84,6 +86,11 @@ def _layer_normalization_in_other_orders(node: Node, formats: Request, impl: str
     return not all(desc.is_dense for desc in data) or len({desc.geometry for desc in data}) > 1
 
 
+def _logarithm(node: Node, formats: Request, impl: str) -> bool:
+    steps = [node.attrs, *(tail.attrs for tail in node.post_ops)]
+    return not is_loop(impl) and any(isinstance(attrs, Eltwise | Softmax) and attrs.alg == "log" for attrs in steps)
+
+
 #: `fixed` of defects that the newest tested version, 3.13.2, still has
 _NOT_YET: Version = (4, 0)
 
@@ -129,6 +136,12 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,  # seen in 3.2.0
         _layer_normalization_in_other_orders,
         "layer normalization's compiled kernels take the rows of all tensors for dense ones in one order",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0
+        _logarithm,
+        "logarithms of compiled kernels are 2e-6 too small, whatever their size: 20 to 75 times PyTorch's error",
     ),
 )
 

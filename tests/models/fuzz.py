@@ -41,6 +41,8 @@ from tests.threads import torch_threads
 
 #: error relative to the largest expected magnitude
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+#: how many times as much results in bf16 may be off as those in f32
+_ROUNDER = TOLERANCE[torch.bfloat16] / TOLERANCE[torch.float32]
 #: refusals that are right: the import says so, with a remedy
 REFUSED = ("modifies its input", "run-time check")
 #: most elements of a tensor, unless told
@@ -52,8 +54,10 @@ PLACES = ("argmax(-1)", "max(-1)", "sort", "topk(2)", "max_pool2d(2, return_indi
 
 
 #: what a model is compiled by unless told; "odd-7" is random costs of seed 7, "pins-7" some of their formats as pins,
-#: "default" is what a user gets, with plans that run against each other
+#: "default" is what a user gets, with plans that run against each other, "bf16:propagate" computes in bf16
 POLICIES = ("propagate", "naive", "plain")
+
+_BF16 = "bf16:"
 
 
 #: how often each way to run was chosen since the process began
@@ -314,8 +318,9 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
                     got = net(*inputs)
                 if not _is_finite(expected):
                     continue  # where NaN differs is documented, and tested by itself
-                wrong = differ(without_ties(program, kept, got, expected), expected)
-                if wrong and not _is_noise(model, kept, expected, program):
+                is_bf16 = policy.startswith(_BF16)
+                wrong = differ(without_ties(program, kept, got, expected), expected, _ROUNDER if is_bf16 else 1.0)
+                if wrong and not _is_noise(model, kept, expected, is_bf16):
                     return f"{policy}, run {seed}: {wrong}"
                 if any(not torch.equal(a, b) for a, b in zip(inputs, kept, strict=True)):
                     return f"{policy}, run {seed}: an input was changed"
@@ -337,7 +342,8 @@ def compiled(graph: Graph, policy: str) -> CompiledModel:
         if lost := odd.lost_pins(net, pins):
             raise AssertionError(f"pins without effect: {lost}")
         return net
-    return compile_graph(graph, Options(policy=policy, tune="model", confirm=False))
+    dtype = "bf16" if policy.startswith(_BF16) else "f32"
+    return compile_graph(graph, Options(dtype, policy.removeprefix(_BF16), tune="model", confirm=False))
 
 
 def traced(program: Program) -> Graph | None:
@@ -406,7 +412,7 @@ def differ(got: Any, expected: Any, scale: float = 1.0) -> str | None:
         if odd.all():
             continue
         error = ((x - y)[~odd].abs().nan_to_num(torch.inf).max() / y[~odd].abs().max().clamp(min=1e-3)).item()
-        if error > scale * TOLERANCE[b.dtype]:
+        if error > scale * min(TOLERANCE[b.dtype], TOLERANCE[torch.bfloat16] / max(scale, 1.0)):
             return f"output {index} is off by {error:.1e}"
     return None
 
@@ -454,22 +460,24 @@ def _is_finite(results: Any) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in leaves if t.dtype.is_floating_point)
 
 
-def _is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, program: Program) -> bool:
+def _is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, is_bf16: bool = False) -> bool:
     """Tell whether PyTorch's own answer changes as much when inputs change in their last digits."""
+    epsilon, scale = (2e-3, 0.3 * _ROUNDER) if is_bf16 else (1e-6, 0.1)
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
-        moved = [
-            t * (1 + 1e-6 * torch.randn(t.shape, generator=generator)).to(t.dtype) if t.dtype.is_floating_point else t
-            for t in inputs
-        ]
+
+        def moved(tensor: torch.Tensor, generator: torch.Generator = generator) -> torch.Tensor:
+            return tensor * (1 + epsilon * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
+
+        others = [moved(t) if t.dtype.is_floating_point else t for t in inputs]
         parameters = [(p, p.clone()) for p in model.parameters()]
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_bf16 and seed == 0):
             for parameter, _ in parameters:
-                parameter.mul_(1 + 1e-6 * torch.randn(parameter.shape, generator=generator))
-            found = differ(model(*moved), expected, 0.1)
+                parameter.copy_(moved(parameter))
+            found = torch.utils._pytree.tree_map(lambda a, b: a.to(b.dtype), model(*others), expected)
             for parameter, kept in parameters:
                 parameter.copy_(kept)
-        if found is not None:
+        if differ(found, expected, scale) is not None:
             return True
     return False
 

@@ -2,19 +2,27 @@
 
 With ``--dynamo`` they go through ``torch.compile(backend="fmtprop")``, where nothing may be refused.
 
-``python -m tests.models.op_db`` runs the samples in child processes and writes what is refused, and why, to
-``refused_ops.txt`` beside this file; a slow test compares. None may be wrong, and none may take its process down.
+``python -m tests.models.op_db`` runs the samples in child processes and lists what is refused, and why; ``--write``
+puts the list into ``refused_ops.txt`` beside this file, with which a slow test compares. None may be wrong, and none
+may take its process down. All samples of all operators take hours: with ``--results`` (``make operators``), outcomes
+of an operator are kept when it is done, and the next run goes on with the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
+import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +40,8 @@ REFUSED = Path(__file__).with_name("refused_ops.txt")
 #: a result may be off by so much of the largest magnitude
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
-#: operators per child process, and the seconds that one of them may take
-_PER_CHILD, _SECONDS = 12, 600
+#: operators per child process, and the seconds that one sample may take
+_PER_CHILD, _SAMPLE_SECONDS = 12, 120
 
 
 #: computes the results of a model on inputs, by options
@@ -200,24 +208,54 @@ def run(names: Sequence[str], arguments: Sequence[str]) -> Iterator[Outcome]:
         waiting = list(names[start : start + _PER_CHILD])
         while waiting:
             command = [sys.executable, "-m", "tests.models.op_db", "--child", *arguments, *waiting]
-            limit = _SECONDS
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-                output, code = done.stdout, done.returncode
-            except subprocess.TimeoutExpired as error:
-                output, code = (error.stdout or b"").decode(), "timeout"
-            reached = None
-            for line in output.splitlines():
-                if line.startswith("@"):
-                    reached = line[1:]
-                elif line.startswith("#"):
-                    name, sample, status, *text = line[1:].split(" ", 3)
-                    yield Outcome(name, int(sample), status, " ".join(text))
-            if code == 0:
+            reached = waiting[0]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+                for line in _lines(child):
+                    if line.startswith("@"):
+                        reached = line[1:]
+                    elif line.startswith("#"):
+                        name, sample, status, *text = line[1:].split(" ", 3)
+                        yield Outcome(name, int(sample), status, " ".join(text))
+            if child.returncode == 0:
                 break
-            lost = reached or waiting[0]
-            yield Outcome(lost, -1, "crashed", f"exit code {code}")
-            waiting = waiting[waiting.index(lost) + 1 :]
+            yield Outcome(reached, -1, "crashed", f"exit code {child.returncode}")
+            waiting = waiting[waiting.index(reached) + 1 :]
+
+
+def _lines(child: subprocess.Popen[str]) -> Iterator[str]:
+    """Yield the lines of a child process, which is killed after a long silence."""
+    assert child.stdout is not None
+    while True:
+        limit = threading.Timer(_SAMPLE_SECONDS, child.kill)
+        limit.start()
+        line = child.stdout.readline()
+        limit.cancel()
+        if not line:
+            return
+        yield line.rstrip("\n")
+
+
+def resumed(names: Sequence[str], arguments: Sequence[str], results: Path, seconds: float) -> Iterator[Outcome]:
+    """Yield the outcomes that a file has, then those of the other operators, until the time is over.
+
+    An operator's outcomes are added to the file when all its samples are done.
+    """
+    known: set[str] = set()
+    for line in results.read_text("utf-8").splitlines() if results.exists() else ():
+        op, outcomes = json.loads(line)
+        known.add(op)
+        yield from (Outcome(*outcome) for outcome in outcomes)
+    end = time.monotonic() + seconds
+    results.parent.mkdir(parents=True, exist_ok=True)
+    left = [name for name in names if name not in known]
+    for op, found in groupby(run(left, arguments), attrgetter("op")):
+        outcomes = list(found)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([op, [astuple(outcome) for outcome in outcomes]]) + "\n")
+        yield from outcomes
+        if time.monotonic() > end:
+            print(f"{len(left) - left.index(op) - 1} operators are left: the time is over")
+            return
 
 
 def listing(refused: Sequence[Outcome]) -> str:
@@ -239,23 +277,27 @@ def main() -> None:
     parser.add_argument("--dynamo", action="store_true", help="through torch.compile")
     parser.add_argument("--default", action="store_true", help="compile with default settings")
     parser.add_argument("--write", action="store_true", help=f"write {REFUSED.name}")
+    parser.add_argument("--results", type=Path, help="keep outcomes in this file, and go on where it ends")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no operator after so many")
     options = parser.parse_args()
     if options.child:
         _child(options)
         return
     names = options.names or sorted({name_of(info) for info in operators()})
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     refused: list[Outcome] = []
     flags = [f"--most={options.most}"] if options.most else []
     flags += [f"--special={options.special}"] if options.special else []
     flags += [f"--{flag}" for flag in ("exact", "default", "dynamo") if getattr(options, flag)]
-    for outcome in run(names, flags):
-        counts[outcome.status] = counts.get(outcome.status, 0) + 1
+    seconds = 60 * options.minutes
+    outcomes = resumed(names, flags, options.results, seconds) if options.results else run(names, flags)
+    for outcome in outcomes:
+        counts[outcome.status] += 1
         if outcome.status == "refused":
             refused.append(outcome)
         if outcome.status in ("wrong", "crashed"):
             print(outcome, flush=True)
-    print(counts)
+    print(dict(counts))
     text = listing(refused)
     print(text)
     if options.write:
