@@ -205,9 +205,16 @@ def _cases(options: argparse.Namespace) -> Iterable[Case]:
             yield Case(name, options.batch or CASES[name], dtype)
 
 
+def _network(name: str) -> str:
+    if name not in CASES:
+        raise argparse.ArgumentTypeError(f"no network {name!r}; there are {', '.join(CASES)}")
+    return name
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_training", description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=list(CASES), choices=CASES, metavar="NETWORK")
+    # not choices: argparse would look for the whole default among them
+    parser.add_argument("networks", nargs="*", type=_network, default=list(CASES), metavar="NETWORK")
     parser.add_argument("--batch", type=int, help="for all networks (default: each has its own)")
     parser.add_argument("--dtype", nargs="+", default=["f32"], choices=("f32", "bf16"))
     parser.add_argument("--vs", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="CONTENDER")

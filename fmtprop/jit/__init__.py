@@ -4,6 +4,7 @@ Owns the code, its executable memory and the threads that run kernels. Must not 
 sees rows of numbers, the loop sees functions and arguments.
 """
 
+from fmtprop.jit.batch_norms import BatchNormKernel, batch_norm_kernel_for
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
 from fmtprop.jit.memory import no_code
@@ -14,6 +15,7 @@ from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 __all__ = [
     "CHUNK_NBYTES",
     "AverageKernel",
+    "BatchNormKernel",
     "Call",
     "CallList",
     "FoldKernel",
@@ -23,6 +25,7 @@ __all__ = [
     "StandaloneWork",
     "Work",
     "average_kernel_for",
+    "batch_norm_kernel_for",
     "broadcast_kernel_for",
     "fold_kernel_for",
     "group_norm_kernel_for",

@@ -5,17 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from typing import ClassVar
 
 from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, isa
 
 __all__ = ["StandaloneKernel", "StandaloneWork"]
 
 #: operands and results that a program's arguments can point to
-_TENSORS = frozenset({"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "dst"})
+_TENSORS = frozenset(
+    {"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
+    | {"diff_dst", "diff_src", "diff_scale", "diff_shift"}
+)
 
 
 class StandaloneKernel(ABC):
     """A kernel that computes a whole node; a dataclass of its sizes."""
+
+    #: whether it moves each byte once, at the speed of a copy
+    moves_freely: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -1,18 +1,18 @@
 """Batch normalization in training, which also returns the statistics of the batch, and its gradients.
 
-The other results of PyTorch's call, the running averages and the inverse deviation, are separate nodes.
+A ReLU or a clip behind it may be a part of both (:mod:`fmtprop.passes.norm_with_function`). The other results of PyTorch's call, the running averages and the inverse deviation, are separate nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 import torch
 
-from fmtprop.errors import ShapeError
+from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
@@ -39,6 +39,15 @@ class BatchStatistics(Attrs):
     ----------
     epsilon : float
         Added to the variance.
+    function : {"", "relu", "clip"}
+        The function of the normalized numbers, which is the result; the gradient is by what the function reads.
+    alpha, beta : float
+        Parameters of the function.
+
+    Raises
+    ------
+    ShapeError
+        There is no such function.
 
     References
     ----------
@@ -46,6 +55,18 @@ class BatchStatistics(Attrs):
     """
 
     epsilon: float = 1e-5
+    function: str = ""
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.function not in ("", "relu", "clip") or (self.function == "relu" and self.alpha):
+            raise ShapeError(f"batch normalization has no function {self.function!r}: relu with slope 0, and clip")
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the largest result; None without a function."""
+        return {"": None, "relu": (0.0, inf), "clip": (self.alpha, self.beta)}[self.function]
 
 
 # ---------------------------------------------------------------- meaning
@@ -63,6 +84,8 @@ def infer_backward(attrs: BatchStatistics, types: Mapping[str, TensorType]) -> t
     (src,) = infer_batch(BatchNorm(attrs.epsilon), types)
     if types["diff_dst"].dims != src.dims:
         raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {src.dims}")
+    if (attrs.limits is not None and "scale" in types) != ("shift" in types):
+        raise ShapeError("the gradient reads a shift where there are a scale and a function, and only there")
     vectors = (types["scale"],) * 2 if "scale" in types else ()
     return (src, *vectors)
 
@@ -76,6 +99,8 @@ def reference(attrs: BatchStatistics, tensors: Mapping[str, torch.Tensor]) -> tu
     )
     # PyTorch's operator for the variance takes twice as long as all this
     variance = (inverse.double().pow(-2) - attrs.epsilon).clamp_min(0).to(src.dtype)
+    if attrs.limits is not None:
+        dst = dst.clamp(*attrs.limits)
     return dst.to(tensors["src"].dtype), mean, variance
 
 
@@ -83,9 +108,19 @@ def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tenso
     """Evaluate in plain PyTorch; bf16 and f16 are computed in f32."""
     src, vectors = widened(tensors)
     scale, inverse = vectors.get("scale"), (vectors["variance"] + attrs.epsilon).rsqrt()
-    affine = scale is not None
+    affine, diff_dst = scale is not None, tensors["diff_dst"].to(src.dtype)
+    if attrs.limits is not None:
+        # rounded like the kernels, which have the same numbers at a limit
+        shape = (1, -1, *(1,) * (src.ndim - 2))
+        dst = src - vectors["mean"].reshape(shape)
+        factor = (vectors["variance"] + attrs.epsilon).sqrt().reciprocal()
+        dst = dst * (factor if scale is None else factor * scale).reshape(shape)
+        dst = dst if scale is None else dst + vectors["shift"].reshape(shape)
+        low, high = attrs.limits
+        # NaN passes, and an infinite result is not limited
+        diff_dst = diff_dst.masked_fill((dst <= low) | ((dst >= high) & (high < inf)), 0.0)
     diff_src, *others = torch.ops.aten.native_batch_norm_backward(
-        tensors["diff_dst"].to(src.dtype).contiguous(), src.contiguous(), scale, None, None, vectors["mean"], inverse,
+        diff_dst.contiguous(), src.contiguous(), scale, None, None, vectors["mean"], inverse,
         True, attrs.epsilon, [True, affine, affine],
     )  # fmt: skip
     return (diff_src.to(tensors["src"].dtype), *(others if affine else ()))
@@ -95,7 +130,8 @@ def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tenso
 
 
 def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the forward pass."""
+    """Create the descriptor of the forward pass; oneDNN needs a workspace for a function, so kernels do these."""
+    _check_bare(attrs)
     return with_vectors(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
 
 
@@ -103,6 +139,7 @@ def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], 
     """Create the descriptor of the gradients; its hint, the forward descriptor, has src in the same format."""
     from fmtprop import dnnl
 
+    _check_bare(attrs)
     problem = dnnl.BatchNormalization(
         prop="backward" if "scale" in descs else "backward_data",
         src=descs["src"],
@@ -113,6 +150,11 @@ def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], 
     )
     pd = dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr))
     return with_vectors(pd, {"src": "src", "diff_src": "diff_src", "diff_dst": "diff_dst"}, descs)
+
+
+def _check_bare(attrs: BatchStatistics) -> None:
+    if attrs.function:
+        raise UnsupportedOpError(f"oneDNN has no batch normalization with {attrs.function} without a workspace")
 
 
 def _forward(
@@ -231,7 +273,7 @@ BATCH_NORMALIZATION_TRAINING = OpDef(
 BATCH_NORMALIZATION_BACKWARD = OpDef(
     name="batch_normalization_backward",
     attrs=BatchStatistics,
-    operands=(Operand("src", "SRC"), MEAN, VARIANCE, SCALE, Operand("diff_dst", "DIFF_DST")),
+    operands=(Operand("src", "SRC"), MEAN, VARIANCE, SCALE, SHIFT, Operand("diff_dst", "DIFF_DST")),
     results=GRADIENTS,
     category=Category.BANDWIDTH,
     infer=infer_backward,

@@ -16,12 +16,14 @@ from fmtprop.jit import (
     FoldKernel,
     StandaloneKernel,
     average_kernel_for,
+    batch_norm_kernel_for,
     broadcast_kernel_for,
     fold_kernel_for,
     group_norm_kernel_for,
 )
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.attention import Attention
+from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
 from fmtprop.ops.normalization import GroupNorm
@@ -59,6 +61,8 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         return
     if isinstance(node.attrs, GroupNorm):
         yield from _group_normalization(node.attrs, request)
+    if isinstance(node.attrs, BatchStatistics):
+        yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
         return
     if isinstance(node.attrs, Attention):
@@ -151,6 +155,45 @@ def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candida
         yield _candidate(kernel, {"src": src, **vectors}, src.at_start() if dst.kind == "any" else dst)
 
 
+def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[Candidate]:
+    """Yield the kernel of a batch normalization in training, or of its gradient: channels innermost, maybe with gaps."""
+    gradient = "diff_dst" in request
+    src, result = request["src"], "diff_src" if gradient else "dst"
+    formats = {name: plain(desc) for name, desc in request.items() if desc.ndim == 1}
+    tensors = [name for name in ("src", result, "diff_dst") if name in request]
+    own = channels_last(plain(src))
+    formats |= {name: own if request[name].kind == "any" else request[name] for name in tensors}
+    pitches = tuple(_channels_pitch(formats[name]) for name in tensors)
+    if len({request[name].dtype for name in tensors}) > 1 or 0 in pitches or src.kind == "any":
+        return
+    if any(formats[name].dtype is not DataType.F32 for name in formats if name not in tensors):
+        return
+    size, channels = prod(src.dims) // max(src.dims[1], 1), src.dims[1]
+    kernel = batch_norm_kernel_for(
+        size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient
+    )
+    if kernel is not None:
+        results = [name for name in ("dst", "mean", "variance") if not gradient and name in request]
+        results = results or [name for name in ("diff_src", "diff_scale", "diff_shift") if name in request]
+        operands = {name: desc for name, desc in formats.items() if name not in results}
+        handle = KernelImplementation(kernel)
+        yield Candidate(JIT, kernel.impl, operands, tuple(formats[name] for name in results), handle=handle)
+
+
+def _channels_pitch(desc: MemoryDesc) -> int:
+    """Return the elements from place to place of a tensor with its channels innermost; 0 if it is no such tensor."""
+    if not _is_in_rows(desc) or desc.ndim < 2 or (desc.strides[1] != 1 and desc.dims[1] > 1):
+        return 0
+    dims, strides = list(desc.dims), list(desc.strides)
+    places = [(size, step) for axis, (size, step) in enumerate(zip(dims, strides, strict=True)) if axis != 1 and size > 1]
+    expected = pitch = places[-1][1] if places else dims[1]
+    for size, step in reversed(places):
+        if step != expected:
+            return 0
+        expected *= size
+    return pitch
+
+
 def _reduction(alg: str, axes: tuple[int, ...], request: Request) -> Iterator[Candidate]:
     src, dst = request["src"], request["dst"]
     result = like(MemoryDesc(dst.dims, dst.dtype), src)
@@ -221,9 +264,13 @@ class KernelImplementation(Implementation):
 
     kernel: StandaloneKernel
 
-    moves_freely = True
     takes_any_numbers = True
     overwrites = True
+
+    @property
+    def moves_freely(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether it moves each byte once."""
+        return self.kernel.moves_freely
 
     @property
     def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed

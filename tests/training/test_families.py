@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fmtprop.jit import unavailable
+from fmtprop.jit.kernel import takes
+from fmtprop.layout import DataType
 from tests.training.test_module import assert_same_step, compiled
 
 
@@ -166,6 +169,28 @@ def test_a_layer_normalization_and_its_gradients_run_on_onednn(epsilon):
     assert targets == {"layer_normalization_training": "onednn", "layer_normalization_backward": "onednn"}
     assert "eltwise" not in {step.node.op for step in plan.steps}  # the variance itself is read
     assert_same_step(ours, theirs, torch.randn(16, 24))
+
+
+@pytest.mark.skipif(unavailable() != "", reason="no kernels here")
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_function_behind_a_normalization_is_a_part_of_it(dtype):
+    if dtype == "bf16" and not takes(DataType.BF16):
+        pytest.skip("this CPU has no bf16")
+    first = nn.Conv2d(16, 32, 1), nn.BatchNorm2d(32), nn.ReLU6(), nn.Conv2d(32, 32, 3, padding=1, groups=32)
+    layers = *first, nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1), nn.BatchNorm2d(64, affine=False), nn.ReLU()
+    x = torch.randn(8, 16, 40, 40).contiguous(memory_format=torch.channels_last)
+    ours, theirs = compiled(nn.Sequential(*layers), x, dtype=dtype)
+    attrs = [step.node.attrs for step in ours.nets[0].plan.steps if "batch" in step.node.op]
+    assert [one.function for one in attrs] == ["clip", "relu", "relu", "relu", "relu", "clip"]
+    found = []
+    for module, given in ((ours, x), (theirs.double(), x.double())):
+        y = module(given)
+        (y * torch.linspace(-1, 1, y.numel()).reshape(y.shape)).sum().backward()
+        found.append([y, *(one.grad for one in module.parameters()), *module.buffers()])
+    for one, right in zip(*found, strict=True):
+        error = (one.double() - right).norm() / right.double().norm()
+        # before a normalization, the gradient of a bias is 0 but for rounding
+        assert error <= (1e-3 if dtype == "f32" else 0.1) or right.abs().max() < 1e-6
 
 
 def test_what_has_a_gradient_of_its_own_runs_on_onednn():

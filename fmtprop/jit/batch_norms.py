@@ -1,0 +1,191 @@
+"""Kernels of batch normalization in training and its gradient on channels-last tensors, with a ReLU or a clip behind.
+
+oneDNN fuses no clip, and a ReLU only with a workspace. Separately, the function reads and writes the whole tensor once
+more, and its gradient reads two tensors and writes one. These kernels read src twice, and write the result once; the
+gradient computes anew what was limited, from src and the statistics.
+
+A thread has some places, see :mod:`fmtprop.jit.norms`.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_byte, c_float, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from math import inf, nan
+from typing import ClassVar
+
+from fmtprop.jit.assembler import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, address_of, isa, runtime_function, takes, threads_for, unavailable
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = [
+    "BatchNormArguments",
+    "BatchNormGradientArguments",
+    "BatchNormKernel",
+    "batch_norm_kernel_for",
+]
+
+#: vectors of a thread's area for each vector of channels
+_SLOTS = {"batch_norm": 4, "batch_norm_gradient": 8}
+
+#: registers for each vector of channels, and others
+_REGISTERS = {"batch_norm": (3, 3), "batch_norm_gradient": (5, 5)}
+
+#: alignment of a thread's area
+_LINE_NBYTES = 64
+
+_FloatVector = c_float * 16
+
+_SIZES = tuple((name, c_uint64) for name in ("places", "row", "dst_row", "columns", "vectors", "area"))
+_NUMBERS = tuple((name, _FloatVector) for name in ("divisor", "epsilon", "one", "low", "high"))
+
+
+class BatchNormArguments(Arguments):
+    """Arguments of the code of a batch normalization."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("barrier", "src", "scale", "shift", "dst", "mean", "variance", "areas")),
+        *_SIZES,
+        *_NUMBERS,
+    )
+
+
+class BatchNormGradientArguments(Arguments):
+    """Arguments of the code of its gradient."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("barrier", "src", "mean", "variance", "scale", "shift", "diff_dst", "areas")),
+        *((name, c_void_p) for name in ("diff_src", "diff_scale", "diff_shift")),
+        *_SIZES,
+        ("diff_row", c_uint64),
+        *_NUMBERS,
+    )
+
+
+@dataclass(frozen=True)
+class BatchNormKernel(StandaloneKernel):
+    """``dst[:, c] = min(max((src[:, c] - mean[c]) / deviation[c] * scale[c] + shift[c], low), high)``, or its gradient.
+
+    Parameters
+    ----------
+    places, channels : int
+        Sizes of src; whole vectors of channels.
+    pitches : tuple of int
+        Elements from place to place: of src and dst, or of src, diff_src and diff_dst.
+    epsilon : float
+        Added to the variance.
+    limits : tuple of (float, float), optional
+        Limits of the result, perhaps infinite.
+    gradient : bool
+        Whether it computes the gradients by src, scale and shift.
+    dtype : DataType
+        Data type of the tensors; computed in f32, as the vectors are.
+    """
+
+    places: int
+    channels: int
+    pitches: tuple[int, ...]
+    epsilon: float
+    limits: tuple[float, float] | None
+    gradient: bool
+    dtype: DataType
+
+    #: it reads its operands twice
+    moves_freely: ClassVar[bool] = False
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "batch_norm_gradient" if self.gradient else "batch_norm"
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors in a row of channels."""
+        return self.channels // _lanes()
+
+    @property
+    def width(self) -> int:
+        """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
+        each, others = _REGISTERS[self.stem]
+        most = (isa().registers - others) // each
+        return next(size for size in range(most, 0, -1) if self.vectors % size == 0)
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems with the same `width` share it."""
+        return _assembled(self.stem, isa(), self.width, self.limits is not None, self.dtype is DataType.BF16)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later, scale and shift if there are any."""
+        size = self.dtype.nbytes
+        threads = threads_for(self.places * self.channels * size, threads)
+        # the number of its places comes before a thread's area
+        area = _LINE_NBYTES + self.vectors * _SLOTS[self.stem] * _lanes() * 4
+        areas = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
+        ones, zeros, unread = ((c_float * self.channels)(*[n] * self.channels) for n in (1.0, 0.0, 0.0))
+        row, dst_row, *diff_row = (pitch * size for pitch in self.pitches)
+        low, high = self.limits or (-inf, inf)
+        if self.gradient and high == inf:
+            high = nan  # an infinite result is not limited
+        more = dict.fromkeys(("diff_scale", "diff_shift"), addressof(unread)) if self.gradient else {}
+        make = BatchNormGradientArguments if self.gradient else BatchNormArguments
+        arguments = make(
+            barrier=address_of("GOMP_barrier"),
+            scale=addressof(ones),
+            shift=addressof(zeros),
+            areas=(addressof(areas) // _LINE_NBYTES + 2) * _LINE_NBYTES,
+            area=area,
+            places=self.places,
+            row=row,
+            dst_row=dst_row,
+            columns=self.vectors // self.width,
+            vectors=self.vectors,
+            divisor=_vector(self.places),
+            epsilon=_vector(self.epsilon),
+            one=_vector(1.0),
+            low=_vector(low),
+            high=_vector(high),
+            **{"diff_row": pitch for pitch in diff_row},
+            **more,
+        )
+        return StandaloneWork(self.kernel, arguments, threads, (areas, ones, zeros, unread))
+
+
+def batch_norm_kernel_for(
+    places: int,
+    channels: int,
+    pitches: tuple[int, ...],
+    epsilon: float,
+    limits: tuple[float, float] | None,
+    dtype: DataType,
+    *,
+    gradient: bool = False,
+) -> BatchNormKernel | None:
+    """Return a kernel; None if this machine has none for this number of channels.
+
+    Parameters
+    ----------
+    places, channels, pitches, epsilon, limits, dtype, gradient
+        See :class:`BatchNormKernel`.
+    """
+    if unavailable() or not takes(dtype) or runtime_function("GOMP_barrier") is None or 0 in (places, channels):
+        return None
+    if channels % _lanes():
+        return None
+    return BatchNormKernel(places, channels, pitches, epsilon, limits, gradient, dtype)
+
+
+def _lanes() -> int:
+    return isa().nbytes // 4
+
+
+def _vector(number: float) -> object:
+    return _FloatVector(*[number] * 16)
+
+
+@cache
+def _assembled(stem: str, isa: Isa, width: int, limited: bool, bf16: bool) -> Kernel:
+    from fmtprop.jit import batch_norm_program  # few networks need the assembler
+
+    return Kernel(stem, getattr(batch_norm_program, stem)(isa, width, limited=limited, bf16=bf16))

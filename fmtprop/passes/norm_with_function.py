@@ -1,0 +1,97 @@
+"""A ReLU or a clip behind a batch normalization in training, as a part of it; and its gradient likewise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.batch_norm_training import BatchStatistics
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.eltwise_backward import EltwiseGradient
+from fmtprop.passes.editing import bypass, only_reader
+
+__all__ = ["NormWithFunction"]
+
+
+@dataclass(frozen=True)
+class NormWithFunction:
+    """Fuse functions with limits into the batch normalizations before them.
+
+    The forward normalization is fused if nothing else reads its numbers. Its gradient is fused with the function's if
+    nothing else reads that one; then what was limited is computed again, so nothing is kept for it.
+
+    Notes
+    -----
+    Normal graph to normal graph; without such a pair, the same object.
+    """
+
+    name: ClassVar[str] = "norm-with-function"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph, or the same one."""
+        out = graph.copy()
+        found = [self._fuse(out, node.name) for node in graph.nodes() if _is_bare(node)]
+        return out if any(found) else graph
+
+    def _fuse(self, graph: Graph, name: str) -> bool:
+        function = _function_behind(graph, name)
+        if function is None or not isinstance(function.attrs, Eltwise):
+            return False
+        norm, own = graph.node(name), Value(name)
+        gradients = _gradients(graph, norm, function)
+        if any(reader not in {function.name, *gradients} for reader, _ in graph.readers(own)):
+            return False
+        attrs = replace(norm.attrs, function=function.attrs.alg, alpha=function.attrs.alpha, beta=function.attrs.beta)
+        shift = graph.inputs(name).get("shift")
+        for gradient, back in gradients.items():
+            inputs = {**graph.inputs(back.name), "diff_dst": graph.inputs(gradient)["diff_dst"]}
+            if shift is not None:
+                inputs["shift"] = shift
+            graph.replace(replace(back, attrs=attrs))
+            graph.set_inputs(back.name, inputs)
+            graph.remove(gradient)
+        graph.replace(replace(norm, attrs=attrs))
+        bypass(graph, function, [own])
+        return True
+
+
+def _is_bare(node: Node) -> bool:
+    return node.op == "batch_normalization_training" and not node.attrs.function and not node.post_ops
+
+
+def _function_behind(graph: Graph, norm: str) -> Node | None:
+    """Return the only function of a normalization's numbers, if it is one of those."""
+    readers = (graph.node(name) for name, _ in graph.readers(Value(norm)))
+    functions = [node for node in readers if node.op == "eltwise"]
+    if len(functions) != 1 or functions[0].post_ops:
+        return None
+    (function,) = functions
+    attrs, alike = function.attrs, function.results == graph.node(norm).results[:1]
+    if not isinstance(attrs, Eltwise) or not alike:
+        return None
+    return function if attrs.alg == "clip" or (attrs.alg == "relu" and attrs.alpha == 0) else None
+
+
+def _gradients(graph: Graph, norm: Node, function: Node) -> dict[str, Node]:
+    """Return the gradients of a function that only the gradient of the normalization reads, with the latter."""
+    found = {}
+    for value in (Value(norm.name), Value(function.name)):
+        for name, operand in graph.readers(value):
+            gradient = graph.node(name)
+            if not isinstance(gradient.attrs, EltwiseGradient) or operand != gradient.attrs.reads:
+                continue
+            back = only_reader(graph, Value(name))
+            same = gradient.attrs.function == function.attrs and not gradient.post_ops and not gradient.attrs.by_result
+            if same and back is not None and _is_gradient_of(graph, back, norm, Value(name)):
+                found[name] = back
+    return found
+
+
+def _is_gradient_of(graph: Graph, back: Node, norm: Node, diff_dst: Value) -> bool:
+    if back.op != "batch_normalization_backward" or back.attrs != norm.attrs:
+        return False
+    read, own = graph.inputs(back.name), graph.inputs(norm.name)
+    statistics = {"mean": Value(norm.name, 1), "variance": Value(norm.name, 2), "diff_dst": diff_dst}
+    return read["src"] == own["src"] and read.get("scale") == own.get("scale") and statistics.items() <= read.items()
