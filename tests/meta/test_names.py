@@ -12,7 +12,7 @@ import fmtprop
 from fmtprop.ops import OPS
 
 ROOMS = [Path(fmtprop.__file__).parent / room for room in ("runtime", "tuning")]
-FILES = [path for room in ROOMS for path in sorted(room.glob("*.py"))]
+FILES = [path for room in ROOMS for path in sorted(room.rglob("*.py"))]
 
 #: names of targets, and the constants that hold some
 NAMES = frozenset({"onednn", "mkldnn", "reference", "jit"})
@@ -28,34 +28,58 @@ ALLOWED = {("roofline.py", "jit")}
 
 
 def found(path: Path) -> list[str]:
-    """Return what a file says of targets and of types of handles."""
+    """Return where a file names a target, or tells handles apart by their types."""
     lines = []
     for node in ast.walk(ast.parse(path.read_text())):
-        what = ""
+        named = ""
         if isinstance(node, ast.Constant) and node.value in NAMES and (path.name, node.value) not in ALLOWED:
-            what = repr(node.value)
+            named = repr(node.value)
         elif isinstance(node, ast.Name) and node.id in CONSTANTS:
-            what = node.id
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
-            object_, types = node.args
-            named = {n.id for n in ast.walk(types) if isinstance(n, ast.Name)}
-            named |= {n.attr for n in ast.walk(types) if isinstance(n, ast.Attribute)}
-            asked = object_.attr if isinstance(object_, ast.Attribute) else ""
-            what = ast.unparse(node) if named & HANDLES or asked in ("handle", "executable") else ""
-        if what:
-            lines.append(f"{path.name}:{node.lineno}: {what}")
+            named = node.id
+        elif types_told_apart(node) & HANDLES or asks_a_handle_for_its_type(node):
+            named = ast.unparse(node)
+        if named:
+            lines.append(f"{path.name}:{node.lineno}: {named}")
     return lines
+
+
+def types_told_apart(node: ast.AST) -> set[str]:
+    """Return the types that a call of isinstance, a comparison of types or a pattern names."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+        return identifiers(node.args[1])
+    if isinstance(node, ast.Compare) and any("type" in identifiers(side) for side in (node.left, *node.comparators)):
+        return {name for side in (node.left, *node.comparators) for name in identifiers(side)}
+    return identifiers(node.cls) if isinstance(node, ast.MatchClass) else set()
+
+
+def asks_a_handle_for_its_type(node: ast.AST) -> bool:
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Name)
+        or node.func.id not in ("isinstance", "type")
+    ):
+        return False
+    return isinstance(node.args[0], ast.Attribute) and node.args[0].attr in ("handle", "executable")
+
+
+def identifiers(node: ast.AST) -> set[str]:
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return names | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
 
 
 def compared_targets(path: Path) -> list[str]:
     """Return where a file compares something with a target's name: a property of targets is an attribute of them."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Compare)]
-    sides = [(node, side) for node in nodes for side in (node.left, *node.comparators)]
-    return [
-        f"{path.name}:{node.lineno}: {side.value!r}"
-        for node, side in sides
-        if isinstance(side, ast.Constant) and side.value in NAMES
-    ]
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            parts: list[ast.AST] = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            parts = [case.pattern for case in node.cases]
+        else:
+            continue
+        constants = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Constant)]
+        lines += [f"{path.name}:{node.lineno}: {one.value!r}" for one in constants if one.value in NAMES]
+    return lines
 
 
 def test_no_rule_depends_on_the_name_of_a_target() -> None:
@@ -71,10 +95,38 @@ def test_no_target_is_named_and_no_handle_is_told_by_its_type(path: Path) -> Non
     assert found(path) == []
 
 
-def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = step.target == 'onednn'",
+        "x = step.target in ('onednn', 'jit')",
+        "match step.target:\n    case 'onednn' | 'jit':\n        pass",
+    ],
+)
+def test_the_search_finds_names_of_targets(tmp_path: Path, text: str) -> None:
     path = tmp_path / "it.py"
-    path.write_text("if step.target == 'onednn' or isinstance(choice.handle, Kernel) or x is JIT: pass\n")
-    assert len(found(path)) == 3 and len(compared_targets(path)) == 1
+    path.write_text(text)
+    assert compared_targets(path) and found(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = isinstance(way, Kernel)",
+        "x = isinstance(way, (int, dnnl.Primitive))",
+        "x = isinstance(node.choice.handle, Anything)",
+        "x = type(way) is TorchFunction",
+        "x = type(step.executable) in known",
+        "match way:\n    case PrimitiveDesc():\n        pass",
+        "x = step.target is JIT",
+        "x = {'mkldnn': 1}",
+        "x = step.target.startswith('mkldnn')",
+    ],
+)
+def test_the_search_finds_types_of_handles_and_any_mention_of_a_target(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "it.py"
+    path.write_text(text)
+    assert found(path)
 
 
 # ---------------------------------------------------------------- tables of ops
