@@ -1,29 +1,27 @@
 """A compilation: from an imported graph to the plan that is kept, with the result of each stage.
 
-Owns the order of the stages, the loop around primitives that fail their check, and the last word between the `optimal`
-plans and the greedy ones. Decides no format itself.
+Owns the order of the stages, and the loop around primitives that fail their check. Decides no format itself;
+:mod:`~fmtprop.compiling.selection` has the choice among plans.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 
 import torch
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.entrants import DIRECT, GREEDY, Entrant, Entrants
-from fmtprop.compiling.options import OPTIMAL, Options
-from fmtprop.compiling.race import Race, race
+from fmtprop.compiling.entrants import Entrant
+from fmtprop.compiling.options import Options
+from fmtprop.compiling.race import Race
 from fmtprop.compiling.readable import with_constants
-from fmtprop.compiling.stages import check_memory, make_room, normalise, random_inputs
+from fmtprop.compiling.selection import Decision, Selection
+from fmtprop.compiling.stages import check_memory, make_room, normalise
 from fmtprop.errors import PlanError, UnsupportedOpError
-from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Node
 from fmtprop.ir.tensors import defer
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.passes.base import Observer
@@ -31,37 +29,20 @@ from fmtprop.passes.for_threads import ForThreads
 from fmtprop.passes.optimal import Certificate
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.constants import ConstantStore
-from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
+from fmtprop.runtime.dummy_weights import without_weights
 from fmtprop.runtime.selfcheck import Mismatch, check_steps
 from fmtprop.runtime.threads import on_cpu, running_with
 from fmtprop.runtime.weights import PackedForms, SharedForms
 from fmtprop.store import Store, key_of
 from fmtprop.targets import ReferenceTarget
 from fmtprop.targets.executable import Provider, Targets, implementation
-from fmtprop.targets.registry import provider, setting_for
-from fmtprop.tuning import TunedCosts, Tuning, costs_for
-from fmtprop.tuning.peaks import improve
+from fmtprop.targets.registry import provider
+from fmtprop.tuning import Tuning
 
 __all__ = ["Compilation"]
 
 #: how often a model is planned again after a failed check of its plan
 _ATTEMPTS = 5
-
-#: seconds of a race, for the efforts "quick" and "patient"
-_QUICK, _PATIENT = 0.2, 1.0
-
-#: least rounds of a patient race without a limit of time: other users of a shared machine may decide a single round
-_ROUNDS = 5
-
-#: the share by which a run may take longer, relative to `propagate`, than its costs promised, before costs are doubted
-_DOUBT = 0.15
-
-#: a run that is so many times faster than its cost disproves the measured peaks of the machine (other users can only
-#: make runs slower; the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
-_DISPROVED = 3.0
-
-#: a plan that costs so many times as much as the cheapest does not run: costs are not that wrong
-_FAR = 10.0
 
 #: a stage that ended -> the name of the next one, as users see it
 _NEXT = {
@@ -72,19 +53,6 @@ _NEXT = {
     "check": "packing weights",
     "plan": "",
 }
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """The plan that is kept, the certificate of the choice by cost, and the result of the race."""
-
-    kept: Entrant
-    certificate: Certificate | None = None
-    race: Race | None = None
-    #: records of the race for the store
-    verdict: Mapping[str, str] = field(default_factory=dict)
-    #: the plan of the race, without its weights
-    unpacked: Plan | None = None
 
 
 class Compilation:
@@ -147,17 +115,9 @@ class Compilation:
         self._target, self._fallback = provider(options.target)(), ReferenceTarget()
         self._store = Store()
         self._checked = options.verify != "off"
-        #: asked by `optimal`, at each attempt: they know the measured figures, and the rest of the time for measuring
-        self._costs: TunedCosts | None = None
-        #: whether a run was so fast that the machine's peaks were measured again
-        self._recalibrated = False
-        #: whether compiling may take long
-        self._patient = options.tuning.is_patient
         self._attempts = Attempts()
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0
-        #: nodes for which such a primitive packed an operand
-        self._readers: list[Node] = []
 
     # ------------------------------------------------------------------ stages
 
@@ -174,7 +134,7 @@ class Compilation:
         check_memory(self.imported)
         self.normalise()
         self._freeze()
-        self._costs = None  # much, and of no more use
+        del self._selection  # its costs are much, and of no more use
         self.imported = self.imported.copy()  # the caller's own keeps its constants
         for graph in (self.imported, self.normal, self.formatted):
             graph.constants.clear()
@@ -190,12 +150,15 @@ class Compilation:
         if self.owned:  # of folded weights, only the results are kept
             self.imported.constants.clear()
             make_room(self.normal)
+        self._selection = Selection(
+            self.normal, self._target, self._fallback, options, self._store, self._attempts, self._lap
+        )
         self._lap("normalise")
         return self.normal
 
     def choose(self) -> Entrant:
         """Assign formats to the normal graph by the policy, and by costs alone; run nothing."""
-        best = self._rivals().best
+        best = self._selection.rivals().best
         self.formatted, self.certificate = best.graph, best.certificate
         self.dropped = self._attempts.settle(self.normal.name, best.name, 5)
         return best
@@ -203,7 +166,8 @@ class Compilation:
     def _freeze(self) -> None:
         """Choose, check and freeze: again where a primitive gives a wrong answer, or a plan can't be made."""
         while True:
-            chosen = self._chosen()
+            chosen = self._selection.decide()
+            self.tuning = self._selection.tuning
             name, graph = chosen.kept.name, chosen.kept.graph
             self._target.forget()
             wrong = self._attempts.of(name, partial(self._mismatches, chosen))
@@ -290,7 +254,7 @@ class Compilation:
         if _NEXT[stage]:
             self._begin(stage)
 
-    def _mismatches(self, chosen: _Chosen) -> list[Mismatch]:
+    def _mismatches(self, chosen: Decision) -> list[Mismatch]:
         """Return the primitives with a wrong result. A check needs memory, so it comes before weights are packed."""
         kept = chosen.kept
         if not self._checked:
@@ -313,138 +277,4 @@ class Compilation:
             warnings.warn(f"{mismatch}; planning around it", RuntimeWarning, stacklevel=7)
             for target in (self._target, self._fallback):
                 target.reject(mismatch.node)
-        self._readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]
-
-    # ------------------------------------------------------------------ which plan
-
-    def _chosen(self) -> _Chosen:
-        """Assign formats, in several ways where it is not known yet which of them is the fastest."""
-        options, rivals = self.options, self._rivals()
-        best = rivals.best
-        entrants = [best]
-        if options.policy == OPTIMAL and options.confirm and not options.pin:
-            known = self._winner(rivals)
-            entrants = self._entrants(rivals) if known is None else [known]
-        self.tuning = self._costs.tuning if self._costs is not None else None
-        self._lap("assign")
-        raced = self._race(entrants, rivals) if len(entrants) > 1 else None
-        if raced is None:
-            kept = rivals.best if len(entrants) > 1 else entrants[0]
-            return _Chosen(kept, kept.certificate or best.certificate)
-        kept, result, plan = raced
-        self._lap("confirm")
-        if not self._recalibrated and best.name in result.names:
-            promised, needed = rivals.expected(best), result.seconds[result.names.index(best.name)]
-            self._recalibrated = promised > _DISPROVED * needed
-            if self._recalibrated and improve(self._store):
-                del raced, plan  # numbers that stand in for weights
-                self._costs = None
-                return self._chosen()
-        verdict = {
-            _winner_key(best, self._patient): kept.name,
-            _pair_key(best, kept): kept.name,
-        }
-        return _Chosen(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
-
-    def _rivals(self) -> Entrants:
-        """Return who may become the plan; where nobody packs for some readers any more, others run these."""
-        if self.options.policy == OPTIMAL:
-            self._costs = self._costs or self._new_costs()
-        setting = setting_for(self._target, self.options.boundary, self._fallback)
-        model = self.normal, setting, self._costs, self.options, self._attempts
-        rivals, failed = Entrants(*model), self._attempts.failed
-        rivals.get(rivals.ladder[0])
-        unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]
-        if not self._readers or not unsupported:
-            return rivals
-        for reader in self._readers:
-            self._target.reject(reader)
-        self._readers = []
-        for name in unsupported:
-            del failed[name]
-        return Entrants(*model)
-
-    def _new_costs(self) -> TunedCosts:
-        options = self.options
-        return costs_for(
-            options.tuning.costs,
-            weights_nbytes=weights_nbytes(self.normal),
-            activations_nbytes=activations_nbytes(self.normal),
-            budget=options.tune_budget,
-            progress=options.progress,
-            store=self._store,
-            target=self._target,
-        )
-
-    # ------------------------------------------------------------------ which is the fastest
-
-    def _entrants(self, rivals: Entrants) -> list[Entrant]:
-        """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
-        best, *others = rivals.field(whole=self._patient)
-        return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
-
-    def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
-        """Return the fastest, the times of all, and its plan; None if none can run on the inputs at hand.
-
-        All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
-        """
-        raced = self._run_in_turns(entrants, rivals)
-        if raced is None or self._patient:
-            return raced
-        if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
-            return raced
-        direct = rivals.get(DIRECT)
-        if direct is None or direct.key in {entrant.key for entrant in entrants}:
-            return raced
-        del raced  # it holds the numbers that stand in for weights
-        return self._run_in_turns([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
-
-    def _run_in_turns(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
-        """Run plans against each other: on any numbers where that tells as much as their own weights."""
-        graphs = {entrant.name: entrant.graph for entrant in entrants}
-        if all(map(runs_on_any_numbers, graphs.values())):
-            makers = with_dummy_weights(graphs, self._target)
-        else:
-            makers = {name: partial(build_plan, graph, self._target) for name, graph in graphs.items()}
-        made = {name: self._attempts.of(name, maker) for name, maker in makers.items()}
-        plans = {name: plan for name, plan in made.items() if plan is not None}
-        fewest = _ROUNDS if self._patient and self.options.tune_budget is None else 1
-        budget, expected = _PATIENT if self._patient else _QUICK, rivals.expected(entrants[0])
-        result = race(plans, random_inputs(self.normal), budget, fewest, expected, self._attempts) if plans else None
-        if result is None:
-            for name in plans:  # that none can be run on these inputs tells nothing about one of them
-                self._attempts.failed.pop(name)
-            return None
-        name = result.names[result.winner]
-        return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
-
-    # ------------------------------------------------------------------ records of earlier races
-
-    def _winner(self, rivals: Entrants) -> Entrant | None:
-        """Return the winner of the last race; None if it is unknown. A longer race comes first."""
-        if self.options.tuning.costs == "remeasure":
-            return None
-        for patient in (True,) if self._patient else (True, False):
-            name = self._store.verdict(_winner_key(rivals.best, patient))
-            kept = rivals.get(name) if name in rivals.names else None
-            # by other costs, another plan may have the same name
-            if kept is not None and self._store.verdict(_pair_key(rivals.best, kept)) is not None:
-                return kept
-        return None
-
-
-def _is_kept(promise: Certificate | None, result: Race) -> bool:
-    """Return whether the choice by cost, the first plan, saved as much time over `propagate` as its costs promised."""
-    if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
-        return True
-    return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
-
-
-def _winner_key(best: Entrant, patient: bool) -> str:
-    """Return the key of who beat the choice by cost, or whether it won, on this machine with these threads."""
-    return key_of({"race": best.key, "patient": patient})
-
-
-def _pair_key(best: Entrant, kept: Entrant) -> str:
-    """Return the key of one plan having been run against the choice by cost."""
-    return key_of({"race": best.key, "kept": kept.key})
+        self._selection.readers = [mismatch.reader for mismatch in wrong if mismatch.reader is not None]

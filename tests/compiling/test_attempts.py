@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.compiling import compilation, entrants
+from fmtprop.compiling import compilation, entrants, selection
 from fmtprop.errors import DnnlError, PassError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
@@ -119,8 +119,8 @@ def test_primitives_that_keep_giving_wrong_numbers(monkeypatch: pytest.MonkeyPat
 def test_a_plan_that_cannot_be_made_or_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
     if where == "made":
-        usual = compilation.with_dummy_weights
-        monkeypatch.setattr(compilation, "with_dummy_weights", lambda g, t: {**usual(g, t), "optimal": fails})
+        usual = selection.with_dummy_weights
+        monkeypatch.setattr(selection, "with_dummy_weights", lambda g, t: {**usual(g, t), "optimal": fails})
     else:
         usual, ran = Executor.profile, []
 
@@ -176,7 +176,7 @@ def test_what_nobody_can_do_is_the_first_choices_error(monkeypatch: pytest.Monke
 
 def test_a_entrant_that_costs_far_more_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     unlike_any_other(monkeypatch)
-    monkeypatch.setattr(compilation, "_FAR", 1.0)
+    monkeypatch.setattr(selection, "_FAR", 1.0)
     net = fp.compile(model(), X, tune="model")
     assert net.race is None
 

@@ -11,8 +11,9 @@ import torch
 
 import fmtprop as fp
 from fmtprop.api import compile_graph
-from fmtprop.compiling import compilation, entrants
+from fmtprop.compiling import compilation, entrants, selection
 from fmtprop.compiling import race as race_module
+from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
@@ -42,7 +43,7 @@ def test_the_faster_plan_is_kept_and_remembered(
         seen.append(len(plans))
         return Race(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner, tuple(plans))
 
-    monkeypatch.setattr(compilation, "race", decide)
+    monkeypatch.setattr(selection, "race", decide)
     unlike_any_other(monkeypatch)
     x = torch.randn(1, 3, 20, 20)
     first, again = fp.compile(model, x), fp.compile(model, x)
@@ -117,7 +118,7 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
             return Race((1.0, 1.0 if ran == "short" else 100.0), 3, 0, tuple(plans))
         return Race((2.0, 3.0, 1.0 if faster == "spare" else 4.0), 3, 2 * (faster == "spare"), tuple(plans))
 
-    monkeypatch.setattr(compilation, "race", decide)
+    monkeypatch.setattr(selection, "race", decide)
     unlike_any_other(monkeypatch)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
@@ -157,7 +158,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
 ) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(costs, "Bench", EqualFigures)
-    monkeypatch.setattr(compilation, "_FAR", inf)  # by such figures, anything may cost any number of times as much
+    monkeypatch.setattr(selection, "_FAR", inf)  # by such figures, anything may cost any number of times as much
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
@@ -165,7 +166,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
         races.append(len(plans))
         return Race((1.0,) * len(plans), 3, 1, tuple(plans))
 
-    monkeypatch.setattr(compilation, "race", decide)
+    monkeypatch.setattr(selection, "race", decide)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56)
@@ -177,7 +178,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
     impls = [[step.node.choice.impl for step in net.plan.steps] for net in (first, again)]
     assert impls[0] == impls[1]
     # the plan that won then is not what has its name now
-    monkeypatch.setattr(compilation, "_pair_key", lambda best, kept: "another")
+    monkeypatch.setattr(selection, "_pair_key", lambda best, kept: "another")
     assert fp.compile(model, x).race is not None and len(races) > 1
 
 
@@ -187,8 +188,8 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
 ) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     normal, _ = normalise(fp.load("resnet50"))
-    options = compilation.Options(tune="model")
-    modelled = compilation.costs_for("model", weights_nbytes=10**8)
+    options = Options(tune="model")
+    modelled = selection.costs_for("model", weights_nbytes=10**8)
     field = entrants.Entrants(normal, Setting(OneDnnTarget(), ReferenceTarget()), modelled, options)
     best, direct = field.best.certificate, field.get(entrants.DIRECT)
     assert best is not None and best.optimal and direct is not None and direct.certificate is not None
@@ -208,7 +209,7 @@ def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
     ],
 )
 def test_tune_is_a_short_form_of_where_costs_come_from_and_of_the_effort(how, measured: bool, patient: bool) -> None:
-    tuning = compilation.Options(tune=how).tuning
+    tuning = Options(tune=how).tuning
     assert (tuning.measures, tuning.is_patient) == (measured, patient)
 
 
@@ -224,12 +225,12 @@ def test_a_patient_compilation_runs_more_plans(
         races.append(len(plans))
         return Race((1.0, *(100.0 for _ in range(len(plans) - 1))), 3, 0, tuple(plans))
 
-    monkeypatch.setattr(compilation, "race", decide)
+    monkeypatch.setattr(selection, "race", decide)
     unlike_any_other(monkeypatch)
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 8, 1)
     graph = fp.from_torch(torch.nn.Sequential(*layers).eval(), torch.randn(1, 64, 56, 56))
-    compile_graph(graph, compilation.Options(tune=fp.Tune("model", effort=effort)))
+    compile_graph(graph, Options(tune=fp.Tune("model", effort=effort)))
     assert races == [field]
 
 
@@ -240,7 +241,7 @@ def test_an_unknown_source_or_effort_is_refused(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tune", "limit", "rounds"), [("measure", None, compilation._ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
+    ("tune", "limit", "rounds"), [("measure", None, selection._ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
 )
 def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit(
     model: torch.nn.Module, tune: str, limit: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -252,7 +253,7 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
         asked.append(fewest)
         return Race(tuple(1.0 + i for i in range(len(plans))), 3, 0, tuple(plans))
 
-    monkeypatch.setattr(compilation, "race", decide)
+    monkeypatch.setattr(selection, "race", decide)
     unlike_any_other(monkeypatch)
     fp.compile(model, torch.randn(1, 3, 20, 20), tune=tune, tune_budget=limit)
     assert asked and set(asked) == {rounds}

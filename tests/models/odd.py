@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 from fmtprop.api import CompiledModel, Options, compile_graph
-from fmtprop.compiling import compilation
+from fmtprop.compiling import selection
 from fmtprop.compiling.race import Race
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir import Graph
@@ -66,12 +66,12 @@ def odd_planner(seed: int, *, sliced: bool = False) -> Iterator[None]:
         return Race((1.0,) * len(plans), 1, random.Random(seed).randrange(len(plans)), tuple(plans))
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(compilation, "costs_for", lambda *_, **__: RandomCosts(seed)))
+        stack.enter_context(mock.patch.object(selection, "costs_for", lambda *_, **__: RandomCosts(seed)))
         if sliced:
             stack.enter_context(mock.patch.object(slice_batch, "last_level_cache_nbytes", lambda: 2))
-            stack.enter_context(mock.patch.object(compilation, "race", decide))
-            stack.enter_context(mock.patch.object(compilation.Store, "verdict", lambda self, key: None))
-            stack.enter_context(mock.patch.object(compilation.Store, "remember", lambda self, key, name: None))
+            stack.enter_context(mock.patch.object(selection, "race", decide))
+            stack.enter_context(mock.patch.object(selection.Store, "verdict", lambda self, key: None))
+            stack.enter_context(mock.patch.object(selection.Store, "remember", lambda self, key, name: None))
         yield
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from fmtprop.compiling import compilation
+from fmtprop.compiling import selection
 from fmtprop.compiling.race import Race
 from fmtprop.ir import Graph, TensorType, Value
 from fmtprop.ir.verify import Stage, verify
@@ -188,7 +188,7 @@ def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, tmp_path, monkey
         seen.append(len(plans))
         return Race((1.0,) * len(plans), 3, winner, tuple(plans))
 
-    monkeypatch.setattr(compilation, "race", decide)
+    monkeypatch.setattr(selection, "race", decide)
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(4, 3, 16, 16)
     net = fp.compile(model, x, policy="optimal", tune="model")

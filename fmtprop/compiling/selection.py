@@ -1,0 +1,239 @@
+"""The choice of the plan that is kept: by cost, or by a race of plans where costs do not decide.
+
+Owns the last word between the `optimal` plans and the greedy ones, and the records of races. Assigns no formats itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.entrants import DIRECT, GREEDY, Entrant, Entrants
+from fmtprop.compiling.options import OPTIMAL, Options
+from fmtprop.compiling.race import Race, race
+from fmtprop.compiling.stages import random_inputs
+from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
+from fmtprop.passes.optimal import Certificate
+from fmtprop.runtime import Plan, build_plan
+from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights
+from fmtprop.store import Store, key_of
+from fmtprop.targets.executable import Provider
+from fmtprop.targets.registry import setting_for
+from fmtprop.tuning import TunedCosts, Tuning, costs_for
+from fmtprop.tuning.peaks import improve
+
+__all__ = ["Decision", "Selection"]
+
+#: seconds of a race, for the efforts "quick" and "patient"
+_QUICK, _PATIENT = 0.2, 1.0
+
+#: least rounds of a patient race without a limit of time: other users of a shared machine may decide a single round
+_ROUNDS = 5
+
+#: the share by which a run may take longer, relative to `propagate`, than its costs promised, before costs are doubted
+_DOUBT = 0.15
+
+#: a run that is so many times faster than its cost disproves the measured peaks of the machine (other users can only
+#: make runs slower; the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
+_DISPROVED = 3.0
+
+#: a plan that costs so many times as much as the cheapest does not run: costs are not that wrong
+_FAR = 10.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The plan that is kept, the certificate of the choice by cost, and the result of the race."""
+
+    kept: Entrant
+    certificate: Certificate | None = None
+    race: Race | None = None
+    #: records of the race for the store
+    verdict: Mapping[str, str] = field(default_factory=dict)
+    #: the plan of the race, without its weights
+    unpacked: Plan | None = None
+
+
+class Selection:
+    """The choice among the plans of one model, which may be repeated around what failed.
+
+    Parameters
+    ----------
+    normal : Graph
+        A normal graph.
+    target, fallback : Provider
+        Who runs it.
+    options : Options
+        How.
+    store : Store
+        Figures and verdicts of earlier compilations.
+    attempts : Attempts
+        Records the ways that are dropped after a failure.
+    lap : callable
+        Told the name of each stage that ends.
+
+    Attributes
+    ----------
+    tuning : Tuning or None
+        Where the costs of the `optimal` assignment came from.
+    readers : list of Node
+        Nodes for which a wrong primitive packed an operand.
+    """
+
+    def __init__(
+        self,
+        normal: Graph,
+        target: Provider,
+        fallback: Provider,
+        options: Options,
+        store: Store,
+        attempts: Attempts,
+        lap: Callable[[str], None],
+    ) -> None:
+        self._normal, self._target, self._fallback = normal, target, fallback
+        self._options, self._store, self._attempts, self._lap = options, store, attempts, lap
+        self.tuning: Tuning | None = None
+        self.readers: list[Node] = []
+        #: asked by `optimal`, at each attempt: they know the measured figures, and the rest of the time for measuring
+        self._costs: TunedCosts | None = None
+        #: whether a run was so fast that the machine's peaks were measured again
+        self._recalibrated = False
+        #: whether compiling may take long
+        self._patient = options.tuning.is_patient
+
+    def decide(self) -> Decision:
+        """Assign formats, in several ways where it is not known yet which of them is the fastest; return one."""
+        options, rivals = self._options, self.rivals()
+        best = rivals.best
+        entrants = [best]
+        if options.policy == OPTIMAL and options.confirm and not options.pin:
+            known = self._winner(rivals)
+            entrants = self._entrants(rivals) if known is None else [known]
+        self.tuning = self._costs.tuning if self._costs is not None else None
+        self._lap("assign")
+        raced = self._race(entrants, rivals) if len(entrants) > 1 else None
+        if raced is None:
+            kept = rivals.best if len(entrants) > 1 else entrants[0]
+            return Decision(kept, kept.certificate or best.certificate)
+        kept, result, plan = raced
+        self._lap("confirm")
+        if not self._recalibrated and best.name in result.names:
+            promised, needed = rivals.expected(best), result.seconds[result.names.index(best.name)]
+            self._recalibrated = promised > _DISPROVED * needed
+            if self._recalibrated and improve(self._store):
+                del raced, plan  # numbers that stand in for weights
+                self._costs = None
+                return self.decide()
+        verdict = {
+            _winner_key(best, self._patient): kept.name,
+            _pair_key(best, kept): kept.name,
+        }
+        return Decision(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
+
+    def rivals(self) -> Entrants:
+        """Return who may become the plan; where nobody packs for some readers any more, others run these."""
+        if self._options.policy == OPTIMAL:
+            self._costs = self._costs or self._new_costs()
+        setting = setting_for(self._target, self._options.boundary, self._fallback)
+        model = self._normal, setting, self._costs, self._options, self._attempts
+        rivals, failed = Entrants(*model), self._attempts.failed
+        rivals.get(rivals.ladder[0])
+        unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]
+        if not self.readers or not unsupported:
+            return rivals
+        for reader in self.readers:
+            self._target.reject(reader)
+        self.readers = []
+        for name in unsupported:
+            del failed[name]
+        return Entrants(*model)
+
+    def _new_costs(self) -> TunedCosts:
+        options = self._options
+        return costs_for(
+            options.tuning.costs,
+            weights_nbytes=weights_nbytes(self._normal),
+            activations_nbytes=activations_nbytes(self._normal),
+            budget=options.tune_budget,
+            progress=options.progress,
+            store=self._store,
+            target=self._target,
+        )
+
+    # ------------------------------------------------------------------ which is the fastest
+
+    def _entrants(self, rivals: Entrants) -> list[Entrant]:
+        """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
+        best, *others = rivals.field(whole=self._patient)
+        return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
+
+    def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
+        """Return the fastest, the times of all, and its plan; None if none can run on the inputs at hand.
+
+        All run once more, with `DIRECT` among them, where another than the first won or costs promised more.
+        """
+        raced = self._run_in_turns(entrants, rivals)
+        if raced is None or self._patient:
+            return raced
+        if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
+            return raced
+        direct = rivals.get(DIRECT)
+        if direct is None or direct.key in {entrant.key for entrant in entrants}:
+            return raced
+        del raced  # it holds the numbers that stand in for weights
+        return self._run_in_turns([one for one in (*entrants, direct) if rivals.get(one.name) is one], rivals)
+
+    def _run_in_turns(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
+        """Run plans against each other: on any numbers where that tells as much as their own weights."""
+        graphs = {entrant.name: entrant.graph for entrant in entrants}
+        if all(map(runs_on_any_numbers, graphs.values())):
+            makers = with_dummy_weights(graphs, self._target)
+        else:
+            makers = {name: partial(build_plan, graph, self._target) for name, graph in graphs.items()}
+        made = {name: self._attempts.of(name, maker) for name, maker in makers.items()}
+        plans = {name: plan for name, plan in made.items() if plan is not None}
+        fewest = _ROUNDS if self._patient and self._options.tune_budget is None else 1
+        budget, expected = _PATIENT if self._patient else _QUICK, rivals.expected(entrants[0])
+        result = race(plans, random_inputs(self._normal), budget, fewest, expected, self._attempts) if plans else None
+        if result is None:
+            for name in plans:  # that none can be run on these inputs tells nothing about one of them
+                self._attempts.failed.pop(name)
+            return None
+        name = result.names[result.winner]
+        return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
+
+    # ------------------------------------------------------------------ records of earlier races
+
+    def _winner(self, rivals: Entrants) -> Entrant | None:
+        """Return the winner of the last race; None if it is unknown. A longer race comes first."""
+        if self._options.tuning.costs == "remeasure":
+            return None
+        for patient in (True,) if self._patient else (True, False):
+            name = self._store.verdict(_winner_key(rivals.best, patient))
+            kept = rivals.get(name) if name in rivals.names else None
+            # by other costs, another plan may have the same name
+            if kept is not None and self._store.verdict(_pair_key(rivals.best, kept)) is not None:
+                return kept
+        return None
+
+
+def _is_kept(promise: Certificate | None, result: Race) -> bool:
+    """Return whether the choice by cost, the first plan, saved as much time over `propagate` as its costs promised."""
+    if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
+        return True
+    return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
+
+
+def _winner_key(best: Entrant, patient: bool) -> str:
+    """Return the key of who beat the choice by cost, or whether it won, on this machine with these threads."""
+    return key_of({"race": best.key, "patient": patient})
+
+
+def _pair_key(best: Entrant, kept: Entrant) -> str:
+    """Return the key of one plan having been run against the choice by cost."""
+    return key_of({"race": best.key, "kept": kept.key})
