@@ -67,13 +67,14 @@ EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
     Variant("filtering", Winograd(), "VGG-16 0.62, ResNet-50 0.92 (AVX2, docs/performance.md)"),
     Variant("filtering, finer", Winograd(most=MOST_GROWTH), "VGG-16 0.77 (AVX2, docs/experiments.md)"),
     Variant("norm as convolution", NormAsConvolution(), "DenseNet-121 0.78, 0.84 on AVX-512 (docs/experiments.md)"),
-    Variant("groups of 8", MergeGroups(width=8), "ResNeXt-50 32x4d 0.86 (AVX2, docs/experiments.md)"),
-    Variant("groups of 16", MergeGroups(width=16), "as groups of 8, for wider vectors"),
+    Variant("groups merged", MergeGroups(), "ResNeXt-50 32x4d 0.86 (AVX2, docs/experiments.md)"),
 )
 
 #: one node for several
 FUSIONS: tuple[Variant[Fusion], ...] = (
-    Variant("depthwise pair", fused, "MobileNetV2 0.93 to 1.03 (AVX-512, docs/experiments.md)"),
+    Variant(
+        "depthwise pair", fused, "MobileNetV2 0.93 and 0.95 (AVX-512, 2 threads, docs/experiments.md); 1.00 on AVX2"
+    ),
     Variant("attention", attention, "GPT-2 of 192 channels 0.81, BERT-base 0.94 (AVX-512, docs/experiments.md)"),
 )
 
