@@ -17,7 +17,7 @@
         ├── DnnlError         answered with an error status
         └── HandleError       a native handle was used after it was closed, or somebody tried to copy it
 
-A message names the node, the operand and axis, the value, the rule, and what to do next.
+A message names the node, the operand and axis, the value, the rule and the remedy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Steps of training: policies compared on one module, and fmtprop raced against PyTorch.
 
-A step is what a training loop does: gradients to zero, forward, loss, backward, the optimiser. Before anything is
+A step is one turn of a training loop: gradients to zero, forward, loss, backward, the optimiser. Before anything is
 timed, loss, gradients and buffers of one step are compared with those of eager PyTorch in f32. Rounding errors in the
 gradients of a deep network's first layers are large, those of its last layers small: so each tensor has a measure of
 its own, the error that PyTorch itself makes in another memory format, and in bf16 under autocast.

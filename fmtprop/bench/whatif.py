@@ -55,7 +55,7 @@ print({_MARK!r} + json.dumps(told), flush=True)
 
 @dataclass(frozen=True)
 class Case:
-    """One way to plan a model; what is empty is as usual."""
+    """One way to plan a model; an empty field is as usual."""
 
     policy: str = "optimal"
     dtype: str = "f32"

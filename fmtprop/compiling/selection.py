@@ -60,7 +60,7 @@ class Decision:
 
 
 class Selection:
-    """The choice among the plans of one model, which may be repeated around what failed.
+    """The choice among the plans of one model; after a failure, it can be made again.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ _TASKS = "/proc/self/task"
 class _State:
     """Knowledge of this process about its forks."""
 
-    # The thread whose OpenMP pool was lost in a fork.
+    # The thread that lost its OpenMP pool in a fork.
     crippled: int | None = None
     pool_at_fork = False
     worker: ThreadPoolExecutor | None = None

@@ -69,7 +69,7 @@ def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Trainable:
     Raises
     ------
     ImportModelError
-        The name is of another kind, or what it names is no module for training.
+        The name is of another kind, or the module is not for training.
 
     Examples
     --------

@@ -94,7 +94,7 @@ class _SideFile:
         self._identity: tuple[int, ...] | None = None
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Return all tensors in one mapping of the file, whose pages are loaded on first access."""
+        """Return all tensors in one mapping of the file; its pages are loaded on first access."""
         with self._open() as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
 

@@ -101,7 +101,7 @@ class Initialiser:
 
     @classmethod
     def constant(cls, value: float) -> Initialiser:
-        """Describe a tensor whose elements are all equal."""
+        """Describe a tensor of equal elements."""
         return cls("constant", 0, (value,))
 
     @property

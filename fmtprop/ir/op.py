@@ -257,7 +257,7 @@ class OpDef:
     as_post_op : PostOpForm, optional
         Its form as a post-op of the op before it; None if it has none.
     inplace : frozenset of str
-        Operands in whose buffer dst may be written if both have the same descriptor: element-wise ops, softmax, ….
+        Operands of which dst may take the buffer if both have the same descriptor: element-wise ops, softmax, ….
     short : str
         Stem of node names: ``"conv"`` for convolution.
     torch : mapping of str to Importer
@@ -368,7 +368,7 @@ def opdef(name: str) -> OpDef:
 
 
 def op_of(attrs: Attrs) -> str:
-    """Return the name of the op whose attributes are of this class."""
+    """Return the name of the op that has attributes of this class."""
     return next(name for name, declaration in OPSET.items() if declaration.attrs is type(attrs))
 
 

@@ -123,7 +123,11 @@ class _Gradient(ChannelProgram):
         with self.preserved(*SAVED, FREE):
             self.portions(FREE, PLACES, "places")
             self.emit("SUB_R64_RM64", PLACES, FREE)
-            for pointer, name, row in ((SRC, "src", "row"), (_DIFF, "diff_dst", "diff_row"), (DST, "diff_src", "dst_row")):
+            for pointer, name, row in (
+                (SRC, "src", "row"),
+                (_DIFF, "diff_dst", "diff_row"),
+                (DST, "diff_src", "dst_row"),
+            ):
                 self.point(pointer, name, FREE, row)
             self._prepare()
             with self.preserved(SRC, _DIFF, PLACES):

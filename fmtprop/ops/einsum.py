@@ -96,7 +96,7 @@ def import_einsum(call: Call) -> Value | None:
     call : Call
         The imported call.
     """
-    from fmtprop.ops.matmul import import_product  # whose declaration has this importer
+    from fmtprop.ops.matmul import import_product  # its declaration has this importer
 
     operands: Sequence[Value] = call["tensors"]
     named = _named(call["equation"], [call.type(value).ndim for value in operands])

@@ -225,7 +225,7 @@ def layer_inputs(call: Call) -> tuple[Value, dict[str, Value | None]] | None:
 
 
 def import_layer(call: Call) -> Value | None:
-    """Import a layer normalization whose statistics nobody reads."""
+    """Import a layer normalization; nobody reads its statistics."""
     inputs = layer_inputs(call)
     if inputs is None:
         return None

@@ -25,7 +25,7 @@ from fmtprop.passes.formats import dense, describe, plain
 from fmtprop.passes.policies import POLICIES, Policy, Question
 from fmtprop.passes.target import Candidate, Setting, can_be_read
 
-#: types whose numbers are all f32 numbers, too
+#: types of which all numbers are f32 numbers, too
 _HALVES = frozenset({DataType.BF16, DataType.F16})
 
 

@@ -72,7 +72,7 @@ def _fold_reader(graph: Graph, producer: Node, linear: Linear) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- what is folded
+# ---------------------------------------------------------------- folding
 
 
 def _affine(graph: Graph, node: Node, src: Value, axis: int) -> Affine | None:

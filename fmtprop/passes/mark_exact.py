@@ -24,7 +24,7 @@ _LARGEST_NBYTES = 16 << 20
 
 @dataclass(frozen=True)
 class MarkExact:
-    """Mark nodes whose special values must be PyTorch's.
+    """Mark nodes that must give PyTorch's special values.
 
     Parameters
     ----------

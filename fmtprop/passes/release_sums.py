@@ -16,7 +16,7 @@ __all__ = ["ReleaseSums"]
 
 @dataclass(frozen=True)
 class ReleaseSums:
-    """Turn ``sum`` post-ops whose operand must not be overwritten into ``binary`` additions.
+    """Turn ``sum`` post-ops into ``binary`` additions if their operand must not be overwritten.
 
     Notes
     -----

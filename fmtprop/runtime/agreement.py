@@ -23,7 +23,7 @@ TOLERANCE = {DataType.F64: 1e-13, DataType.F32: 2e-5, DataType.BF16: 2e-2, DataT
 #: one sign come in runs: oneDNN's batch normalization reaches 2e-6, on normally distributed numbers 3e-7
 _SUM_ERROR = 2**-18
 
-#: elements whose differences are computed at a time (at least one row of the tensor)
+#: elements of which differences are computed at a time (at least one row of the tensor)
 _PIECE_ELEMENTS = 1 << 20
 
 

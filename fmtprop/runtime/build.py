@@ -299,7 +299,7 @@ class _Builder:
         self.steps.append(step)
 
     def _overwritable(self, node: Node, inputs: Mapping[str, Access]) -> str | None:
-        """Return the operand whose buffer the first result may take over, or None."""
+        """Return the operand of which the first result may take over the buffer, or None."""
         allowed, way = opdef(node.op).inplace, implementation(node)
         if way.makes_results:
             return self._addable(node, way.may_add_to(node), inputs)

@@ -61,7 +61,7 @@ def place_parts(graph: Graph, computed: Set[str]) -> Placement:
     Raises
     ------
     PlanError
-        A node is in place in a format whose parts are not dense.
+        A node is in place in a format of which parts are not dense.
     """
     placement = Placement()
     for node in graph.nodes():

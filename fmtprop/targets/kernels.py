@@ -169,9 +169,7 @@ def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[C
     if any(formats[name].dtype is not DataType.F32 for name in formats if name not in tensors):
         return
     size, channels = prod(src.dims) // max(src.dims[1], 1), src.dims[1]
-    kernel = batch_norm_kernel_for(
-        size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient
-    )
+    kernel = batch_norm_kernel_for(size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient)
     if kernel is not None:
         results = [name for name in ("dst", "mean", "variance") if not gradient and name in request]
         results = results or [name for name in ("diff_src", "diff_scale", "diff_shift") if name in request]
@@ -185,7 +183,9 @@ def _channels_pitch(desc: MemoryDesc) -> int:
     if not _is_in_rows(desc) or desc.ndim < 2 or (desc.strides[1] != 1 and desc.dims[1] > 1):
         return 0
     dims, strides = list(desc.dims), list(desc.strides)
-    places = [(size, step) for axis, (size, step) in enumerate(zip(dims, strides, strict=True)) if axis != 1 and size > 1]
+    places = [
+        (size, step) for axis, (size, step) in enumerate(zip(dims, strides, strict=True)) if axis != 1 and size > 1
+    ]
     expected = pitch = places[-1][1] if places else dims[1]
     for size, step in reversed(places):
         if step != expected:

@@ -45,7 +45,7 @@ class _Layers:
         self.__module__ = __name__
 
     def __call__(self, *args: Any) -> Any:
-        """Take and return what the function does."""
+        """Take the function's arguments; return its results."""
         dtype = self._dtype(*args)
         return self._function(*args) if dtype is None else self._run(dtype, *args)
 

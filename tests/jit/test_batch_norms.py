@@ -38,9 +38,7 @@ def gradients(src, diff_dst, mean, variance, scale, shift, limits, threads=2, di
     """Return the gradients by src, scale and shift."""
     diff_src = torch.empty(src.shape, dtype=src.dtype) if diff_src is None else diff_src
     pitches = (src.stride(0), diff_src.stride(0), diff_dst.stride(0))
-    kernel = batch_norm_kernel_for(
-        *src.shape, pitches, 1e-5, limits, DataType.from_any(src.dtype), gradient=True
-    )
+    kernel = batch_norm_kernel_for(*src.shape, pitches, 1e-5, limits, DataType.from_any(src.dtype), gradient=True)
     diff_scale, diff_shift = torch.empty(2, src.shape[1])
     named = {"mean": mean, "variance": variance, "scale": scale, "shift": shift}
     diffs = {"diff_dst": diff_dst, "diff_src": diff_src, "diff_scale": diff_scale, "diff_shift": diff_shift}

@@ -222,7 +222,7 @@ def _ranks(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _with_spread_slope(node: onnx.NodeProto, source: int, slope: int) -> list[onnx.NodeProto]:
-    """Return a PRelu whose slope has axes of one element behind the channels."""
+    """Return a PRelu; its slope gets axes of one element behind the channels."""
     if slope != 1 or source < 3:
         return [node]
     copy = onnx.NodeProto()

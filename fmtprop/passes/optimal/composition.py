@@ -15,7 +15,7 @@ from fmtprop.passes.target import Candidate
 
 __all__ = ["COMPOSED", "Composition"]
 
-#: the target of a candidate whose handle is a `Composition`; no node of a formatted graph has it
+#: the target of a candidate that has a `Composition` as its handle; no node of a formatted graph has it
 COMPOSED = "composed"
 
 

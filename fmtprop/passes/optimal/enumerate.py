@@ -100,7 +100,7 @@ class _Enumerator:
         for pair in filter(None, (fusion.rewrite(self.graph, node) for fusion in FUSIONS)):
             before = [self.graph.node(name) for name in pair.covers[:-1]]
             if any(one.name not in self.found.ways or self._pins_of(one) for one in before):
-                continue  # a constant; or what is between them has no format, and the operands are the first one's
+                continue  # a constant; or the tensor between them has no format, and the operands are the first one's
             if self._pins_of(node).keys() & self.graph.inputs(node.name).keys():
                 continue
             ways = [

@@ -20,7 +20,7 @@ from fmtprop.passes.target import Candidate, Costs
 
 __all__ = ["Enumeration", "Way"]
 
-#: targets whose candidates cost nothing, or whose costs are known
+#: targets of candidates that cost nothing, or have known costs
 _UNPRICED = ("view", "boundary", COMPOSED)
 
 

@@ -129,7 +129,7 @@ def _longs(blob: bytes, offset: int, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}q", blob, offset)
 
 
-# ---------------------------------------------------------------- what is known
+# ---------------------------------------------------------------- known versions
 
 
 @lru_cache(maxsize=1)
