@@ -170,7 +170,7 @@ def diagnose() -> Diagnosis:
     data_types = {name: supports(name) for name in DATA_TYPES}
     openmp = _openmp_runtimes()
     return Diagnosis(
-        findings=_findings(library),
+        findings=findings_of(library),
         version=".".join(map(str, library.version)),
         hash=library.hash,
         runtime=library.runtime,
@@ -183,7 +183,7 @@ def diagnose() -> Diagnosis:
         torch_threads=threads,
         openmp=openmp,
         environment=environment,
-        advice=_advice(library, threads, data_types, openmp, cpus),
+        advice=advice_for(library, threads, data_types, openmp, cpus),
     )
 
 
@@ -197,7 +197,8 @@ def _without_library() -> tuple[str, ...]:
     )
 
 
-def _findings(library: Library) -> tuple[Finding, ...]:
+def findings_of(library: Library) -> tuple[Finding, ...]:
+    """Return all libraries of this machine: those that were rejected, the loaded one, and those that were not tried."""
     rejected = [Finding(r.candidate.path, r.candidate.origin, "rejected", r.reason) for r in library.rejected]
     found = [candidate for candidate in candidates() if os.path.isfile(candidate.path)]
     chosen = next((one for one in found if (one.path, one.origin) == (library.path, library.origin)), None)
@@ -228,9 +229,24 @@ def _openmp_runtimes() -> tuple[str, ...]:
     return tuple(sorted(paths))
 
 
-def _advice(
+def advice_for(
     library: Library, torch_threads: int, data_types: dict[str, bool], openmp: tuple[str, ...], cpus: int
 ) -> tuple[str, ...]:
+    """Return advice for a user of a library.
+
+    Parameters
+    ----------
+    library : Library
+        The loaded library.
+    torch_threads : int
+        PyTorch's number of threads; 0 if it is not loaded.
+    data_types : dict of str to bool
+        Whether the CPU has kernels for a data type.
+    openmp : tuple of str
+        Files of the OpenMP runtimes in this process.
+    cpus : int
+        CPUs that this process may use.
+    """
     advice = []
     if not torch_threads:
         advice.append(f"PyTorch {library.torch}: fp.from_torch and the reference target need it (pip install torch)")

@@ -202,7 +202,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Library:
     global _loaded
     with _lock.current:
         if _loaded is None:
-            _loaded = _load_first(_wanted(path))
+            _loaded = load_first(_wanted(path))
         elif path is not None and os.path.realpath(path) != os.path.realpath(_loaded.path):
             raise LoadError(
                 f"cannot load {os.fspath(path)}: this process already uses oneDNN from {_loaded.path}; "
@@ -285,7 +285,14 @@ def _wanted(path: str | os.PathLike[str] | None) -> list[Candidate]:
     return [explicit] if explicit else candidates()
 
 
-def _load_first(wanted: list[Candidate]) -> Library:
+def load_first(wanted: list[Candidate]) -> Library:
+    """Return the first of some libraries that can be used.
+
+    Raises
+    ------
+    LoadError
+        None can be used; the message has the reason for each.
+    """
     global _rejections
     torch = _import_torch()
     rejected: list[Rejection] = []
@@ -324,7 +331,7 @@ def _try_load(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str)
 
 def _open(candidate: Candidate, rejected: tuple[Rejection, ...], torch: str) -> Library | str:
     try:
-        cdll = _open_with_neighbours(candidate.path)
+        cdll = open_with_neighbours(candidate.path)
     except OSError as error:
         return str(error)
     version_function = _bind(cdll, "dnnl_version")
@@ -348,7 +355,7 @@ def _other_version(version: Sequence[int]) -> str:
     return f"oneDNN v{'.'.join(map(str, version))}; v3.x is needed"
 
 
-def _open_with_neighbours(path: str) -> ctypes.CDLL:
+def open_with_neighbours(path: str) -> ctypes.CDLL:
     """Open a library; search its own directory for dependencies that the loader does not find.
 
     Wheels put a library and its runtimes into the same directory of an environment, without a run path.
@@ -362,7 +369,7 @@ def _open_with_neighbours(path: str) -> ctypes.CDLL:
             if neighbour == path or not os.path.isfile(neighbour):
                 raise
             # From now on the loader finds it by its name, so the next attempt gets further.
-            _open_with_neighbours(neighbour)
+            open_with_neighbours(neighbour)
 
 
 def _bind(cdll: ctypes.CDLL, name: str) -> Any | None:

@@ -12,7 +12,6 @@ import pytest
 
 from fmtprop import dnnl
 from fmtprop.dnnl import _abi
-from fmtprop.dnnl.library import _bind
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,11 +72,12 @@ def test_what_the_documentation_states() -> None:
 
 def test_every_function_of_the_library_has_its_types_set() -> None:
     library = dnnl.lib()
-    names = [name for name in _abi.FUNCTIONS if library.has(name)]
+    # the attribute `version` is the answer of its function
+    names = [name for name in _abi.FUNCTIONS if library.has(name) and name != "dnnl_version"]
     assert len(names) > 150
     for name in names:
-        function = _bind(library._cdll, name)
-        assert function is not None and function.argtypes is not None and function.restype is not None
+        function = getattr(library, name.removeprefix("dnnl_"))
+        assert function.argtypes is not None and function.restype is not None
 
 
 def test_pointer_types_are_not_interchangeable() -> None:

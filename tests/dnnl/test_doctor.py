@@ -48,7 +48,7 @@ def test_advice(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime, threads, isa, torch, version = "OMP", 8, "avx2", "not installed", (3, 2, 0)
 
     types = {"f32": True, "bf16": False}
-    advice = "\n".join(doctor._advice(Fake(), 0, types, ("a/libgomp.so.1", "b/libiomp5.so"), 2))  # type: ignore[arg-type]
+    advice = "\n".join(doctor.advice_for(Fake(), 0, types, ("a/libgomp.so.1", "b/libiomp5.so"), 2))  # type: ignore[arg-type]
     for expected in (
         "pip install torch",
         'dtype="bf16" needs AVX-512',
@@ -58,9 +58,9 @@ def test_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert expected in advice
     Fake.runtime = "SYCL"
-    assert "submits through SYCL" in "\n".join(doctor._advice(Fake(), 2, types, (), 2))  # type: ignore[arg-type]
+    assert "submits through SYCL" in "\n".join(doctor.advice_for(Fake(), 2, types, (), 2))  # type: ignore[arg-type]
     Fake.runtime, Fake.threads = "OMP", 2
-    assert "share one OpenMP runtime" in "\n".join(doctor._advice(Fake(), 1, types, (), 2))  # type: ignore[arg-type]
+    assert "share one OpenMP runtime" in "\n".join(doctor.advice_for(Fake(), 1, types, (), 2))  # type: ignore[arg-type]
 
 
 def test_supports() -> None:

@@ -137,7 +137,7 @@ def test_opencl_driver_beside_the_library(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
     library.write_bytes(b"not a library")
     with pytest.raises(LoadError, match=r"libdnnl.so.3"):
-        library_module._load_first([Candidate(str(library), "test")])
+        library_module.load_first([Candidate(str(library), "test")])
     assert "OCL_ICD_FILENAMES" not in os.environ
 
 
@@ -153,4 +153,4 @@ def test_neighbours_are_found_without_a_run_path(tmp_path: Path) -> None:
         [*shared, "inner.c", "-o", "libinner_x.so.1", "-Wl,-soname,libinner_x.so.1"], cwd=tmp_path, check=True
     )
     subprocess.run([*shared, "outer.c", "-o", "libouter_x.so", "-l:libinner_x.so.1", "-L."], cwd=tmp_path, check=True)
-    assert library_module._open_with_neighbours(str(tmp_path / "libouter_x.so")).outer() == 42
+    assert library_module.open_with_neighbours(str(tmp_path / "libouter_x.so")).outer() == 42

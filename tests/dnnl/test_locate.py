@@ -119,14 +119,14 @@ def test_what_cannot_be_loaded_is_passed_over_with_the_reason(places: Path) -> N
     future = write_library(places / "system/libdnnl.so", (4, 0, 0), GNU)
     real = dnnl.lib()
     works = Candidate(real.path, "this process's own", read_build(real.path))
-    taken = library._load_first([*candidates()[:2], works])
+    taken = library.load_first([*candidates()[:2], works])
     assert taken.path == real.path
     assert [(one.candidate.path, one.reason) for one in taken.rejected][1:] == [
         (str(future), "oneDNN v4.0.0; v3.x is needed")
     ]
     assert taken.rejected[0].candidate.path == str(broken) and taken.rejected[0].reason
     with pytest.raises(LoadError, match=r"libdnnl.so.3 \[CONDA_PREFIX=.*\]: .*\n.*v4.0.0; v3.x is needed"):
-        library._load_first(candidates()[:2])
+        library.load_first(candidates()[:2])
 
 
 def test_doctor_says_why_each_was_or_was_not_taken(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +134,11 @@ def test_doctor_says_why_each_was_or_was_not_taken(places: Path, monkeypatch: py
     new = install_wheel(places / "site", "paddlepaddle", "paddle/libs/libdnnl.so.3", (3, 6, 2), GNU)
     best = candidates()[0]
     loaded = Library(best.path, best.origin, (3, 6, 2), "0" * 40, "OMP", (), "2.13", None)  # type: ignore[arg-type]
-    chosen, other = doctor._findings(loaded)[:2]
+    chosen, other = doctor.findings_of(loaded)[:2]
     assert (chosen.path, chosen.state, chosen.reason) == (str(new), "chosen", "the newest on GNU OpenMP")
     assert (other.path, other.state, other.reason) == (str(old), "not tried", "v3.2.0, not newer")
     named = Library(str(old), "explicit path", (3, 2, 0), "0" * 40, "OMP", (), "2.13", None)  # type: ignore[arg-type]
-    chosen, other = doctor._findings(named)[:2]
+    chosen, other = doctor.findings_of(named)[:2]
     assert (chosen.path, chosen.reason) == (str(old), "asked for by name")
     assert (other.path, other.reason) == (str(new), "another was asked for")
 
@@ -150,7 +150,7 @@ def test_a_newer_library_is_advised_where_there_is_an_older_one(monkeypatch: pyt
         runtime, threads, isa, torch, version = "OMP", 2, "avx2", "2.13", (3, 2, 0)
 
     def advice() -> str:
-        return "\n".join(doctor._advice(Fake(), 2, {"bf16": True}, (), 2))  # type: ignore[arg-type]
+        return "\n".join(doctor.advice_for(Fake(), 2, {"bf16": True}, (), 2))  # type: ignore[arg-type]
 
     assert locate.NEWER_HINT in advice() and "pip install fmtprop[newest]" in advice()
     Fake.version = locate.NEWER

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import zlib
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def test_only_positive_finite_figures_are_kept(path: Path, value: float) -> None
 def test_a_senseless_figure_is_left_out_even_with_a_right_checksum(path: Path, value: object) -> None:
     Store(path).add_figures({"good": 1.0})
     with closing(sqlite3.connect(path)) as connection, connection:
-        checksum = database._checksum("figure", "bad", value)
+        checksum = zlib.crc32(f"figure bad {value!r}".encode())
         connection.execute("INSERT INTO record VALUES ('figure', 'bad', ?, ?)", (value, checksum))
     with pytest.warns(RuntimeWarning, match="damaged in 1 records"):
         store = Store(path)
@@ -138,14 +139,14 @@ def test_the_oldest_records_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_disk_is_waited_for_where_it_pays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    honest = database._connect
+    honest = sqlite3.connect
 
-    def connect(path: Path, mode: str) -> sqlite3.Connection:
-        connection = honest(path, mode)
+    def connect(*how: object, **more: object) -> sqlite3.Connection:
+        connection = honest(*how, **more)
         connection.set_trace_callback(said.append)
         return connection
 
-    monkeypatch.setattr(database, "_connect", connect)
+    monkeypatch.setattr(sqlite3, "connect", connect)
     for sync, level in ((False, "OFF"), (True, "FULL")):
         said.clear()
         Store(path).add_figures({"a": 1.0}, sync=sync)
