@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from iced_x86 import Code, Instruction, Register
 
@@ -123,12 +124,9 @@ class _Gradient(ChannelProgram):
         with self.preserved(*SAVED, FREE):
             self.portions(FREE, PLACES, "places")
             self.emit("SUB_R64_RM64", PLACES, FREE)
-            for pointer, name, row in (
-                (SRC, "src", "row"),
-                (_DIFF, "diff_dst", "diff_row"),
-                (DST, "diff_src", "dst_row"),
-            ):
-                self.point(pointer, name, FREE, row)
+            self.point(SRC, "src", FREE, "row")
+            self.point(_DIFF, "diff_dst", FREE, "diff_row")
+            self.point(DST, "diff_src", FREE, "dst_row")
             self._prepare()
             with self.preserved(SRC, _DIFF, PLACES):
                 self._add_up(width, limited)
@@ -277,18 +275,19 @@ class _Gradient(ChannelProgram):
     def _select(self, x: int, y: int, comparisons: Iterable[tuple[int, int]]) -> None:
         """Set a vector to 0 where another one fails one of the comparisons."""
         if self.isa.nbytes == 64:
+            create: Any = Instruction
             mask = Register.NONE
             for limit, predicate in comparisons:
                 code = Code.EVEX_VCMPPS_KR_K1_ZMM_ZMMM512B32_IMM8_SAE
-                compare = Instruction.create_reg_reg_reg_u32(code, Register.K1, y, limit, predicate)
+                compare = create.create_reg_reg_reg_u32(code, Register.K1, y, limit, predicate)
                 compare.op_mask = mask
                 self._add(compare)
                 mask = Register.K1
-            select = Instruction.create_reg_reg(self.isa.code("VMOVUPS"), x, x)
+            select = create.create_reg_reg(self.isa.code("VMOVUPS"), x, x)
             select.op_mask, select.zeroing_masking = mask, True
             self._add(select)
             return
-        mask = self.isa.register(self.isa.registers - 1)
+        inside = self.isa.register(self.isa.registers - 1)
         for limit, predicate in comparisons:
-            self.v("VCMPPS", mask, y, limit, immediate=predicate)
-            self.v("VANDPS", x, x, mask)
+            self.v("VCMPPS", inside, y, limit, immediate=predicate)
+            self.v("VANDPS", x, x, inside)

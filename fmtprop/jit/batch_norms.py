@@ -128,7 +128,9 @@ class BatchNormKernel(StandaloneKernel):
         low, high = self.limits or (-inf, inf)
         if self.gradient and high == inf:
             high = nan  # an infinite result is not limited
-        more = dict.fromkeys(("diff_scale", "diff_shift"), addressof(unread)) if self.gradient else {}
+        more: dict[str, int] = {}
+        if self.gradient:
+            more = {"diff_row": diff_row[0], **dict.fromkeys(("diff_scale", "diff_shift"), addressof(unread))}
         make = BatchNormGradientArguments if self.gradient else BatchNormArguments
         arguments = make(
             barrier=address_of("GOMP_barrier"),
@@ -146,7 +148,6 @@ class BatchNormKernel(StandaloneKernel):
             one=_vector(1.0),
             low=_vector(low),
             high=_vector(high),
-            **{"diff_row": pitch for pitch in diff_row},
             **more,
         )
         return StandaloneWork(self.kernel, arguments, threads, (areas, ones, zeros, unread))

@@ -36,10 +36,9 @@ class NormWithFunction:
         return out if any(found) else graph
 
     def _fuse(self, graph: Graph, name: str) -> bool:
-        function = _function_behind(graph, name)
-        if function is None or not isinstance(function.attrs, Eltwise):
+        function, norm, own = _function_behind(graph, name), graph.node(name), Value(name)
+        if function is None or not isinstance(function.attrs, Eltwise) or not isinstance(norm.attrs, BatchStatistics):
             return False
-        norm, own = graph.node(name), Value(name)
         gradients = _gradients(graph, norm, function)
         if any(reader not in {function.name, *gradients} for reader, _ in graph.readers(own)):
             return False
@@ -58,7 +57,8 @@ class NormWithFunction:
 
 
 def _is_bare(node: Node) -> bool:
-    return node.op == "batch_normalization_training" and not node.attrs.function and not node.post_ops
+    is_forward = node.op == "batch_normalization_training" and not node.post_ops
+    return is_forward and isinstance(node.attrs, BatchStatistics) and not node.attrs.function
 
 
 def _function_behind(graph: Graph, norm: str) -> Node | None:

@@ -156,7 +156,7 @@ def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candida
 
 
 def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[Candidate]:
-    """Yield the kernel of a batch normalization in training, or of its gradient: channels innermost, maybe with gaps."""
+    """Yield the kernel of a batch normalization in training, or of its gradient: with channels innermost."""
     gradient = "diff_dst" in request
     src, result = request["src"], "diff_src" if gradient else "dst"
     formats = {name: plain(desc) for name, desc in request.items() if desc.ndim == 1}
@@ -182,11 +182,9 @@ def _channels_pitch(desc: MemoryDesc) -> int:
     """Return the elements from place to place of a tensor with its channels innermost; 0 if it is no such tensor."""
     if not _is_in_rows(desc) or desc.ndim < 2 or (desc.strides[1] != 1 and desc.dims[1] > 1):
         return 0
-    dims, strides = list(desc.dims), list(desc.strides)
-    places = [
-        (size, step) for axis, (size, step) in enumerate(zip(dims, strides, strict=True)) if axis != 1 and size > 1
-    ]
-    expected = pitch = places[-1][1] if places else dims[1]
+    axes = enumerate(zip(desc.dims, desc.strides, strict=True))
+    places = [(size, step) for axis, (size, step) in axes if axis != 1 and size > 1]
+    expected = pitch = places[-1][1] if places else desc.dims[1]
     for size, step in reversed(places):
         if step != expected:
             return 0

@@ -89,7 +89,7 @@ OF_GRAPH: tuple[Variant[Pass], ...] = (
     Variant(
         "norm with function",
         NormWithFunction(),
-        "layers of MobileNetV2: forward 0.5 to 0.6, gradient 0.6 to 0.9, in bf16 0.4 to 0.6 (AVX-512, docs/training.md)",
+        "layers of MobileNetV2: forward 0.5 to 0.6, gradient 0.5 to 0.9 (AVX-512, docs/training.md)",
     ),
     Variant(
         "batch in slices",
