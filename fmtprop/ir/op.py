@@ -241,6 +241,9 @@ class OpDef:
     narrows : callable
         ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
         it selects numbers, or adds a few.
+    positions : callable
+        ``attrs -> operands`` whose numbers say where another operand is read: these are not computed in a narrower
+        type, whose steps grow with the distance from 0.
     reads : Reads
         Which plain formats PyTorch's operator works on without a copy.
     loses : callable
@@ -298,6 +301,7 @@ class OpDef:
     checkable: Callable[[Any], bool] = _always
     any_strides: Callable[[Any], bool] = _always
     narrows: Callable[[Any], bool] = _never
+    positions: Callable[[Any], frozenset[str]] = _nothing
     reads: Reads = Reads.ANY
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()

@@ -57,6 +57,8 @@ _NARROWS = frozenset(
         "aten._adaptive_avg_pool2d_backward.default",
     }
 )
+#: arguments whose numbers are positions: of grid samples, of a deformable convolution
+_POSITIONS = ("grid", "offset")
 #: a call with an overload for given memory that replaces the memory's strides by the source's
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
 #: an element-wise call without PyTorch's tag for it
@@ -149,6 +151,17 @@ def window(attrs: HostCall) -> float:
     if name == "max_pool2d_with_indices":
         return float(math.prod(json.loads(attrs.arguments)["kernel_size"]))
     return _WINDOWS.get(name, 0.0)
+
+
+def positions(attrs: HostCall) -> frozenset[str]:
+    """Return the operands whose numbers are positions in another operand, or become integers."""
+    prepared = prepare(attrs)
+    named = dict(zip((a.name for a in prepared.function._schema.arguments), prepared.args, strict=False))
+    dtype = prepared.kwargs.get("dtype")
+    found = [named.get(name) for name in _POSITIONS]
+    if attrs.target == _CONVERSION and dtype is not None and not dtype.is_floating_point:
+        found.append(named["self"])
+    return frozenset(value.name for value in found if isinstance(value, CallOperand))
 
 
 def any_strides(attrs: HostCall) -> bool:
@@ -326,6 +339,7 @@ ATEN = OpDef(
     cost=Cost(window=window),
     any_strides=any_strides,
     narrows=lambda attrs: attrs.target in _NARROWS,
+    positions=positions,
     operator=operator,
     samples=samples,
 )

@@ -21,9 +21,10 @@ class LowerPrecision:
 
     Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops, views and
     PyTorch's poolings keep their source's type. Biases, normalization statistics, scales, shifts stay f32, other host
-    ops get f32 operands, and graph outputs keep their type. Conversions are reorder nodes; the format assignment merges
-    them with neighbouring changes of format. If a compute-intensive op's result would only be converted back, the op
-    writes f32 itself, the type of its accumulator.
+    ops get f32 operands, and graph outputs keep their type. Positions (of grid samples, before a conversion to
+    integers) and their differences are computed in f32, from the compute-intensive ops on. Conversions are reorder
+    nodes; the format assignment merges them with neighbouring changes of format. If a compute-intensive op's result
+    would only be converted back, the op writes f32 itself, the type of its accumulator.
 
     Parameters
     ----------
@@ -51,6 +52,7 @@ class _Conversion:
         self.out.structure = graph.structure
         self.values: dict[Value, Value] = {}
         self.casts: dict[tuple[Value, DataType], Value] = {}
+        self.positions = _positions(graph)
 
     def run(self) -> Graph:
         for node in self.source.nodes():
@@ -72,7 +74,7 @@ class _Conversion:
         declaration = opdef(node.op)
         wanted = self._precision(node, declaration, inputs)
         converted = {name: self._cast(value, wanted[name]) for name, value in inputs.items()}
-        narrow = not _names_its_type(node) and any(
+        narrow = not self._keeps_types(node) and any(
             self.out.type_of(converted[one.name]).dtype is self.dtype
             for one in ports(node, converted)
             if one.role is not Role.PARAMETER
@@ -86,7 +88,8 @@ class _Conversion:
 
     def _precision(self, node: Node, declaration: OpDef, inputs: dict[str, Value]) -> dict[str, DataType]:
         """Return the data type in which each operand is read."""
-        original = {name: self.source.type_of(value).dtype for name, value in self.source.inputs(node.name).items()}
+        inputs_before = self.source.inputs(node.name)
+        original = {name: self.source.type_of(value).dtype for name, value in inputs_before.items()}
         compute = declaration.category is Category.COMPUTE
         arrives = {name: self.out.type_of(value).dtype for name, value in inputs.items()}
         # oneDNN reads the slopes of a prelu post-op as f32, even if all else is narrower
@@ -97,16 +100,27 @@ class _Conversion:
             and not one.declared.wide
             and (one.post_op is None or one.post_op.op != "prelu")
         ]
-        narrow = compute or any(arrives[name] is self.dtype for name in data)
+        # the difference of two positions may be small
+        is_wide = Value(node.name, 0) in self.positions or (declaration.elementwise and self._reads_positions(node))
+        narrow = compute or (not is_wide and any(arrives[name] is self.dtype for name in data))
         wanted = {}
         for name, dtype in original.items():
-            if _names_its_type(node) or not narrow or dtype is not DataType.F32:
+            added = name in node.tail and name != node.residual and inputs_before[name] in self.positions
+            if self._keeps_types(node) or not narrow or added or dtype is not DataType.F32:
                 wanted[name] = dtype
             elif name in data or (compute and name.startswith("weights")):
                 wanted[name] = self.dtype
             else:
                 wanted[name] = dtype
         return wanted
+
+    def _keeps_types(self, node: Node) -> bool:
+        """Return whether a node names its result's type, or reads the model's own numbers of a third floating type."""
+        dtypes = {self.source.type_of(value).dtype for value in self.source.inputs(node.name).values()}
+        return _names_its_type(node) or any(dtype.is_floating for dtype in dtypes - {DataType.F32, self.dtype})
+
+    def _reads_positions(self, node: Node) -> bool:
+        return not self.positions.isdisjoint(self.source.inputs(node.name).values())
 
     def _keep(self, node: Node, inputs: dict[str, Value], dtypes: list[DataType]) -> None:
         results = tuple(result.with_dtype(dtype) for result, dtype in zip(node.results, dtypes, strict=True))
@@ -147,6 +161,24 @@ class _Conversion:
                 return []
             value = self.out.inputs(node.name)["src"]
         return []
+
+
+def _positions(graph: Graph) -> set[Value]:
+    """Return the values that are positions, or lead to some, up to the results of compute-intensive ops."""
+    found: set[Value] = set()
+    for node in reversed(list(graph.nodes())):
+        if node.is_boundary:
+            continue
+        inputs = graph.inputs(node.name)
+        names = set(opdef(node.op).positions(node.attrs))
+        if any(Value(node.name, index) in found for index in range(len(node.results))):
+            names |= node.tail if _is_compute(node) else inputs.keys()
+        found |= {inputs[name] for name in names}
+    return found
+
+
+def _is_compute(node: Node) -> bool:
+    return opdef(node.op).category is Category.COMPUTE
 
 
 def _names_its_type(node: Node) -> bool:

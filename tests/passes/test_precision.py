@@ -147,6 +147,30 @@ def test_host_ops_get_f32_back():
     assert types(graph, "inner_product") == ["f32", "f32"]
 
 
+class Shifted(nn.Module):
+    """Samples an image at positions that a layer shifts, as in optical flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.flow = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        image = self.features(x)
+        axis = torch.linspace(-1, 1, x.shape[-1])
+        grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1)
+        shifted = grid + 0.1 * self.flow(torch.relu(image)).permute(0, 2, 3, 1)
+        return nn.functional.grid_sample(image, shifted, align_corners=True), shifted - grid
+
+
+def test_positions_are_computed_in_f32():
+    module, x = Shifted().eval(), torch.randn(1, 3, 100, 100)
+    graph = lowered(module, x)
+    assert [node.results[0].dtype.value for node in graph.nodes() if node.op == "convolution"] == ["bf16", "f32"]
+    with torch.no_grad():
+        for got, want in zip(evaluate(graph, {graph.input_nodes[0].name: x}), module(x), strict=True):
+            assert relative_error(got, want) < 2e-2
+
+
 def test_integers_stay_integers():
     graph = lowered(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 4)), torch.tensor([[1, 2]]))
     assert graph.input_nodes[0].results[0].dtype is DataType.S64
@@ -171,3 +195,16 @@ def test_conversions_of_the_model_s_own_keep_the_types_and_names_that_they_have(
     graph = check(Rounded(), torch.randn(1, 8, 9, 9))
     assert graph.node("reorder_1").results[0].dtype is DataType.BF16
     assert graph.node("reorder_2").results[0].dtype is DataType.F32
+
+
+def test_an_op_that_reads_another_narrow_type_keeps_its_types():
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.linear(x)
+            return x + x.half()
+
+    assert types(check(Halved(), torch.randn(2, 8)), "binary") == ["f32"]
