@@ -30,20 +30,20 @@ from fmtprop.tuning.peaks import improve
 __all__ = ["Decision", "Selection"]
 
 #: seconds of a race, for the efforts "quick" and "patient"
-_QUICK, _PATIENT = 0.2, 1.0
+_QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0
 
 #: least rounds of a patient race without a limit of time: other users of a shared machine may decide a single round
-_ROUNDS = 5
+_LEAST_ROUNDS = 5
 
 #: the share by which a run may take longer, relative to `propagate`, than its costs promised, before costs are doubted
-_DOUBT = 0.15
+_DOUBT_SHARE = 0.15
 
 #: a run that is so many times faster than its cost disproves the measured peaks of the machine (other users can only
 #: make runs slower; the costs of 6 networks, f32 and bf16, were 0.2 to 1.7 times their seconds)
-_DISPROVED = 3.0
+_DISPROVED_RATIO = 3.0
 
 #: a plan that costs so many times as much as the cheapest does not run: costs are not that wrong
-_FAR = 10.0
+_FAR_RATIO = 10.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Selection:
         self._lap("confirm")
         if not self._recalibrated and best.name in result.names:
             promised, needed = rivals.expected(best), result.seconds[result.names.index(best.name)]
-            self._recalibrated = promised > _DISPROVED * needed
+            self._recalibrated = promised > _DISPROVED_RATIO * needed
             if self._recalibrated and improve(self._store):
                 del raced, plan  # numbers that stand in for weights
                 self._costs = None
@@ -170,7 +170,7 @@ class Selection:
     def _entrants(self, rivals: Entrants) -> list[Entrant]:
         """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
         best, *others = rivals.field(whole=self._patient)
-        return [best, *(one for one in others if rivals.expected(one) <= _FAR * rivals.expected(best))]
+        return [best, *(one for one in others if rivals.expected(one) <= _FAR_RATIO * rivals.expected(best))]
 
     def _race(self, entrants: Sequence[Entrant], rivals: Entrants) -> tuple[Entrant, Race, Plan] | None:
         """Return the fastest, the times of all, and its plan; None if none can run on the inputs at hand.
@@ -197,8 +197,8 @@ class Selection:
             makers = {name: partial(build_plan, graph, self._target) for name, graph in graphs.items()}
         made = {name: self._attempts.of(name, maker) for name, maker in makers.items()}
         plans = {name: plan for name, plan in made.items() if plan is not None}
-        fewest = _ROUNDS if self._patient and self._options.tune_budget is None else 1
-        budget, expected = _PATIENT if self._patient else _QUICK, rivals.expected(entrants[0])
+        fewest = _LEAST_ROUNDS if self._patient and self._options.tune_budget is None else 1
+        budget, expected = _PATIENT_SECONDS if self._patient else _QUICK_SECONDS, rivals.expected(entrants[0])
         result = race(plans, random_inputs(self._normal), budget, fewest, expected, self._attempts) if plans else None
         if result is None:
             for name in plans:  # that none can be run on these inputs tells nothing about one of them
@@ -226,7 +226,7 @@ def _is_kept(promise: Certificate | None, result: Race) -> bool:
     """Return whether the choice by cost, the first plan, saved as much time over `propagate` as its costs promised."""
     if promise is None or GREEDY not in result.names[1:] or not promise.propagate:
         return True
-    return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT) * promise.objective / promise.propagate)
+    return not result.is_beyond(result.names.index(GREEDY), (1 + _DOUBT_SHARE) * promise.objective / promise.propagate)
 
 
 def _winner_key(best: Entrant, patient: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from fmtprop.targets.memory import ALIGNMENT
+from fmtprop.targets.memory import ALIGNMENT_NBYTES
 
 #: work limit: so many pairs of overlapping lifetimes are examined (about 50 ms), then the best order so far is taken
 _WORK_PAIRS = 150_000
@@ -40,7 +40,7 @@ def align(nbytes: int) -> int:
     >>> align(1), align(64), align(65)
     (64, 64, 128)
     """
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> ArenaLayout:

@@ -23,7 +23,7 @@ from fmtprop.runtime.build import any_numbers_do, build_plan, computed_nodes, is
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
-from fmtprop.targets.memory import ALIGNMENT, numbers
+from fmtprop.targets.memory import ALIGNMENT_NBYTES, numbers
 
 __all__ = ["runs_on_any_numbers", "with_dummy_weights", "without_weights"]
 
@@ -148,4 +148,4 @@ def _stand_in_sizes(graph: Graph) -> Iterator[int]:
 
 
 def _room(desc: MemoryDesc) -> int:
-    return -(-desc.nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-desc.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES

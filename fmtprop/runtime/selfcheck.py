@@ -28,7 +28,7 @@ from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import Memory, Place
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
-from fmtprop.targets.memory import ALIGNMENT, aligned_bytes
+from fmtprop.targets.memory import ALIGNMENT_NBYTES, aligned_bytes
 from fmtprop.targets.pytorch import call_reference
 from fmtprop.tuning.identity import persistent_text
 
@@ -176,7 +176,7 @@ class _Room:
 
     def take(self, nbytes: int, fill: int) -> torch.Tensor:
         """Return flat bytes of one value, aligned to 64 bytes."""
-        start, self._next = self._next, self._next + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        start, self._next = self._next, self._next + -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
         taken = self._block[start : start + nbytes] if self._next <= _SHARED_NBYTES else aligned_bytes(nbytes)
         return taken.fill_(fill)
 

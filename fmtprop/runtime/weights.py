@@ -18,7 +18,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.tensors import Constant, torch_dtype
 from fmtprop.layout import MemoryDesc, unpack
 from fmtprop.system.locks import ProcessLock
-from fmtprop.targets.memory import ALIGNMENT
+from fmtprop.targets.memory import ALIGNMENT_NBYTES
 
 #: bytes of a sample, which is compared before all bytes are
 _SAMPLE_NBYTES = 256
@@ -54,7 +54,7 @@ class WeightStore:
             return flat
         sample = flat[:: max(1, flat.numel() // _SAMPLE_NBYTES)].numpy().tobytes()
         with self._lock.current:
-            known = self._known.setdefault((flat.numel(), flat.data_ptr() % ALIGNMENT == 0, sample), flat)
+            known = self._known.setdefault((flat.numel(), flat.data_ptr() % ALIGNMENT_NBYTES == 0, sample), flat)
             return known if known is flat or torch.equal(known, flat) else flat
 
 

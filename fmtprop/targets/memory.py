@@ -13,7 +13,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.system.machine import memory_nbytes
 
 #: bytes of a cache line, and of the widest vector register
-ALIGNMENT = 64
+ALIGNMENT_NBYTES = 64
 
 _PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
 
@@ -38,8 +38,8 @@ def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Return flat uint8 memory, aligned to 64 bytes."""
     check_fits(nbytes, "a tensor")
     # NumPy requests huge pages for large arrays: they are available in two thirds of the time of small pages
-    raw = torch.from_numpy(np.empty(nbytes + ALIGNMENT, np.uint8))
-    return raw[-raw.data_ptr() % ALIGNMENT :][:nbytes]
+    raw = torch.from_numpy(np.empty(nbytes + ALIGNMENT_NBYTES, np.uint8))
+    return raw[-raw.data_ptr() % ALIGNMENT_NBYTES :][:nbytes]
 
 
 def huge_bytes(nbytes: int) -> torch.Tensor:
@@ -69,7 +69,7 @@ def numbers(nbytes: int) -> torch.Tensor:
 
     They are between -1 and 1 and no denormals, whatever floating-point type they are read in.
     """
-    memory = _untouched(-(-nbytes // ALIGNMENT) * ALIGNMENT)
+    memory = _untouched(-(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES)
     generator = torch.Generator().manual_seed(0)
     pattern = (torch.rand(1 << 16, generator=generator) * 2 - 1).bfloat16().view(torch.uint8)
     done = min(pattern.numel(), memory.numel())

@@ -28,7 +28,7 @@ from fmtprop.targets.primitive import PrimitiveImplementation
 _FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
-_CALL, _BANDWIDTH = 2e-6, 1e10
+_CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
 
 #: statuses by which oneDNN declines, as opposed to failing
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
@@ -78,7 +78,7 @@ class OneDnnTarget(Provider):
             return 0.0
         if dst.has_broadcast or src.is_workspace or dst.is_workspace:
             return None
-        return _CALL + (src.nbytes + dst.nbytes) / _BANDWIDTH
+        return _CALL_SECONDS + (src.nbytes + dst.nbytes) / _BYTES_PER_SECOND
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the formats that this CPU's kernels are written for: channels-last, blocked by a vector, row-major."""

@@ -30,7 +30,7 @@ REFERENCE = "reference"
 OPERATOR, MEANING = "torch", "torch_reference"
 
 #: bytes per second that a PyTorch copy moves; only the order of costs matters
-_BANDWIDTH = 5e9
+_BYTES_PER_SECOND = 5e9
 
 
 class ReferenceTarget(Provider):
@@ -71,7 +71,7 @@ class ReferenceTarget(Provider):
         operands = {name: desc for name, desc in formats.items() if name not in names}
         if node.op == "reorder" and operands["src"] != request["src"]:
             return
-        cost = sum(desc.nbytes for desc in formats.values()) / _BANDWIDTH
+        cost = sum(desc.nbytes for desc in formats.values()) / _BYTES_PER_SECOND
         impl = MEANING if _identity(node) in self._without_operator else OPERATOR
         yield Candidate(self.name, impl, operands, results, cost, handle=ReferenceImplementation(impl))
 
@@ -79,7 +79,7 @@ class ReferenceTarget(Provider):
         """Return the time of a strided copy; None for blocked or opaque formats."""
         if not (src.is_plain and dst.is_plain):
             return None
-        return 0.0 if src == dst else (src.nbytes + dst.nbytes) / _BANDWIDTH
+        return 0.0 if src == dst else (src.nbytes + dst.nbytes) / _BYTES_PER_SECOND
 
     def formats(self, dims: tuple[int, ...], dtype: DataType) -> Sequence[MemoryDesc]:
         """Return the strided formats that PyTorch knows: row-major and channels-last."""

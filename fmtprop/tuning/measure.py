@@ -44,7 +44,7 @@ from fmtprop.passes.target import Candidate, Target
 from fmtprop.system.machine import last_level_cache_nbytes
 from fmtprop.targets.bound import SCRATCHPAD, Memory, Place, Stream
 from fmtprop.targets.executable import implementation, threads_here
-from fmtprop.targets.memory import ALIGNMENT, numbers
+from fmtprop.targets.memory import ALIGNMENT_NBYTES, numbers
 from fmtprop.tuning.identity import parameters, regime
 
 #: after so many rounds, a way that takes so many times as long as the best one is dropped
@@ -388,4 +388,4 @@ def _random(desc: MemoryDesc) -> torch.Tensor:
 
 
 def _room(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES

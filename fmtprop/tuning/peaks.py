@@ -36,7 +36,7 @@ _CHUNK_NBYTES = 4 << 20
 _ATTEMPTS, _PAUSE_SECONDS, _PATIENCE_SECONDS = 3, 0.05, 1.5
 
 #: factor within which a second attempt must come to the best figure; otherwise attempts go on
-_AGREED = 1.2
+_AGREED_RATIO = 1.2
 
 #: factor by which a figure must get better for a plan to be chosen anew
 _CHANGED = 1.5
@@ -48,7 +48,7 @@ _SLOWEST_CALL_SECONDS = 1e-4
 
 #: the same for arithmetic: cycles a second, with a multiplication and an addition in each lane of one thread's vectors
 #: (further threads may add nothing: a virtual CPU is not always a core)
-_LEAST_CYCLES = 1e9
+_LEAST_CYCLES_PER_SECOND = 1e9
 
 #: data types with a separate figure of arithmetic
 _TYPES = (DataType.F32, DataType.BF16)
@@ -187,7 +187,7 @@ def _is_sure(attempts: Sequence[Mapping[str, float]]) -> bool:
     if len(attempts) < _ATTEMPTS:
         return False
     ordered = [_best_first(name, attempts) for name in attempts[0]]
-    return all(max(best / second, second / best) <= _AGREED for best, second, *_ in ordered)
+    return all(max(best / second, second / best) <= _AGREED_RATIO for best, second, *_ in ordered)
 
 
 def _best_first(name: str, attempts: Sequence[Mapping[str, float]]) -> list[float]:
@@ -199,7 +199,7 @@ def _plausible(name: str, figure: float) -> float:
     if name == "call":
         return min(figure, _SLOWEST_CALL_SECONDS)
     kind = name.partition(" ")[0]
-    return max(figure, 2 * dnnl.lib().lanes * _LEAST_CYCLES if kind == "flops" else _LEAST[kind])
+    return max(figure, 2 * dnnl.lib().lanes * _LEAST_CYCLES_PER_SECOND if kind == "flops" else _LEAST[kind])
 
 
 def _attempt(types: list[DataType], footprints: tuple[int, ...], memory: torch.Tensor) -> dict[str, float]:

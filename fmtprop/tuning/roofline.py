@@ -59,7 +59,7 @@ _HALF_BY_CALLS = 16.0
 _KERNEL_OPERATIONS = 6.0
 
 #: share of the peak that other operations than products reach: they are not fused, and few follow each other
-_POINTWISE = 0.2
+_POINTWISE_SHARE = 0.2
 
 #: part of their op's pace that single implementations reach
 _SLOW = {
@@ -87,19 +87,19 @@ _REORDER = {"copy": 0.8, "block": 0.75, "transpose": 0.5}
 CACHE_NBYTES = 16 << 20
 
 #: seconds that an operator of PyTorch takes before it moves a byte
-_PYTORCH_CALL = 4e-6
+_PYTORCH_CALL_SECONDS = 4e-6
 
 #: share of the copying bandwidth at which PyTorch's costly functions run, and its others as post-ops
-_PYTORCH_COSTLY, _PYTORCH_TAIL = 0.3, 0.7
+_PYTORCH_COSTLY_SHARE, _PYTORCH_TAIL_SHARE = 0.3, 0.7
 
 #: share up to which an operator takes several passes: it computes in f32, so narrower numbers do not make it faster
-_PYTORCH_PASSES = 0.3
+_PYTORCH_PASSES_SHARE = 0.3
 
 #: operators in a row, where an op has none of its own
 _PYTORCH_SEVERAL = 4
 
 #: share of the peak that PyTorch's products reach; those that rearrange their operands first, each time
-_PYTORCH_PRODUCTS, _PYTORCH_PACKED = 0.7, 0.35
+_PYTORCH_PRODUCTS_SHARE, _PYTORCH_PACKED_SHARE = 0.7, 0.35
 
 #: operations that an element of a window takes, where channels are innermost and where not
 _PYTORCH_WINDOW = (12.0, 100.0)
@@ -153,7 +153,7 @@ class ModelCosts:
             return self._by_pytorch(node, operands, candidate.results, peak)
         if linear is None:
             gathered = prod(operands.get("src", dst).dims) / max(prod(dst.dims), 1)
-            arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE)
+            arithmetic = cost.operations(node.attrs, gathered) * prod(dst.padded_dims) / (peak * _POINTWISE_SHARE)
             if candidate.is_ref:
                 arithmetic = max(arithmetic, moved) / efficiency("ref")
         else:
@@ -170,7 +170,7 @@ class ModelCosts:
                 window = prod(operands[post_op.operand].dims[1:])
                 arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
             else:
-                arithmetic += _operations(post_op.op, post_op.attrs) * prod(before.dims) / (peak * _POINTWISE)
+                arithmetic += _operations(post_op.op, post_op.attrs) * prod(before.dims) / (peak * _POINTWISE_SHARE)
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
         after = self._kernel(dst, self.peaks.flops[DataType.F32]) if candidate.is_followed else 0.0
         return call + max(arithmetic, moved) + after
@@ -183,28 +183,30 @@ class ModelCosts:
         linear, cost = declaration.linear, declaration.cost
         is_costly = declaration.elementwise and _operations(node.op, node.attrs) > 1
         across = dst.ndim > 2 and dst.strides[1] < dst.strides[-1]
-        share = (_PYTORCH_COSTLY if is_costly else cost.pytorch) * (cost.across if across else 1.0)
-        if share <= _PYTORCH_PASSES and dst.dtype.is_floating:
+        share = (_PYTORCH_COSTLY_SHARE if is_costly else cost.pytorch) * (cost.across if across else 1.0)
+        if share <= _PYTORCH_PASSES_SHARE and dst.dtype.is_floating:
             share *= min(dst.dtype.nbytes / DataType.F32.nbytes, 1.0)
         seconds = self._moving(node, operands, results, share)
         if linear is not None:
-            reached = _PYTORCH_PACKED if linear.windowed else _PYTORCH_PRODUCTS
+            reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
             src, weights, out = _roles(linear, operands, dst)
             shape = _shape(linear, src, weights)
             seconds += _products(linear, src, weights, out) / (peak * reached * _OTHER[shape] / _OTHER[0])
-        seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE)
+        seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
         for post_op in node.post_ops:
-            share = _PYTORCH_COSTLY if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL
+            share = _PYTORCH_COSTLY_SHARE if _operations(post_op.op, post_op.attrs) > 1 else _PYTORCH_TAIL_SHARE
             seconds += 2 * dst.nbytes * pace / share
         calls = 1 if declaration.operator is not None else _PYTORCH_SEVERAL
         # it wakes its threads like any call, and Python's call is extra
-        return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL + seconds
+        return self.peaks.call + (calls + len(node.post_ops)) * _PYTORCH_CALL_SECONDS + seconds
 
     def _kernel(self, dst: MemoryDesc, peak: float) -> float:
         """Return the seconds of a kernel after a primitive: its data are still in a cache."""
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
-        return self.peaks.call + max(_KERNEL_OPERATIONS * prod(dst.dims) / (peak * _POINTWISE), 2 * dst.nbytes * pace)
+        return self.peaks.call + max(
+            _KERNEL_OPERATIONS * prod(dst.dims) / (peak * _POINTWISE_SHARE), 2 * dst.nbytes * pace
+        )
 
     def reorder(self, src: MemoryDesc, dst: MemoryDesc) -> float | None:
         """Return the seconds of a reorder, 0 for none, None for workspaces and where dst repeats elements."""

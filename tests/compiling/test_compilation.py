@@ -158,7 +158,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
 ) -> None:
     monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(costs, "Bench", EqualFigures)
-    monkeypatch.setattr(selection, "_FAR", inf)  # by such figures, anything may cost any number of times as much
+    monkeypatch.setattr(selection, "_FAR_RATIO", inf)  # by such figures, anything may cost any number of times as much
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
@@ -241,7 +241,7 @@ def test_an_unknown_source_or_effort_is_refused(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tune", "limit", "rounds"), [("measure", None, selection._ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
+    ("tune", "limit", "rounds"), [("measure", None, selection._LEAST_ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
 )
 def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit(
     model: torch.nn.Module, tune: str, limit: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

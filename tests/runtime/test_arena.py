@@ -16,7 +16,7 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.target import Setting
 from fmtprop.runtime import build_plan
-from fmtprop.runtime.arena import ALIGNMENT, Lifetime, align, plan_arena
+from fmtprop.runtime.arena import ALIGNMENT_NBYTES, Lifetime, align, plan_arena
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.runtime.in_place import blocks_of, put_in_place
 
@@ -38,7 +38,7 @@ def test_buffers_alive_together_never_overlap(buffers):
 @given(lifetimes)
 def test_offsets_are_aligned_and_inside(buffers):
     layout = plan_arena(buffers)
-    assert all(offset % ALIGNMENT == 0 for offset in layout.offsets)
+    assert all(offset % ALIGNMENT_NBYTES == 0 for offset in layout.offsets)
     assert all(o + b.nbytes <= layout.nbytes for o, b in zip(layout.offsets, buffers, strict=True))
     assert layout.peak_nbytes <= layout.nbytes
 
