@@ -17,6 +17,7 @@ from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import INNER_PRODUCT, InnerProduct
 from fmtprop.ops.layer_norm_training import LAYER_NORMALIZATION_BACKWARD, LAYER_NORMALIZATION_TRAINING
 from fmtprop.ops.lrn import LRN, Lrn
+from fmtprop.ops.lrn_training import LRN_BACKWARD, LRN_TRAINING
 from fmtprop.ops.matmul import MATMUL, MatMul
 from fmtprop.ops.max_pooling_training import MAX_POOLING_BACKWARD, MAX_POOLING_TRAINING
 from fmtprop.ops.normalization import (
@@ -30,7 +31,7 @@ from fmtprop.ops.normalization import (
 from fmtprop.ops.pad import PAD, Pad
 from fmtprop.ops.pooling import POOLING, Pooling
 from fmtprop.ops.pooling_backward import POOLING_BACKWARD
-from fmtprop.ops.prelu import PRELU, Prelu
+from fmtprop.ops.prelu import PRELU, PRELU_BACKWARD, Prelu
 from fmtprop.ops.recurrent import LBR_GRU, LSTM, VANILLA_RNN, Recurrent
 from fmtprop.ops.recurrent_training import OPS as RECURRENT_TRAINING
 from fmtprop.ops.reduction import REDUCTION, Reduction
@@ -68,10 +69,13 @@ OPS = (
     LAYER_NORMALIZATION_BACKWARD,
     GROUP_NORMALIZATION,
     LRN,
+    LRN_TRAINING,
+    LRN_BACKWARD,
     RESAMPLING,
     ELTWISE,
     ELTWISE_BACKWARD,
     PRELU,
+    PRELU_BACKWARD,
     SOFTMAX,
     SOFTMAX_BACKWARD,
     BINARY,

@@ -1,11 +1,11 @@
-"""Rectifier with a learned slope: oneDNN's prelu primitive."""
+"""Rectifier with a learned slope, and its gradients: oneDNN's prelu primitive."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,15 +14,16 @@ from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import is_native, primitive_of
+from fmtprop.ops.arguments import computable
+from fmtprop.ops.building import is_native, lowering, only, primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -67,6 +68,35 @@ def operator(
     return lambda: results[0].copy_(torch._prelu_kernel(src, weights))
 
 
+def infer_backward(attrs: Prelu, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of diff_src and diff_weights: those of src and weights."""
+    infer(attrs, types)
+    if types["diff_dst"].dims != types["src"].dims:
+        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {types['src'].dims}")
+    return only(types, "src", "weights")
+
+
+def reference_backward(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch."""
+    src, weights, diff_dst = (tensors[name] for name in ("src", "weights", "diff_dst"))
+    diff_src, slopes = torch.ops.aten._prelu_kernel_backward(diff_dst, src, weights.to(src.dtype))
+    return diff_src, slopes.to(weights.dtype).sum_to_size(weights.shape)
+
+
+def primitive_backward(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the gradients; its hint, the forward descriptor, has src in the same format."""
+    from fmtprop import dnnl
+
+    src, weights = descs["src"], descs["weights"]
+    hint = dnnl.create(dnnl.Prelu(prop="forward_training", src=src, weights=weights, dst=src), attr)
+    return lowering(dnnl.create(dnnl.Prelu(prop="backward", **dict[str, Any](descs)), attr, hint), descs)
+
+
+def summands(dims: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the elements that share a slope."""
+    return math.prod(dims["src"]) // math.prod(dims["weights"])
+
+
 def _append(attrs: Prelu, tail: PostOps, operands: Sequence[NativeDesc], dtype: DataType) -> None:
     tail.append_prelu(sum(1 << axis for axis, size in enumerate(operands[0].dims) if size > 1))
 
@@ -91,7 +121,15 @@ def _prelu(call: Call) -> Value | None:
     return call.emit("prelu", {"src": src, "weights": reshaped(call, weights, dims)}, Prelu())
 
 
-# ---------------------------------------------------------------- samples and declaration
+def _backward(call: Call) -> tuple[Value | None, ...] | None:
+    src, weights, diff_dst = call["src"], call["weights"], call["diff_dst"]
+    if not computable(call, src, weights, diff_dst) or call.type(diff_dst) != call.type(src):
+        return None
+    diff_src = call.emit("prelu_backward", {"src": src, "weights": weights, "diff_dst": diff_dst}, Prelu())
+    return diff_src, Value(diff_src.node, 1)
+
+
+# ---------------------------------------------------------------- samples and declarations
 
 
 def samples() -> Iterable[Sample]:
@@ -102,10 +140,18 @@ def samples() -> Iterable[Sample]:
     yield Sample("volume", Prelu(), {"src": TensorType((1, 8, 3, 4, 5)), "weights": TensorType((1, 8, 1, 1, 1))})
 
 
+def samples_backward() -> Iterable[Sample]:
+    """Yield the same with a gradient."""
+    for sample in samples():
+        yield Sample(sample.name, sample.attrs, {**sample.types, "diff_dst": sample.types["src"]})
+
+
+_WEIGHTS = Operand("weights", "WEIGHTS", parameter=True)
+
 PRELU = OpDef(
     name="prelu",
     attrs=Prelu,
-    operands=(Operand("src", "SRC"), Operand("weights", "WEIGHTS", parameter=True)),
+    operands=(Operand("src", "SRC"), _WEIGHTS),
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
@@ -116,4 +162,23 @@ PRELU = OpDef(
     samples=samples,
     torch={"aten.prelu.default": _prelu, "aten._prelu_kernel.default": _prelu},
     onnx=Onnx(lambda attrs, w, operands: w("PRelu", operands["src"], operands["weights"])),
+)
+
+PRELU_BACKWARD = OpDef(
+    name="prelu_backward",
+    attrs=Prelu,
+    operands=(Operand("src", "SRC"), _WEIGHTS, Operand("diff_dst", "DIFF_DST")),
+    results=(Operand("diff_src", "DIFF_SRC"), Operand("diff_weights", "DIFF_WEIGHTS", parameter=True)),
+    category=Category.BANDWIDTH,
+    infer=infer_backward,
+    reference=reference_backward,
+    primitive=primitive_backward,
+    summands=summands,
+    # of a NaN in src, the gradient of its slope is a number
+    loses=lambda attrs: frozenset({"nan"}),
+    # PyTorch writes a gradient of the slopes for each element, and sums these afterwards
+    cost=Cost(pytorch=0.05),
+    short="prelu_back",
+    samples=samples_backward,
+    torch={"fmtprop.prelu_backward.default": _backward},
 )

@@ -21,7 +21,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
-from fmtprop.training.recurrent import whole_layers
+from fmtprop.training.lrn import whole_lrn
+from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.step import Step, leading_sizes
 
 __all__ = ["Compiler", "training_backend"]
@@ -80,11 +81,25 @@ def training_backend(
             # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
-        whole_layers(module)
+        _keep_whole(module)
         with _step_by_step(module), _resamplings_whole():
             return traced(module, example_inputs)
 
     return compile_captured
+
+
+#: PyTorch's function -> the function that takes it, and returns it as one call
+_WHOLE = {**dict.fromkeys(RECURRENT, whole_recurrent), "local_response_norm": whole_lrn}
+
+
+def _keep_whole(module: fx.GraphModule) -> None:
+    """Replace calls of a captured graph that PyTorch would trace step by step."""
+    for node in module.graph.nodes:
+        make = _WHOLE.get(getattr(node.target, "__name__", ""))
+        if node.op == "call_function" and make is not None and not node.meta.get("is_whole"):
+            node.target = make(node.target)
+            node.meta["is_whole"] = True
+    module.recompile()
 
 
 @contextmanager
@@ -149,7 +164,22 @@ def _group_norm_backward(diff: Any, src: Any, mean: Any, inverse: Any, scale: An
     return diff_src if diff_src is None else diff_src.to(src.dtype), *affine
 
 
+@torch.library.custom_op("fmtprop::prelu_backward", mutates_args=())
+def _prelu_backward(
+    diff_dst: torch.Tensor, src: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of source and slopes; PyTorch's call gives a gradient of the slopes for each element."""
+    diff_src, diff_weights = torch.ops.aten._prelu_kernel_backward(diff_dst, src, weights)
+    return diff_src, diff_weights.sum_to_size(weights.shape)
+
+
+@_prelu_backward.register_fake
+def _(diff_dst: torch.Tensor, src: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(src), torch.empty_like(weights)
+
+
 _DECOMPOSITIONS = {
+    torch.ops.aten._prelu_kernel_backward.default: _prelu_backward,
     torch.ops.aten.native_group_norm.default: _group_norm,
     torch.ops.aten.native_group_norm_backward.default: _group_norm_backward,
 }

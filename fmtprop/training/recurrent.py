@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from fmtprop.ops.recurrent import KINDS, Kind, Recurrent
 from fmtprop.ops.recurrent_training import gradients
 
-__all__ = ["whole_layers"]
+__all__ = ["RECURRENT", "whole_recurrent"]
 
 #: PyTorch's function -> oneDNN's kind, and the activation
 _FUNCTIONS = {
@@ -24,16 +24,15 @@ _FUNCTIONS = {
     "rnn_relu": ("vanilla_rnn", "relu"),
 }
 
+#: names of the functions
+RECURRENT = tuple(_FUNCTIONS)
+
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def whole_layers(module: fx.GraphModule) -> None:
-    """Replace recurrent calls of a captured graph by calls of a layer each."""
-    for node in module.graph.nodes:
-        name = getattr(node.target, "__name__", "")
-        if node.op == "call_function" and name in _FUNCTIONS and not isinstance(node.target, _Layers):
-            node.target = _Layers(node.target, *_FUNCTIONS[name])
-    module.recompile()
+def whole_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyTorch's function as one call for each of its layers."""
+    return _Layers(function, *_FUNCTIONS[function.__name__])
 
 
 class _Layers:

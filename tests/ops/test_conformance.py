@@ -23,6 +23,9 @@ ENOUGH = 12
 PRIMITIVES = [op for op in OPS if op.primitive is not None and all(op.checkable(s.attrs) for s in op.samples())]
 PROBLEMS = [pytest.param(op, s, id=f"{op.name}-{s.name}") for op in PRIMITIVES for s in op.samples()]
 
+#: their formats are never those of their sources here
+NEVER_ROW_MAJOR = ("lrn_training",)
+
 
 @cache
 def runs_bf16():
@@ -58,6 +61,9 @@ def test_every_importer_names_an_overload_and_no_two_ops_claim_one():
 @pytest.mark.parametrize(("op", "sample"), PROBLEMS)
 def test_f32(op, sample, kind):
     (outcome,) = conform(op, sample, "f32", kind, limit=1)
+    if op.name in NEVER_ROW_MAJOR and kind in ("any", "plain"):
+        assert outcome.status == "UNIMPLEMENTED" and "lose NaN" in outcome.detail
+        return
     if outcome.status == "UNIMPLEMENTED" and kind in ("channels_last", "blocked"):
         pytest.skip(outcome.detail.splitlines()[0])
     assert outcome.status == "PASSED", f"{outcome.impl}: {outcome.status} {outcome.detail}"

@@ -1,0 +1,169 @@
+"""Local response normalization in training, and its gradient, which reads the workspace of the forward pass.
+
+Never on row-major images: oneDNN's kernels for these lose NaN, and those of the gradient are reference loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fmtprop.errors import DnnlError, FormatError, ShapeError
+from fmtprop.ir.facets import Cost
+from fmtprop.ir.importing import Call
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.types import TensorType
+from fmtprop.layout import DataType, MemoryDesc
+from fmtprop.ops import lrn
+from fmtprop.ops.lrn import Lrn
+from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
+
+if TYPE_CHECKING:
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+
+# ---------------------------------------------------------------- meaning
+
+
+def infer(attrs: Lrn, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the types of dst and the workspace."""
+    return (*lrn.infer(attrs, types), WORKSPACE_TYPE)
+
+
+def infer_backward(attrs: Lrn, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
+    """Return the type of diff_src, that of src."""
+    if types["diff_dst"].dims != types["src"].dims:
+        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {types['src'].dims}")
+    return lrn.infer(attrs, types)
+
+
+def reference(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate in plain PyTorch, which needs no workspace."""
+    return (*lrn.reference(attrs, tensors), torch.zeros(1, dtype=torch.uint8))
+
+
+def reference_backward(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Evaluate by PyTorch's autograd."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        src = tensors["src"].detach().clone().requires_grad_()
+        (dst,) = lrn.reference(attrs, {"src": src})
+        return torch.autograd.grad(dst, src, tensors["diff_dst"].detach().clone())
+
+
+# ---------------------------------------------------------------- primitives
+
+
+def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the forward pass."""
+    src = _not_row_major(descs["src"])
+    pd = _create(attrs, attr, None, prop="forward_training", src=src, dst=descs["dst"])
+    return lowering_with_workspace(pd, descs, pd, is_writer=True)
+
+
+def primitive_backward(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    """Create the descriptor of the gradient; its hint is the forward descriptor."""
+    src = _not_row_major(descs["src"])
+    hint = _create(attrs, attr, None, prop="forward_training", src=src, dst=src)
+    gradients = {name: descs[name] for name in ("diff_src", "diff_dst")}
+    pd = _create(attrs, attr, hint, prop="backward_data", src=src, **gradients)
+    return lowering_with_workspace(pd, descs, hint)
+
+
+def _create(attrs: Lrn, attr: PrimitiveAttr | None, hint: PrimitiveDesc | None, **how: Any) -> PrimitiveDesc:
+    from fmtprop import dnnl
+
+    how |= {"local_size": attrs.size, "alpha": attrs.alpha, "beta": attrs.beta, "k": attrs.k}
+    return dnnl.create(dnnl.Lrn(alg=f"lrn_{attrs.alg}", **how), attr, hint)
+
+
+def _not_row_major(src: NativeDesc) -> NativeDesc:
+    if src.is_any or src.desc == MemoryDesc(src.dims, src.data_type):
+        raise FormatError("row-major images lose NaN in oneDNN's local response normalization")
+    return src
+
+
+@cache
+def is_compiled(attrs: Lrn, dims: tuple[int, ...]) -> bool:
+    """Return whether oneDNN has kernels of both passes on f32 images of these dims, in some format."""
+    from fmtprop import dnnl
+
+    for tag in ("acdb", "aBcd16b", "aBcd8b") if len(dims) == 4 else ():
+        desc = dnnl.NativeDesc.from_desc(MemoryDesc(dims, DataType.F32, tag=tag))
+        names = ("src", "dst", "diff_src", "diff_dst")
+        try:
+            found = [make(attrs, dict.fromkeys(names, desc), None) for make in (primitive, primitive_backward)]
+            formats = [one.resolve(one.pd) for one in found]
+        except (DnnlError, FormatError):
+            continue
+        if formats and not any(one.pd.is_reference for one in found):
+            return True
+    return False
+
+
+# ---------------------------------------------------------------- importers
+
+
+def _import(call: Call) -> tuple[Value | None, ...]:
+    """Import `fmtprop::lrn`."""
+    training = 1 in call.used
+    dst = call.emit("lrn_training" if training else "lrn", {"src": call["src"]}, _attributes(call))
+    return dst, Value(dst.node, 1) if training else None
+
+
+def _import_backward(call: Call) -> Value:
+    """Import `fmtprop::lrn_backward`."""
+    given = {name: call[name] for name in ("src", WORKSPACE.name, "diff_dst")}
+    return call.emit("lrn_backward", given, _attributes(call))
+
+
+def _attributes(call: Call) -> Lrn:
+    return Lrn(size=int(call["size"]), alpha=float(call["alpha"]), beta=float(call["beta"]), k=float(call["k"]))
+
+
+# ---------------------------------------------------------------- samples and declarations
+
+
+def samples_backward() -> Iterable[Sample]:
+    """Yield the normalization's own samples with a workspace and a gradient."""
+    for sample in lrn.samples():
+        types = {**sample.types, WORKSPACE.name: WORKSPACE_TYPE, "diff_dst": sample.types["src"]}
+        yield Sample(sample.name, sample.attrs, types)
+
+
+_COST = Cost(lambda attrs, gathered: 40.0, pytorch=0.02)
+
+LRN_TRAINING = OpDef(
+    name="lrn_training",
+    attrs=Lrn,
+    operands=(Operand("src", "SRC"),),
+    results=(Operand("dst", "DST"), WORKSPACE),
+    category=Category.BANDWIDTH,
+    infer=infer,
+    reference=reference,
+    primitive=primitive,
+    spreads=True,
+    cost=_COST,
+    short="lrn",
+    samples=lrn.samples,
+    torch={"fmtprop.lrn.default": _import},
+)
+
+LRN_BACKWARD = OpDef(
+    name="lrn_backward",
+    attrs=Lrn,
+    operands=(Operand("src", "SRC"), WORKSPACE, Operand("diff_dst", "DIFF_DST")),
+    results=(Operand("diff_src", "DIFF_SRC"),),
+    category=Category.BANDWIDTH,
+    infer=infer_backward,
+    reference=reference_backward,
+    primitive=primitive_backward,
+    spreads=True,
+    checkable=lambda attrs: False,
+    cost=_COST,
+    short="lrn_back",
+    samples=samples_backward,
+    torch={"fmtprop.lrn_backward.default": _import_backward},
+)
