@@ -244,6 +244,9 @@ class OpDef:
     positions : callable
         ``attrs -> operands`` whose numbers say where another operand is read: these are not computed in a narrower
         type, whose steps grow with the distance from 0.
+    repeated : callable
+        ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
+        as a copy of it.
     reads : Reads
         Which plain formats PyTorch's operator works on without a copy.
     loses : callable
@@ -302,6 +305,7 @@ class OpDef:
     any_strides: Callable[[Any], bool] = _always
     narrows: Callable[[Any], bool] = _never
     positions: Callable[[Any], frozenset[str]] = _nothing
+    repeated: Callable[[Any], frozenset[str]] = _nothing
     reads: Reads = Reads.ANY
     loses: Callable[[Any], frozenset[str]] = _nothing
     post_ops: frozenset[str] = frozenset()

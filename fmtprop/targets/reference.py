@@ -57,10 +57,11 @@ class ReferenceTarget(Provider):
         """
         free = opdef(node.op).any_strides(node.attrs) and _identity(node) not in self._rejected
         names = result_names(node)
+        views = {name for name in opdef(node.op).repeated(node.attrs) if request[name].has_broadcast}
         formats = {
             name: _strided(desc) if (free or name in names) and _is_read_in_place(node, desc) else plain(desc)
             for name, desc in request.items()
-        }
+        } | {name: request[name] for name in views if _identity(node) not in self._rejected}
         if free and opdef(node.op).category is not Category.VIEW:
             formats |= _following({**request, **{n: d for n, d in formats.items() if request[n].is_plain}}, names)
         if node.residual is not None:

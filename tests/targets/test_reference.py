@@ -110,6 +110,17 @@ def test_the_operand_of_a_sum_lies_as_the_result_does():
         assert offer.operands["post_op_0"] == offer.results[0]
 
 
+def test_an_index_that_repeats_is_read_as_a_view():
+    arguments = '{"self": {"tensor": "src_0"}, "dim": 0, "index": {"tensor": "src_1"}}'
+    types = {"src_0": TensorType((6, 8)), "src_1": TensorType((20, 8), "s64")}
+    node = node_of("aten", HostCall("aten.gather.default", arguments), types)
+    repeated = MemoryDesc((20,), "s64").reshape((20, 1)).expand((20, 8))
+    transposed = MemoryDesc((20, 8), "s64", tag="ba")
+    for index, read in ((repeated, repeated), (transposed, MemoryDesc((20, 8), "s64"))):
+        (offer,) = offers(node, {"src_0": MemoryDesc((6, 8)), "src_1": index, "dst": MemoryDesc((20, 8))})
+        assert offer.operands["src_1"] == read
+
+
 def test_results_of_a_call_that_is_right_with_any_strides_lie_as_its_source_does():
     arguments = '{"input": {"tensor": "src_0"}, "output_size": [24, 24], "align_corners": false, "scale_factors": null}'
     src, dst = TensorType((2, 32, 12, 12)), TensorType((2, 32, 24, 24))
