@@ -102,7 +102,7 @@ class Rivals:
         self._formatted = net.graph
         self.normal = _without_format_changes(net.graph)
         target = provider(net.options.target)()
-        setting, self._costs = setting_for(target, net.options.boundary), _costs(net, self.normal, target)
+        setting, self.costs = setting_for(target, net.options.boundary), _costs(net, self.normal, target)
         pins = resolve_pins(
             self.normal, {p: d for p, d in net.options.pin.items() if p.rpartition(".")[0] in self.normal}
         )
@@ -111,17 +111,18 @@ class Rivals:
         self._answers: dict[tuple[Value, str], Counterfactual] = {}
 
     @cached_property
-    def _problem(self) -> Problem:
+    def problem(self) -> Problem:
+        """The choice among all plans of the graph."""
         pairs = [
             step for pairs in self._found.reorders().values() for pair in pairs for step in self._found.steps(*pair)
         ]
-        self._costs.prepare(self._found.work(), list(dict.fromkeys(pairs)))
-        return self._found.problem(self._costs)
+        self.costs.prepare(self._found.work(), list(dict.fromkeys(pairs)))
+        return self._found.problem(self.costs)
 
     @cached_property
     def plan_seconds(self) -> float:
         """Cost of the plan, by the same costs as the plans that it is compared with."""
-        return price(self._formatted, self._costs)
+        return price(self._formatted, self.costs)
 
     def ways_reading(self, reader: str, operand: str, desc: MemoryDesc) -> int:
         """Return the number of ways to run a node that read an operand in a format."""
@@ -144,8 +145,8 @@ class Rivals:
         return known
 
     def _solved(self, tensor: Value, in_place: str) -> Counterfactual:
-        same = self._same(tensor)
-        problem = _out_of_place(self._problem, in_place) if in_place else keeping(self._problem, same)
+        same = self.same(tensor)
+        problem = _out_of_place(self.problem, in_place) if in_place else keeping(self.problem, same)
         try:
             found = solve(problem, _TIME_LIMIT_SECONDS)
         except FmtpropError as refusal:
@@ -181,7 +182,7 @@ class Rivals:
     @cached_property
     def _nodes_of_plan(self) -> tuple[Problem, Solution]:
         """The plan's ways to run all nodes, with the best reorders between them."""
-        problem = self._as_in_plan(self._problem, set())
+        problem = self._as_in_plan(self.problem, set())
         return problem, solve(problem, _TIME_LIMIT_SECONDS)
 
     def _as_in_plan(self, problem: Problem, free: set[str]) -> Problem:
@@ -220,13 +221,13 @@ class Rivals:
         return sum(count * seconds * self._error(identity) for (identity, seconds), count in steps.items())
 
     def _error(self, identity: Hashable) -> float:
-        return _MEASURE_ERROR if self._costs.is_measured(identity) else _MODEL_ERROR
+        return _MEASURE_ERROR if self.costs.is_measured(identity) else _MODEL_ERROR
 
     def _steps_of_plan(self) -> Iterator[tuple[Hashable, float]]:
         """Yield the identity and the cost of each step."""
         for name, (candidate,) in self._runs.items():
             node = self.normal.node(name)
-            yield identity_of(node, candidate), self._costs.node(node, candidate)
+            yield identity_of(node, candidate), self.costs.node(node, candidate)
         yield from chain.from_iterable(self._reorders_of_plan.values())
 
     def _steps_of(
@@ -241,9 +242,9 @@ class Rivals:
                 yield from (self._step_of_reorder(*step) for step in self._found.steps(src, dst))
 
     def _step_of_reorder(self, src: MemoryDesc, dst: MemoryDesc) -> tuple[Hashable, float]:
-        return (src, dst), self._costs.reorder(src, dst) or 0.0
+        return (src, dst), self.costs.reorder(src, dst) or 0.0
 
-    def _same(self, tensor: Value) -> list[Value]:
+    def same(self, tensor: Value) -> list[Value]:
         """Return a tensor and its views of equal size: a reorder of a view would replace one of the tensor."""
         size = self.normal.type_of(tensor).size
         return [alias for alias in aliases(self.normal, tensor) if self.normal.type_of(alias).size == size]

@@ -45,8 +45,8 @@ def rivals_of(net):
         tensor = net.graph.inputs(row.name)["src"]
         while tensor.node not in rivals.normal:
             tensor = net.graph.inputs(tensor.node)["src"]
-        same = rivals._same(tensor)
-        problem = keeping(rivals._problem, same)
+        same = rivals.same(tensor)
+        problem = keeping(rivals.problem, same)
         graph = realise(rivals.normal, problem, solve(problem, SECONDS), spec, baseline)
         assert not any(is_format_change(node) and graph.inputs(node.name)["src"] in same for node in graph.nodes())
         found[row.name] = Without(row.counterfactual, graph)
@@ -57,7 +57,7 @@ def test_the_plan_without_a_reorder_costs_what_was_predicted():
     rivals, _, found, _ = rivals_of(fp.compile("residual", policy="naive", tune="model"))
     assert found
     for without in found.values():
-        cost = price(without.graph, rivals._costs)
+        cost = price(without.graph, rivals.costs)
         assert cost - rivals.plan_seconds == pytest.approx(without.counterfactual.extra_seconds, rel=1e-6, abs=1e-12)
 
 
