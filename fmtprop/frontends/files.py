@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from fmtprop.errors import GraphError, ImportModelError
-from fmtprop.frontends.onnx import from_onnx, save_onnx
+from fmtprop.frontends.onnx import from_onnx, is_onnx, save_onnx
 from fmtprop.frontends.torch_log import held_back, reason
 from fmtprop.ir import file as graph_file
 from fmtprop.ir.builtin import builtin_names, builtin_path
@@ -30,14 +30,15 @@ __all__ = ["load", "open_exported", "save"]
 _KINDS = ".json (graph file), .pt2 (torch.export.save), .onnx, or the name of a built-in graph"
 
 
-def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None, deferred: bool = False) -> Graph:
+def load(path: object, *, shapes: Mapping[str, Sequence[int]] | None = None, deferred: bool = False) -> Graph:
     """Load a graph by name or from a file.
 
     Parameters
     ----------
-    path : str or Path
+    path : str, Path, bytes or onnx.ModelProto
         Name of a built-in graph (``"resnet50"``), a graph file (``.json``), an exported program (``.pt2``) or an ONNX
-        model (``.onnx``). A path with a separator or an extension is never taken for a name.
+        model (``.onnx``, its bytes or a model in memory). A path with a separator or an extension is never taken for a
+        name.
     shapes : mapping of str to sequence of int, optional
         For an ONNX model: dimensions of inputs with dynamic axes, by input.
     deferred : bool
@@ -61,6 +62,8 @@ def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None,
     >>> load("chain").input_nodes[0].results
     (f32[1,3,32,32],)
     """
+    if is_onnx(path):
+        return from_onnx(path, shapes)
     file = _path(path)
     try:
         exists = file.exists()
@@ -72,8 +75,6 @@ def load(path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None,
         return graph_file.load(_builtin(file.name))
     _check_file(file)
     kind = file.suffix.lower()
-    if kind == ".onnx":
-        return from_onnx(file, shapes)
     _refuse_shapes(shapes, str(file))
     if kind == ".json":
         return graph_file.load(file, deferred=deferred)

@@ -6,9 +6,9 @@ returns numpy arrays by name, and runs models that a plan cannot express node by
 
 from __future__ import annotations
 
-from fmtprop.onnx.session import InferenceSession, IOBinding, NodeArg
+from fmtprop.onnx.session import InferenceSession, IOBinding, ModelMetadata, NodeArg
 
-__all__ = ["IOBinding", "InferenceSession", "NodeArg", "backend"]
+__all__ = ["IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "backend"]
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ A thin layer over :class:`~fmtprop.compiling.compiled.CompiledModel`. It must no
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -21,7 +22,7 @@ from fmtprop.frontends.onnx import open_program
 from fmtprop.runtime.threads import on_cpu
 from fmtprop.runtime.weights import SharedForms
 
-__all__ = ["IOBinding", "InferenceSession", "NodeArg"]
+__all__ = ["IOBinding", "InferenceSession", "ModelMetadata", "NodeArg"]
 
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
@@ -48,6 +49,29 @@ class NodeArg:
     shape: list[int | str | None]
 
 
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a file says about its model.
+
+    Parameters
+    ----------
+    producer_name, graph_name, domain, description, graph_description : str
+        As in the file; empty if it is silent.
+    version : int
+        Version of the model.
+    custom_metadata_map : dict of str to str
+        The model's own properties.
+    """
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+
 class InferenceSession:
     """An ONNX model that is run by names.
 
@@ -57,10 +81,15 @@ class InferenceSession:
 
     Parameters
     ----------
-    model : str, path, bytes or onnx.ModelProto
+    path_or_bytes : str, path, bytes or onnx.ModelProto
         The model.
-    providers : sequence of str, optional
-        For programs that were written for ONNX Runtime: must have its ``"CPUExecutionProvider"``.
+    sess_options : onnxruntime.SessionOptions, optional
+        For programs that were written for ONNX Runtime. They describe its optimiser, and are ignored. A number of
+        threads that is not PyTorch's gets a warning, because sessions run with ``torch.get_num_threads()`` threads.
+    providers : sequence of str or of (str, mapping), optional
+        For such programs, too: must have ``"CPUExecutionProvider"``.
+    provider_options : sequence of mapping, optional
+        Ignored.
     max_shapes : int
         Plans that are kept, one per combination of input shapes; the one that was used longest ago goes first.
     **options : object
@@ -88,14 +117,21 @@ class InferenceSession:
     """
 
     def __init__(
-        self, model: object, providers: Sequence[Any] | None = None, *, max_shapes: int = MAX_SHAPES, **options: Any
+        self,
+        path_or_bytes: object,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Any] | None = None,
+        *,
+        max_shapes: int = MAX_SHAPES,
+        **options: Any,
     ) -> None:
-        if providers is not None and "CPUExecutionProvider" not in list(providers):
-            raise ImportModelError(f"providers are {list(providers)}; fmtprop runs on the CPU: CPUExecutionProvider")
+        _check_providers(providers)
+        _check_threads(sess_options)
         known = sorted(field.name for field in fields(Options))
         for name in options.keys() - set(known):
             raise UnsupportedOpError(f"a session has no option {name!r}; it has max_shapes, {', '.join(known)}")
-        self._program = open_program(model)
+        self._program = open_program(path_or_bytes)
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
         tensors = self._program.body.constants.values()
@@ -118,6 +154,10 @@ class InferenceSession:
     def get_outputs(self) -> list[NodeArg]:
         """Return the model's outputs."""
         return list(self._outputs)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return what the file says about the model."""
+        return ModelMetadata(**self._program.metadata)
 
     def get_providers(self) -> list[str]:
         """Return the execution providers, by ONNX Runtime's names."""
@@ -236,8 +276,7 @@ class InferenceSession:
 
     def _values(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         args = {arg.name: arg for arg in self._inputs}
-        replaceable = set(self._program.body.constants)
-        unknown = sorted(set(feed) - set(args) - replaceable)
+        unknown = sorted(set(feed) - set(args) - self._program.weights)
         if unknown:
             raise InputError(f"there is no input {unknown[0]!r}; the model's inputs are {', '.join(args)}")
         missing = [name for name in args if name not in feed]
@@ -278,8 +317,16 @@ class IOBinding:
         """Bind an input to an array; each run reads the array's present content."""
         self.inputs[name] = array
 
-    def bind_output(self, name: str, array: np.ndarray[Any, Any] | None = None) -> None:
-        """Write an output to an array; without one, each run makes its own.
+    def clear_binding_inputs(self) -> None:
+        """Bind no inputs."""
+        self.inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Bind no outputs."""
+        self.outputs.clear()
+
+    def bind_output(self, name: str, array: np.ndarray[Any, Any] | str | None = None) -> None:
+        """Write an output to an array; without one, or with ``"cpu"``, each run makes its own.
 
         Raises
         ------
@@ -288,7 +335,8 @@ class IOBinding:
         """
         if name not in self._names:
             raise InputError(f"there is no output {name!r}; the model's outputs are {', '.join(self._names)}")
-        if array is None:
+        if array is None or (isinstance(array, str) and array == "cpu"):
+            self.outputs.pop(name, None)
             return
         if not isinstance(array, np.ndarray) or not array.flags.writeable:
             raise InputError(f"output {name} cannot be written to {type(array).__name__}: give a writable numpy array")
@@ -301,15 +349,43 @@ class IOBinding:
         return [np.array(array_of(self.results[name])) for name in self._names if name in self.results]
 
 
+# ---------------------------------------------------------------- ONNX Runtime's options
+
+
+def _check_providers(providers: Sequence[Any] | None) -> None:
+    if providers is None:
+        return
+    names = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in providers]
+    if "CPUExecutionProvider" not in names:
+        raise ImportModelError(f"providers are {names}; fmtprop runs on the CPU: CPUExecutionProvider")
+
+
+def _check_threads(sess_options: Any) -> None:
+    if sess_options is not None and not hasattr(sess_options, "intra_op_num_threads"):
+        kind = type(sess_options).__name__
+        raise UnsupportedOpError(f"sess_options is a {kind}; it must be ONNX Runtime's SessionOptions")
+    wanted, have = getattr(sess_options, "intra_op_num_threads", 0), torch.get_num_threads()
+    if wanted and wanted != have:
+        warnings.warn(
+            f"sess_options wants {wanted} threads; a session runs with PyTorch's {have}: call "
+            f"torch.set_num_threads({wanted})",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 # ---------------------------------------------------------------- arrays
 
 
 def _value(given: Any, arg: NodeArg | None) -> Any:
     from fmtprop.frontends.onnx.elements import from_array
 
-    if given is None or (isinstance(given, list) and (arg is None or not arg.type.startswith("tensor"))):
+    is_tensor = arg is not None and arg.type.startswith("tensor")
+    if given is None and is_tensor:
+        raise InputError(f"input {arg.name} is None; it must be an array")  # type: ignore[union-attr]
+    if given is None or (isinstance(given, list) and not is_tensor):
         return None if given is None else [_value(item, None) for item in given]
-    array = np.asarray(given)
+    array = np.asarray(given, dtype=_numpy_type(arg) if arg is not None and isinstance(given, _UNTYPED) else None)
     value = from_array(array.astype(object) if array.dtype.kind == "U" else array)
     if arg is None or not arg.type.startswith("tensor"):
         return value
@@ -320,6 +396,17 @@ def _value(given: Any, arg: NodeArg | None) -> Any:
     if arg.shape is not None and not _fits(shape, arg.shape):
         raise InputError(f"input {arg.name} has shape {arg.shape}, the array has {list(shape)}")
     return value
+
+
+#: values of Python, which take the declared type
+_UNTYPED: Final = (list, tuple, int, float)
+
+
+def _numpy_type(arg: NodeArg) -> np.dtype[Any] | None:
+    from fmtprop.frontends.onnx.elements import numpy_type, type_number
+
+    number = type_number(arg.type.removeprefix("tensor(").removesuffix(")").upper())
+    return numpy_type(number) if number else None
 
 
 def _fits(shape: tuple[int, ...], declared: list[int | str | None]) -> bool:

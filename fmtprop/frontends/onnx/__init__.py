@@ -1,6 +1,7 @@
 """ONNX models: read, checked, traced through PyTorch functions, and imported like any PyTorch program.
 
-Needs the packages ``onnx`` and ``onnx-ir`` (the extra ``fmtprop[onnx]``); nothing else in fmtprop imports them.
+Needs the package ``onnx`` (the extra ``fmtprop[onnx]``), which reads, checks, converts and inlines models; no other room
+of fmtprop imports it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ list (a sequence) or None (an absent optional). This module must not know about 
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any, Final
 
 import ml_dtypes
@@ -16,7 +18,16 @@ from onnx import TensorProto, helper
 
 from fmtprop.errors import ImportModelError
 
-__all__ = ["TORCH_DTYPES", "array_of", "element_type", "from_array", "number_of", "type_name"]
+__all__ = [
+    "TORCH_DTYPES",
+    "array_of",
+    "element_type",
+    "from_array",
+    "number_of",
+    "numpy_type",
+    "type_name",
+    "type_number",
+]
 
 #: ONNX's element types in which PyTorch computes
 TORCH_DTYPES: Final[dict[int, torch.dtype]] = {
@@ -45,6 +56,7 @@ _NUMPY: Final = {
 }
 
 
+@cache
 def type_name(number: int) -> str:
     """Return the name of an element type, such as ``"FLOAT"``.
 
@@ -55,6 +67,17 @@ def type_name(number: int) -> str:
     """
     known = TensorProto.DataType.values()
     return str(TensorProto.DataType.Name(number)) if number in known else str(number)
+
+
+def type_number(name: str) -> int:
+    """Return the element type of a name; 0 for an unknown name.
+
+    Examples
+    --------
+    >>> type_number("FLOAT"), type_number("SOFA")
+    (1, 0)
+    """
+    return dict(TensorProto.DataType.items()).get(name, 0)
 
 
 def element_type(value: torch.Tensor | np.ndarray[Any, Any]) -> int:
@@ -80,6 +103,8 @@ def from_array(array: Any) -> Any:
     array(['a'], dtype=object)
     """
     array = np.asarray(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype == _BFLOAT16:
         return _shared(array.view(np.int16)).view(torch.bfloat16)
     return _shared(array) if array.dtype in _NUMPY else array
@@ -92,8 +117,8 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
             array.flags.writeable = True
         except ValueError:
             array = array.copy()
-    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
-        array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
+    if any(stride < 0 for stride in array.strides):
+        array = np.ascontiguousarray(array)
     return torch.from_numpy(array)
 
 
@@ -122,4 +147,14 @@ def torch_dtype(number: int, label: str) -> torch.dtype:
 
 def from_proto(proto: onnx.TensorProto) -> Any:
     """Return the data of a tensor in a file, which :mod:`fmtprop.frontends.onnx.structure_check` has checked."""
-    return from_array(onnx.numpy_helper.to_array(proto))
+    kind = numpy_type(proto.data_type)
+    if proto.HasField("raw_data") and len(proto.raw_data) == kind.itemsize * math.prod(proto.dims):
+        return from_array(np.frombuffer(bytearray(proto.raw_data), kind).reshape(tuple(proto.dims)))
+    return from_array(onnx.numpy_helper.to_array(proto))  # numbers in other fields, or several that share a byte
+
+
+@cache
+def numpy_type(number: int) -> np.dtype[Any]:
+    """Return numpy's type for an element type."""
+    found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(number))
+    return found

@@ -1,4 +1,4 @@
-"""Import of an ONNX program as a graph: it is traced once on fake tensors, then imported like any PyTorch program.
+"""Import of an ONNX program as a graph: it is traced on tensors without data, then imported like any PyTorch program.
 
 This module owns the shapes of inputs, and the names of inputs, weights and outputs.
 :mod:`fmtprop.frontends.onnx.operators` owns the meaning of nodes, :mod:`fmtprop.frontends.fx_import` the import of
@@ -126,8 +126,6 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
     ImportModelError
         A shape is open, or depends on data; the message names the node.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from fmtprop.frontends.onnx.recording import Recording
 
     wanted = dict(shapes or {})
@@ -137,7 +135,7 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         raise ImportModelError(
             f"shapes names {unknown[0]!r}; the model's inputs are {', '.join(i.name for i in infos)}"
         )
-    mode, recording = FakeTensorMode(allow_non_fake_inputs=True), Recording()
+    recording = Recording()
     inputs = {}
     for info in infos:
         dims = fixed_dims(info, wanted)
@@ -145,8 +143,7 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
         dtype = torch_dtype(number, f"input {info.name}")
         if dtype.is_complex:
             raise ImportModelError(f"input {info.name} is {type_name(number)}; a graph's inputs are real")
-        with mode:
-            inputs[info.name] = torch.empty(dims, dtype=dtype)
+        inputs[info.name] = torch.empty(dims, dtype=dtype, device="meta")
         recording.input(f"input_{len(inputs)}", inputs[info.name])
     with held_back(), torch.no_grad(), recording:
         results = program.trace(inputs, lambda step: recording.within(*_origin(step)))

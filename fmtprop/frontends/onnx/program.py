@@ -1,8 +1,8 @@
 """An ONNX model as a program of PyTorch functions, run node by node.
 
 The same walk serves two purposes. On data, it runs models that a plan cannot express (shapes that depend on data,
-sequences, strings). On fake tensors under a tracer, it makes a graph; nodes that depend only on constants are computed
-outside of the tracer. This module must not know about files or graphs.
+sequences, strings). On tensors without data under a tracer, it makes a graph; nodes that depend only on constants are
+computed outside of the tracer. This module must not know about files or graphs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTor
 from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.reference import run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
+from fmtprop.frontends.onnx.without_data import SizesOnly, without_data
 
 __all__ = ["Program"]
 
@@ -33,7 +34,7 @@ MOST_FOLDED_NBYTES: Final = 1 << 29
 
 
 class Program:
-    """A runnable model, on data or on fake tensors.
+    """A runnable model, on data or on tensors without data.
 
     Parameters
     ----------
@@ -50,12 +51,24 @@ class Program:
         model = source.model
         self.opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
         self.body = body_of(model.graph, self.opsets)
-        self.body.constants = dict(source.weights)
+        self.body.constants |= source.weights
+        #: the weights, which inputs of a run may replace
+        self.weights = frozenset(source.weights)
         self.body.inputs = [name for name in self.body.inputs if name not in source.weights]
         self.name = model.graph.name or "model"
         self.inputs = [info for info in model.graph.input if info.name not in source.weights]
         self.outputs = list(model.graph.output)
         self.weights_nbytes = sum(value.nbytes for value in source.weights.values())
+        #: what the file says about the model, by ONNX Runtime's names
+        self.metadata: dict[str, Any] = {
+            "producer_name": model.producer_name,
+            "graph_name": model.graph.name,
+            "domain": model.domain,
+            "description": model.doc_string,
+            "graph_description": model.graph.doc_string,
+            "version": model.model_version,
+            "custom_metadata_map": {entry.key: entry.value for entry in model.metadata_props},
+        }
         #: labels of the nodes that ran on ONNX's reference
         self.reference_nodes: list[str] = []
 
@@ -81,12 +94,12 @@ class Program:
             return _Run(self).body(self.body, dict(inputs), {})
 
     def trace(self, inputs: Mapping[str, Any], around: Callable[[Step], AbstractContextManager[Any]]) -> list[Any]:
-        """Run on fake tensors, under the caller's tracer.
+        """Run on tensors without data, under the caller's tracer.
 
         Parameters
         ----------
         inputs : mapping of str to object
-            Fake tensors by name.
+            Tensors without data by name.
         around : callable
             Returns the context in which a step is traced.
 
@@ -229,12 +242,9 @@ class _Run:
             return
         if step.function is None or not all(map(_in_torch, arguments)):
             return
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with mode:
-                made = self._make(step, [_without_data(value, mode) for value in arguments], scope)
+            with SizesOnly():  # type: ignore[no-untyped-call]
+                made = self._make(step, [_small_or_without_data(value) for value in arguments], scope)
         except DataDependentError:  # a function that reads all numbers: its result is no larger than they are
             return
         results = made if isinstance(made, tuple | list) else (made,)
@@ -266,12 +276,12 @@ class _Scope(dict[str, Any]):
             raise ImportModelError(f"{where} reads {name!r}, which nothing before it makes") from None
 
 
-def _without_data(value: Any, mode: Any) -> Any:
-    """Return a large tensor as a fake one; a few numbers may be a shape and stay."""
+def _small_or_without_data(value: Any) -> Any:
+    """Return a large tensor without its data; a few numbers may be a shape and stay."""
     if isinstance(value, list):
-        return [_without_data(item, mode) for item in value]
+        return list(map(_small_or_without_data, value))
     large = isinstance(value, torch.Tensor) and value.numel() > _FEW_ELEMENTS
-    return mode.from_tensor(value) if large else value
+    return without_data(value) if large else value
 
 
 def _in_torch(value: Any) -> bool:

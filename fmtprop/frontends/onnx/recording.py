@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fmtprop.errors import GraphError
+from fmtprop.frontends.onnx.without_data import result_of
 
 __all__ = ["Recording"]
 
@@ -48,20 +48,20 @@ class Recording(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[fx.Node, torch.Tensor] = {}
         self.origin = ("", "")
-        #: of each tensor by its id: the tensor, which keeps the id, and its node, or a call with the result's index
-        self._made: dict[int, tuple[torch.Tensor, fx.Node | tuple[fx.Node, int]]] = {}
+        #: by a tensor's identity: the tensor, which keeps it, and its node, or a call with the result's index
+        self._made: dict[Any, tuple[torch.Tensor, fx.Node | tuple[fx.Node, int]]] = {}
 
     def input(self, name: str, value: torch.Tensor) -> fx.Node:
         """Add a placeholder."""
         node = self.graph.placeholder(name)
         node.meta["val"] = value
-        self._made[id(value)] = value, node
+        self._made[_identity(value)] = value, node
         return node
 
     def node_of(self, value: torch.Tensor) -> fx.Node:
         """Return the node of a tensor; one for a constant is added."""
-        found = self._made.get(id(value))
-        if found is None and isinstance(value, FakeTensor):
+        found = self._made.get(_identity(value))
+        if found is None and value.is_meta:
             raise GraphError(f"a tensor {tuple(value.shape)} without data, which no recorded call has made")
         if found is None:
             node = self.graph.get_attr(f"constant_{len(self.constants)}")
@@ -71,7 +71,7 @@ class Recording(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
             return found[1]
         else:
             node = self._added(operator.getitem, found[1], {}, value)
-        self._made[id(value)] = value, node
+        self._made[_identity(value)] = value, node
         return node
 
     def __enter__(self) -> Recording:
@@ -83,17 +83,22 @@ class Recording(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)
         self._dispatcher.close()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else PyTorch imports its compiler, to hide this mode from it
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        kwargs = _on_cpu(kwargs or {})
+        with no_python_dispatcher():
+            result = result_of(func, args, kwargs)
         leaves = result if isinstance(result, list | tuple) else [result]
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             node = self._added(func, self._as_nodes(args), self._as_nodes(kwargs), result)
             for index, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
-                    self._made[id(leaf)] = leaf, node if leaf is result else (node, index)
+                    self._made[_identity(leaf)] = leaf, node if leaf is result else (node, index)
         return result
 
     def _added(self, target: Callable[..., Any], args: Any, kwargs: Any, value: Any) -> fx.Node:
@@ -112,3 +117,19 @@ class Recording(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self.origin = before
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Return what two Python objects have in common if they are one tensor: PyTorch's factories copy their results."""
+    if not tensor.is_meta:
+        return id(tensor)
+    place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return *place, tensor.is_conj(), tensor.is_neg()
+
+
+def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that makes a tensor where another one lies: the model's tensors are on the CPU."""
+    return kwargs | {"device": torch.device("cpu")} if kwargs.get("device") == _META else kwargs
+
+
+_META = torch.device("meta")

@@ -17,6 +17,7 @@ from onnx import AttributeProto, defs, helper
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import operators
 from fmtprop.frontends.onnx.elements import element_type, from_proto
+from fmtprop.frontends.onnx.operators.values import NotInTorchError
 
 __all__ = ["Body", "Step", "body_of", "expanded", "keywords"]
 
@@ -122,9 +123,22 @@ def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
     constants = {proto.name: from_proto(proto) for proto in graph.initializer}
     body = Body(graph.name, [v.name for v in graph.input if v.name not in constants], [v.name for v in graph.output])
     body.constants, body.output_types = constants, [info.type for info in graph.output]
-    body.steps = [_step(node, index, opsets) for index, node in enumerate(graph.node)]
+    for step in (_step(node, index, opsets) for index, node in enumerate(graph.node)):
+        if not _is_constant(step, body):
+            body.steps.append(step)
     _mark_last(body)
     return body
+
+
+def _is_constant(step: Step, body: Body) -> bool:
+    """Add the result of a node ``Constant`` to a body's constants; return whether it is one."""
+    if step.function is None or step.node.op_type != "Constant" or step.node.domain not in ("", "ai.onnx"):
+        return False
+    try:
+        body.constants[step.node.output[0]] = step.function(**step.attributes)
+    except NotInTorchError:  # text, which only ONNX's reference makes
+        return False
+    return True
 
 
 def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:

@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, TensorProto, helper
+from onnx import AttributeProto, TensorProto
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
-from fmtprop.frontends.onnx.elements import type_name
+from fmtprop.frontends.onnx.elements import numpy_type, type_name
 
 __all__ = ["check_structure", "nbytes_of"]
 
 #: bits of types that share bytes
 _PACKED = {2: {"INT2", "UINT2"}, 4: {"INT4", "UINT4", "FLOAT4E2M1"}}
+
+#: element types
+_KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
 #: the field with a tensor's numbers if they are not raw, and the number of its entries per element
 _TYPED = {
@@ -209,15 +212,17 @@ def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
     ImportModelError
         The type is unknown, or has no fixed size.
     """
-    if tensor.data_type not in TensorProto.DataType.values() or tensor.data_type == TensorProto.UNDEFINED:
+    if tensor.data_type not in _KNOWN:
         raise ImportModelError(f"{where} has the unknown element type {tensor.data_type}")
     if tensor.data_type == TensorProto.STRING:
         raise ImportModelError(f"{where} holds strings, which are not stored as bytes")
-    name = type_name(tensor.data_type)
-    whole = 8 * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-    bits = next((n for n, names in _PACKED.items() if name in names), whole)
+    bits = next((n for n in _PACKED if _is_packed(tensor, n)), 8 * numpy_type(tensor.data_type).itemsize)
     elements: int = math.prod(tensor.dims)
     return -(-elements * bits // 8)
+
+
+def _is_packed(tensor: onnx.TensorProto, bits: int) -> bool:
+    return type_name(tensor.data_type) in _PACKED[bits]
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
@@ -233,7 +238,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         raise ImportModelError(f"{where} has impossible dimensions {list(tensor.dims)[:8]}")
     if tensor.HasField("segment"):
         raise ImportModelError(f"{where} is a segment of a tensor, which is not supported")
-    fields = {name: len(getattr(tensor, name)) for name in (*_TYPED, "int32_data") if len(getattr(tensor, name))}
+    fields = {name: count for name in (*_TYPED, "int32_data") if (count := len(getattr(tensor, name)))}
     if tensor.data_location == TensorProto.EXTERNAL:
         nbytes_of(tensor, where)
         if fields or tensor.raw_data:
@@ -256,7 +261,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         each = next(
             ((name, kinds[tensor.data_type]) for name, kinds in _TYPED.items() if tensor.data_type in kinds), None
         )
-        packed = any(type_name(tensor.data_type) in names for names in _PACKED.values())
+        packed = any(_is_packed(tensor, n) for n in _PACKED)
         place, wanted = (each[0], count * each[1]) if each else ("int32_data", nbytes if packed else count)
     if sum(fields.values()) != wanted or any(name != place for name in fields):
         shown = ", ".join(f"{n} in {name}" for name, n in fields.items()) or "none"

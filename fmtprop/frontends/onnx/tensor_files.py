@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
-from fmtprop.frontends.onnx.elements import from_array, from_proto
+from fmtprop.frontends.onnx.elements import from_array, from_proto, numpy_type
 from fmtprop.frontends.onnx.structure_check import nbytes_of
 from fmtprop.frontends.onnx.wire import field_at, varint_of
 from fmtprop.system.machine import memory_nbytes
@@ -226,7 +226,7 @@ def _size(text: str, where: str) -> int:
 
 def _value(tensor: onnx.TensorProto, data: bytearray) -> Any:
     """Return a tensor with these data, which it shares if possible."""
-    kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    kind = numpy_type(tensor.data_type)
     if kind.itemsize * int(np.prod(tensor.dims)) == len(data):
         return from_array(np.frombuffer(data, dtype=kind).reshape(tuple(tensor.dims)))
     inside = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=bytes(data))

@@ -6,15 +6,13 @@ import operator
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fmtprop.frontends.onnx.recording import Recording
 
 
 @pytest.fixture
 def x() -> torch.Tensor:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return torch.empty(2, 3, 8, 8)
+    return torch.empty(2, 3, 8, 8, device="meta")
 
 
 def calls(recording: Recording) -> list[object]:
@@ -44,7 +42,7 @@ def test_only_results_that_are_read_are_taken_from_several(x):
 
 def test_an_error_ends_it(x):
     recording = Recording()
-    with pytest.raises(RuntimeError, match="broadcast"), torch.no_grad(), recording:
+    with pytest.raises(ValueError, match="broadcast"), torch.no_grad(), recording:
         torch.add(x, torch.ones(7))
     torch.relu(torch.ones(2))
     assert torch.ops.aten.relu.default not in calls(recording)

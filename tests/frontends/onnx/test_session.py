@@ -99,6 +99,7 @@ def test_a_plan_is_made_at_once_where_shapes_are_fixed():
         ({}, "input x is missing; the model's inputs are x"),
         ({"x": np.zeros((2, 2), np.float32), "z": np.zeros(1)}, "there is no input 'z'; the model's inputs are x"),
         ({"x": np.zeros((2, 2))}, r"input x is tensor\(float\), the array is tensor\(double\): convert it"),
+        ({"x": None}, "input x is None; it must be an array"),
         ({"x": np.zeros((2, 3), np.float32)}, r"input x has shape \[2, 2\], the array has \[2, 3\]"),
         ({"x": np.zeros(4, np.float32)}, r"input x has shape \[2, 2\], the array has \[4\]"),
     ],
@@ -106,6 +107,52 @@ def test_a_plan_is_made_at_once_where_shapes_are_fixed():
 def test_wrong_inputs(feed, message):
     with pytest.raises(InputError, match=message):
         session(FIXED).run(None, feed)
+
+
+LIKE_X = np.float32([[-1, 2], [3, -4]])
+
+
+@pytest.mark.parametrize("change", [
+    lambda x: x.astype(">f4"), np.asfortranarray, lambda x: np.repeat(x, 2, axis=0)[::2],
+    lambda x: x[::-1].copy()[::-1], np.ndarray.tolist,
+], ids=["big-endian", "columns", "strides", "backwards", "lists"])  # fmt: skip
+def test_arrays_of_any_memory(change):
+    x = change(LIKE_X)
+    assert session(FIXED).run(["y", "y"], {"x": x})[1].tolist() == [[0, 2], [3, 0]]
+
+
+def test_numbers_and_empty_axes():
+    scalar = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { y = Relu(x) }'
+    for x in (np.array(2, np.float32), np.float32(2), 2, 2.0):
+        (y,) = session(scalar).run(None, {"x": x})
+        assert (y.shape, y.dtype, y) == ((), np.float32, 2)
+    x, extra = np.zeros((0, 2), np.float32), np.arange(0)
+    assert [y.shape for y in session(DYNAMIC).run([], {"x": x, "extra": extra})] == [(0, 2), (0,)]
+
+
+def test_arguments_of_onnx_runtime():
+    class SessionOptions:
+        intra_op_num_threads = 0
+
+    model = parser.parse_model(FIXED)
+    model.producer_name = "me"
+    model.metadata_props.add(key="names", value="{0: 'cat'}")
+    providers = [("CPUExecutionProvider", {})]
+    made = fp.onnx.InferenceSession(model.SerializeToString(), SessionOptions(), providers, [{}], **OPTIONS)
+    assert made.run(None, {"x": LIKE_X}, object())[0].tolist() == [[0, 2], [3, 0]]
+    meta = made.get_modelmeta()
+    assert (meta.producer_name, meta.graph_name, meta.custom_metadata_map) == ("me", "g", {"names": "{0: 'cat'}"})
+    SessionOptions.intra_op_num_threads = torch.get_num_threads() + 1
+    with pytest.warns(UserWarning, match="sess_options wants .* call torch.set_num_threads"):
+        fp.onnx.InferenceSession(model, SessionOptions(), **OPTIONS)
+    with pytest.raises(UnsupportedOpError, match="sess_options is a list; it must be ONNX Runtime's SessionOptions"):
+        fp.onnx.InferenceSession(model, ["CPUExecutionProvider"], **OPTIONS)
+
+
+def test_load_takes_what_compile_takes():
+    model = parser.parse_model(FIXED)
+    graphs = [fp.load(model), fp.load(model.SerializeToString())]
+    assert [[node.op for node in graph.nodes()] for graph in graphs] == 2 * [["input", "eltwise", "output"]]
 
 
 def test_wrong_names():

@@ -1,6 +1,6 @@
 """Numbers that an operator needs before it can run, such as a shape or axes, and the error if they are not constants.
 
-During an import, tensors that depend on the model's inputs have no data: they are PyTorch's fake tensors.
+During an import, tensors that depend on the model's inputs have no data (:mod:`fmtprop.frontends.onnx.without_data`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx.without_data import has_unknown
 
 __all__ = [
     "DataDependentError",
@@ -45,11 +46,7 @@ class NotInTorchError(Exception):
 
 def is_known(value: Any) -> bool:
     """Return whether a value has data: it is a constant, computed from constants, or given for a run."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if isinstance(value, list | tuple):
-        return all(map(is_known, value))
-    return not isinstance(value, FakeTensor)
+    return not has_unknown(value)
 
 
 def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
@@ -62,7 +59,7 @@ def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     """
     if not is_known(value):
         raise DataDependentError(subject)
-    with _disable_current_modes():
+    with _disable_current_modes():  # numpy() makes a call, too
         plain = value.detach()
         return (plain.to(torch.float32) if plain.dtype is torch.bfloat16 else plain).numpy()
 

@@ -1,0 +1,133 @@
+"""Tensors without data, which are on PyTorch's device ``meta``: they have a shape, a type and strides.
+
+During an import, tensors that depend on the model's inputs are such tensors. PyTorch's fake tensors have the same use,
+but their calls take several times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["SizesOnly", "has_unknown", "result_of", "without_data"]
+
+
+def has_unknown(value: Any) -> bool:
+    """Return whether a tensor in a value, which may be a container, has no data."""
+    if isinstance(value, torch.Tensor):
+        return value.is_meta
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(map(has_unknown, items))
+
+
+def without_data(value: Any) -> Any:
+    """Return a value with its tensors replaced by tensors without data; PyTorch refuses calls on both kinds.
+
+    Examples
+    --------
+    >>> without_data([torch.ones(2), 3])
+    [tensor(..., device='meta', size=(2,)), 3]
+    """
+    if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, dict):
+        return {key: without_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(without_data, value))
+    return value
+
+
+def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a call, on tensors without data if one of its tensors has none.
+
+    Notes
+    -----
+    The result of an element-wise operator has the shape of its operands together, and the type of the result for one
+    element of each. PyTorch computes the results of many other operators in Python; layers repeat, so results are kept.
+    """
+    if not has_unknown((args, kwargs)):
+        return func(*args, **kwargs)
+    if func._schema.is_mutable:  # its result is an operand
+        return func(*without_data(args), **without_data(kwargs))
+    if torch.Tag.pointwise in func.tags:
+        shapes: list[torch.Size] = []
+        single = func(*_one_element(args, shapes), **_one_element(kwargs, shapes))
+        if isinstance(single, torch.Tensor):
+            return torch.empty(_together(shapes), dtype=single.dtype, device="meta")
+    key = _key((func, args, tuple(kwargs.items())))
+    found = _RESULTS.get(key)
+    if found is None:
+        found = func(*without_data(args), **without_data(kwargs))
+        if len(_RESULTS) >= _MOST_RESULTS:
+            _RESULTS.clear()
+        _RESULTS[key] = found
+    return _copy(found)
+
+
+#: results of calls by operator and operands
+_RESULTS: dict[Any, Any] = {}
+_MOST_RESULTS = 4096
+
+
+def _key(value: Any) -> Any:
+    """Return what a call's result depends on: numbers with their types, as 1 equals True; types, shapes and strides."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride()
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    return type(value), value
+
+
+def _copy(value: Any) -> Any:
+    """Return new tensors: each result of a call is one of its own."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return type(value)(map(_copy, value)) if isinstance(value, list | tuple) else value
+
+
+def _together(shapes: Sequence[torch.Size]) -> list[int]:
+    """Return the shape to which others broadcast (``torch.broadcast_shapes`` imports PyTorch's symbolic shapes)."""
+    ndim = max(map(len, shapes))
+    columns = zip(*((1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    found = []
+    for axis, sizes in enumerate(columns):
+        wanted = {size for size in sizes if size != 1}
+        if len(wanted) > 1:
+            raise ValueError(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast along axis {axis}")
+        found.append(wanted.pop() if wanted else 1)
+    return found
+
+
+def _one_element(value: Any, shapes: list[torch.Size]) -> Any:
+    """Return a value with its tensors replaced by ones of one element, and add their shapes to a list."""
+    if isinstance(value, torch.Tensor):
+        shapes.append(value.shape)
+        return torch.ones((1,) * value.ndim, dtype=value.dtype)
+    if isinstance(value, dict):
+        return {key: _one_element(item, shapes) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_one_element(item, shapes) for item in value)
+    return value
+
+
+class SizesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode in which calls compute shapes and types only."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else PyTorch imports its compiler, to hide this mode from it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.detach.default:
+            return func(*args, **kwargs)  # also a part of numpy(), which would read memory that is not there
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            kwargs = kwargs | {"device": torch.device("meta")}
+        return func(*without_data(args), **without_data(kwargs))
