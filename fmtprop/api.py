@@ -18,6 +18,7 @@ from fmtprop.compiling.compilation import Compilation
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.dynamic import DynamicModel
 from fmtprop.compiling.options import DEFAULT_POLICY, Options, Tune
+from fmtprop.compiling.shapes import Shapes
 from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import GraphError, ImportModelError, LoadError, PlanError, UnsupportedOpError
 from fmtprop.frontends import from_torch, load
@@ -30,7 +31,6 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.constants import release
 from fmtprop.runtime.threads import on_cpu
-from fmtprop.runtime.weights import SharedForms
 from fmtprop.system import collector
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModul
 
 
 def compile_graph(
-    graph: Graph, options: Options, *, owned: bool = False, shared: SharedForms | None = None
+    graph: Graph, options: Options, *, owned: bool = False, shapes: Shapes | None = None
 ) -> CompiledModel:
     """Plan an imported graph: :func:`compile` without the import.
 
@@ -266,8 +266,8 @@ def compile_graph(
         How.
     owned : bool
         Whether nothing else uses the graph's constants: then the compilation drops them as it packs them.
-    shared : SharedForms, optional
-        Packed forms of the model's tensors that plans for other shapes have.
+    shapes : Shapes, optional
+        The model's plans for other shapes, whose weights and choices this one takes where it can.
 
     Returns
     -------
@@ -282,17 +282,22 @@ def compile_graph(
     # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode
     with torch.autocast("cpu", enabled=False), torch.inference_mode(mode=False), collector.paused():
         if dnnl.fork_guard():
-            net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned, shared))
+            net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned, shapes))
         else:
-            net = _compile_graph(graph, options, owned, shared)
+            net = _compile_graph(graph, options, owned, shapes)
     dnnl.trim_heap()  # the originals of packed weights
     return net
 
 
-def _compile_graph(graph: Graph, options: Options, owned: bool, shared: SharedForms | None) -> CompiledModel:
+def _compile_graph(graph: Graph, options: Options, owned: bool, shapes: Shapes | None) -> CompiledModel:
     _check_boundary(graph, options.boundary)
-    compilation = Compilation(graph, options, owned=owned and options.verify != "full", shared=shared)
+    known = (shapes.forms, shapes.nearest(graph)) if shapes is not None else (None, None)
+    compilation = Compilation(
+        graph, options, owned=owned and options.verify != "full", shared=known[0], sibling=known[1]
+    )
     compilation.run()
+    if shapes is not None:
+        shapes.note(compilation)
     net = CompiledModel(compilation)
     if options.verify == "full":
         _check_whole(net, graph)

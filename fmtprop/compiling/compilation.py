@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.entrants import Entrant
+from fmtprop.compiling.entrants import OTHER_SHAPE, Entrant
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race
 from fmtprop.compiling.readable import with_constants
@@ -69,6 +69,8 @@ class Compilation:
         holds all weights twice.
     shared : SharedForms, optional
         Packed forms of the model's tensors that plans for other shapes have.
+    sibling : Graph, optional
+        The formatted graph of another shape: its choices are taken where they are possible.
 
     Attributes
     ----------
@@ -92,6 +94,8 @@ class Compilation:
         Time that each stage took.
     weights : PackedForms
         The constants, as plans for any number of threads have them.
+    is_like_another_shape : bool
+        Whether the plan has the choices of another shape's plan.
     """
 
     normal: Graph
@@ -99,9 +103,17 @@ class Compilation:
     plan: Plan
 
     def __init__(
-        self, imported: Graph, options: Options, *, owned: bool = False, shared: SharedForms | None = None
+        self,
+        imported: Graph,
+        options: Options,
+        *,
+        owned: bool = False,
+        shared: SharedForms | None = None,
+        sibling: Graph | None = None,
     ) -> None:
         self.imported, self.options, self.owned = imported, options, owned
+        self.is_like_another_shape = False
+        self._sibling = sibling
         self.precision = options.dtype
         self.certificate: Certificate | None = None
         self.race: Race | None = None
@@ -153,6 +165,7 @@ class Compilation:
         self._selection = Selection(
             self.normal, self._target, self._fallback, options, self._store, self._attempts, self._lap
         )
+        self._selection.sibling, self._sibling = self._sibling, None
         self._lap("normalise")
         return self.normal
 
@@ -189,6 +202,7 @@ class Compilation:
             self._store.remember(key, winner)
         self.plan, self.formatted, self.certificate, self.race = plan, graph, chosen.certificate, chosen.race
         self.dropped = self._attempts.settle(self.normal.name, name, 8)
+        self.is_like_another_shape = name == OTHER_SHAPE
 
     def _build(self, graph: Graph, target: Provider) -> Plan:
         return build_plan(graph, target, consume=self.owned, constants=ConstantStore(self.weights))

@@ -11,10 +11,10 @@ import torch
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
+from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import InputError
 from fmtprop.frontends.torch_export import Exported
 from fmtprop.ir.structure import flatten_arguments, restructure
-from fmtprop.runtime.weights import SharedForms
 
 __all__ = ["DynamicModel"]
 
@@ -29,8 +29,8 @@ class DynamicModel:
     make : callable
         Compiles an imported graph, as :func:`fmtprop.api.compile_graph` does.
     options : Options
-        How to compile. Plans are run against each other for the first shape alone: for all others the cheapest by
-        cost is taken, so that a new shape does not take long.
+        How to compile. Plans are run against each other for the first shape alone. A similar shape takes the choices of
+        a planned one, any other shape the cheapest plan by cost, so that a new shape does not take long.
     max_shapes : int
         Plans that are kept. The plan that was used longest ago goes first.
     """
@@ -47,7 +47,7 @@ class DynamicModel:
         self._exported, self._make, self._options = exported, make, options
         program = exported.program
         tensors = (*program.state_dict.values(), *program.constants.values())
-        self._shared = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        self._shared = Shapes(tensors)
         self._plans: Plans[tuple[Any, ...], CompiledModel] = Plans(max_shapes)
         self._structure = self._plan_for(exported.examples).graph.structure
         self._options = replace(options, confirm=False)
@@ -72,7 +72,7 @@ class DynamicModel:
     def plan_for(self, *args: Any, **kwargs: Any) -> CompiledModel:
         """Return the model that runs a call with these arguments; only their shapes are read.
 
-        It has reports, profiles and certificates of its own. It stays valid when its place is taken by another shape.
+        It has reports and profiles of its own. It stays valid when its place is taken by another shape.
         """
         return self._plan_for(flatten_arguments(self._structure, args, kwargs))
 
@@ -110,7 +110,7 @@ class DynamicModel:
         return self._plans.get(key, lambda: self._made(inputs))
 
     def _made(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
-        return self._make(self._exported.graph(inputs), self._options, shared=self._shared)
+        return self._make(self._exported.graph(inputs), self._options, shapes=self._shared)
 
     def __repr__(self) -> str:
         return f"<DynamicModel {self.name}: {len(self._plans)} of at most {self.max_shapes} shapes planned>"

@@ -6,6 +6,7 @@ Decides no formats and runs nothing: the planner requests entrants and keeps one
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,13 +22,16 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.base import Pass, Pipeline
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
-from fmtprop.passes.optimal.variants import OF_GRAPH, Variant
+from fmtprop.passes.optimal.variants import FUSIONS, OF_GRAPH, Variant
 from fmtprop.passes.release_sums import ReleaseSums
+from fmtprop.passes.same_choices import SameChoices
 from fmtprop.passes.target import Candidate, Setting
 from fmtprop.tuning import TunedCosts
 from fmtprop.tuning.identity import persistent_text
 
-__all__ = ["BEST", "DIRECT", "GREEDY", "Entrant", "Entrants"]
+_LOG = logging.getLogger(__name__)
+
+__all__ = ["BEST", "DIRECT", "GREEDY", "Entrant", "Entrants", "like_another_shape"]
 
 #: names of entrants, also in the store; with a variant of the graph, the variant's name follows
 BEST, DIRECT, GREEDY, PLAIN, PYTORCH = (
@@ -43,6 +47,9 @@ _VARIANTS: Mapping[str, Variant[Pass]] = {f"{BEST}, {variant.name}": variant for
 
 #: the graph itself, and the variants with meaningful costs
 _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_priced))
+
+#: the name of an entrant with the choices of another shape's plan
+OTHER_SHAPE = "as for another shape"
 
 #: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
@@ -232,3 +239,30 @@ def greedy(policy: str, normal: Graph, setting: Setting) -> Entrant:
     graph = AssignFormats(policy, setting).run(normal)
     verify(graph, Stage.FORMATTED)
     return Entrant(policy, graph)
+
+
+def like_another_shape(normal: Graph, formatted: Graph, setting: Setting, costs: TunedCosts) -> Entrant | None:
+    """Return the entrant with the choices of another shape's plan; None where they are impossible.
+
+    Parameters
+    ----------
+    normal : Graph
+        A normal graph.
+    formatted : Graph
+        The formatted graph of another shape of the model.
+    setting : Setting
+        Who runs it.
+    costs : TunedCosts
+        Costs for reports.
+    """
+    prepared = normal
+    for step in _PREPARE:
+        prepared = step.run(prepared)
+    fusions = tuple(fusion.rewrite for fusion in FUSIONS)
+    try:
+        graph = SameChoices(formatted, setting, costs, fusions).run(prepared)
+    except PassError as error:
+        _LOG.info("model %s is planned anew: %s", normal.name, error)
+        return None
+    verify(graph, Stage.FORMATTED)
+    return Entrant(OTHER_SHAPE, graph)

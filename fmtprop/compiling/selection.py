@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fmtprop.compiling.attempts import Attempts
-from fmtprop.compiling.entrants import DIRECT, GREEDY, Entrant, Entrants
+from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, like_another_shape
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, race
 from fmtprop.compiling.stages import random_inputs
@@ -83,6 +83,8 @@ class Selection:
         Where the costs of the `optimal` assignment came from.
     readers : list of Node
         Nodes for which a wrong primitive packed an operand.
+    sibling : Graph or None
+        The formatted graph of another shape, whose choices come first. They are tried once.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Selection:
         self._options, self._store, self._attempts, self._lap = options, store, attempts, lap
         self.tuning: Tuning | None = None
         self.readers: list[Node] = []
+        self.sibling: Graph | None = None
         #: asked by `optimal`, at each attempt: they know the measured figures, and the rest of the time for measuring
         self._costs: TunedCosts | None = None
         #: whether a run was so fast that the machine's peaks were measured again
@@ -108,7 +111,14 @@ class Selection:
 
     def decide(self) -> Decision:
         """Assign formats, in several ways where it is not known yet which of them is the fastest; return one."""
-        options, rivals = self._options, self.rivals()
+        options = self._options
+        sibling, self.sibling = self.sibling, None  # a plan that fails its check is made anew
+        if sibling is not None and options.policy == OPTIMAL and not options.pin:
+            derived = self._attempts.of(OTHER_SHAPE, partial(self._like, sibling))
+            if derived is not None:
+                self._lap("assign")
+                return Decision(derived)
+        rivals = self.rivals()
         best = rivals.best
         entrants = [best]
         if options.policy == OPTIMAL and options.confirm and not options.pin:
@@ -134,6 +144,11 @@ class Selection:
             _pair_key(best, kept): kept.name,
         }
         return Decision(kept, kept.certificate or best.certificate, result, verdict, replace(plan, constants=()))
+
+    def _like(self, formatted: Graph) -> Entrant | None:
+        self._costs = self._costs or self._new_costs()
+        setting = setting_for(self._target, self._options.boundary, self._fallback)
+        return like_another_shape(self._normal, formatted, setting, self._costs)
 
     def rivals(self) -> Entrants:
         """Return who may become the plan; where nobody packs for some readers any more, others run these."""

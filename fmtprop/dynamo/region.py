@@ -21,6 +21,7 @@ from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
+from fmtprop.compiling.shapes import Shapes
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
@@ -116,6 +117,7 @@ class Region:
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in placeholders)
         self._plans: Plans[object, _Plan] = Plans(_MOST_PLANS)
+        self._shapes: Shapes | None = None
         #: calls with shapes that have no plan
         self._unplanned: Counter[object] = Counter()
         self._changes = 0
@@ -235,7 +237,9 @@ class Region:
         program = specialised_module(self.module, args) if self._symbolic else self.module
         functional = import_functional(program, {i: args[i] for i in self._constants}, "region")
         options = replace(self.options, boundary=functional.boundary)
-        return functional, compile_graph(functional.graph, options)
+        if self._symbolic and self._shapes is None:
+            self._shapes = Shapes(args[i] for i in self._constants)
+        return functional, compile_graph(functional.graph, options, shapes=self._shapes)
 
     def _run_eager(self, args: Sequence[Any]) -> Sequence[Any]:
         if self.is_all:

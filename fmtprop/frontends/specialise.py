@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]  # PyTorch depends on it
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
@@ -137,6 +138,7 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
     ]
     recorded = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
     mode = torch._guards.detect_fake_mode(recorded) or FakeTensorMode()
+    known: dict[str, Any]
     with mode:
         known = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in zip(names, given, strict=True)}
     made = copy.copy(program)
@@ -170,12 +172,69 @@ def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> fx.Graph
     return fx.GraphModule(module, _Specialiser(module.graph, fake, mode).graph)
 
 
+class _Symbols:
+    """The numbers of an exporter's symbols.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        Its placeholders record sizes, of which some are symbols.
+    given : mapping of str to object
+        The placeholders' tensors and numbers.
+    """
+
+    def __init__(self, graph: fx.Graph, given: Mapping[str, Any]) -> None:
+        self._numbers: dict[Any, Any] = {}
+        self._known: dict[Any, int | float | bool | None] = {}
+        for node in graph.nodes:
+            recorded, value = node.meta.get("val"), given.get(node.name)
+            if node.op != "placeholder" or value is None:
+                continue
+            if isinstance(recorded, torch.Tensor) and isinstance(value, torch.Tensor):
+                for symbol, size in zip(recorded.shape, value.shape, strict=True):
+                    self._bind(symbol, size)
+            else:
+                self._bind(recorded, value)
+
+    def _bind(self, symbol: Any, number: Any) -> None:
+        if isinstance(symbol, torch.SymInt | torch.SymFloat) and symbol.node.expr.is_Symbol:
+            self._numbers[symbol.node.expr] = sympy.sympify(number)
+
+    def number(self, value: Any) -> int | float | bool | None:
+        """Return a number; None if it depends on data."""
+        if isinstance(value, int | float):
+            return value
+        expression = value.node.expr
+        if expression not in self._known:
+            found = expression.xreplace(self._numbers)
+            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+            self._known[expression] = None if found.free_symbols else kind(found)
+        return self._known[expression]
+
+    def value(self, recorded: Any) -> Any:
+        """Return a recorded value with numbers in place of symbols; None if it is none, or depends on data."""
+        if isinstance(recorded, list | tuple):
+            several = [self.value(one) for one in recorded]
+            return None if any(one is None for one in several) else several
+        if isinstance(recorded, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+            return self.number(recorded)
+        return self._tensor(recorded) if isinstance(recorded, torch.Tensor) else None
+
+    def _tensor(self, recorded: torch.Tensor) -> torch.Tensor | None:
+        sizes: list[Any] = [self.number(one) for one in recorded.shape]
+        strides: list[Any] = [self.number(one) for one in recorded.stride()]
+        start = self.number(recorded.storage_offset())
+        if recorded.layout is not torch.strided or None in (*sizes, *strides) or start != 0:
+            return None
+        return torch.empty_strided(sizes, strides, dtype=recorded.dtype, device=recorded.device)
+
+
 class _Specialiser:
     """One walk over a program. A node is copied with numbers in place of symbols, or becomes a number."""
 
     def __init__(self, graph: fx.Graph, given: dict[str, Any], mode: FakeTensorMode) -> None:
         self.graph = fx.Graph()
-        self._given = given
+        self._given, self._symbols = given, _Symbols(graph, given)
         self._made: dict[fx.Node, Any] = {}
         with mode, torch.no_grad():
             for node in graph.nodes:
@@ -197,13 +256,20 @@ class _Specialiser:
 
     def _call(self, node: fx.Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), self._made.__getitem__)
-        known = map_arg((args, kwargs), lambda made: made.meta["val"])
-        try:
-            value = node.target(*known[0], **known[1])  # type: ignore[operator]
-        except Exception as error:  # a size that depends on data, or that the model's own checks refuse
-            raise ImportModelError(f"{node.name}: {node.target} fails for these sizes: {error}") from error
+        value = self._symbols.value(node.meta.get("val"))
+        if value is None:
+            value = self._called(node, args, kwargs)
         if value is None or isinstance(value, int | float):
             return value  # a size, or a check of sizes that holds
         made = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
         made.meta = {**node.meta, "val": value}
         return made
+
+    @staticmethod
+    def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """Return the result of a call on tensors without data: where it is not recorded, or its sizes are not known."""
+        known = map_arg((args, kwargs), lambda made: made.meta["val"])
+        try:
+            return node.target(*known[0], **known[1])  # type: ignore[operator]
+        except Exception as error:  # a size that depends on data, or that the model's own checks refuse
+            raise ImportModelError(f"{node.name}: {node.target} fails for these sizes: {error}") from error

@@ -17,10 +17,10 @@ from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
+from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
 from fmtprop.frontends.onnx import open_program
 from fmtprop.runtime.threads import on_cpu
-from fmtprop.runtime.weights import SharedForms
 
 __all__ = ["IOBinding", "InferenceSession", "ModelMetadata", "NodeArg"]
 
@@ -135,7 +135,7 @@ class InferenceSession:
         # None is the default, as of compile
         self._options = Options(**{name: value for name, value in options.items() if value is not None})
         tensors = self._program.body.constants.values()
-        self._shared = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        self._shared = Shapes(tensors)
         self._plans: Plans[_Shapes, CompiledModel] = Plans(max_shapes)
         #: the reason for running node by node; None if the model is planned
         self.reason: str | None = None
@@ -257,7 +257,7 @@ class InferenceSession:
             with on_cpu():
                 graph = graph_of(self._program, dict(zip(self._names(), shapes, strict=True)))
                 options = replace(self._options, confirm=False) if len(self._plans) else self._options
-                return compile_graph(graph, options, shared=self._shared)
+                return compile_graph(graph, options, shapes=self._shared)
 
         try:
             return self._plans.get(shapes, make)

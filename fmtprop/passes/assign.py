@@ -106,7 +106,7 @@ class Assignment:
             self._place(node, {}, (desc,), Choice("boundary", "input", {}, "format of the caller's tensor"))
         elif node.op == "constant":
             data = self.source.constants[node.name]
-            self._place(node, {}, (_desc_of_constant(node, data),), Choice("boundary", "constant", {}, "as stored"))
+            self._place(node, {}, (desc_of_constant(node, data),), Choice("boundary", "constant", {}, "as stored"))
             self.out.constants[node.name] = data
         elif node.op == "output":
             self._visit_output(node)
@@ -260,7 +260,7 @@ def _row_major(type_: TensorType) -> MemoryDesc:
     return MemoryDesc(type_.dims, type_.dtype)
 
 
-def _desc_of_constant(node: Node, data: object) -> MemoryDesc:
+def desc_of_constant(node: Node, data: object) -> MemoryDesc:
     """Return a constant's format: its tensor's strides if they are dense, otherwise row-major."""
     type_ = node.results[0]
     stride = getattr(data, "stride", None)

@@ -80,7 +80,7 @@ def test_plans_are_bounded_and_the_one_used_longest_ago_goes() -> None:
 def test_shapes_share_packed_weights() -> None:
     model = nn.Linear(512, 384).eval()
     net = fp.compile(model, torch.randn(4, 512), dynamic_shapes=({0: Dim("n", max=64)},), tune="model")
-    plans = [net.plan_for(torch.empty(n, 512)).plan for n in (16, 17)]
+    plans = [net.plan_for(torch.empty(n, 512)).plan for n in (20, 21)]
     weights = [{packed.data_ptr() for packed in plan.constants if packed.nbytes > 2**18} for plan in plans]
     assert weights[0] == weights[1] != set()
 
@@ -234,6 +234,39 @@ def test_bad_options_are_refused() -> None:
         fp.compile(nn.ReLU(), torch.ones(2), dynamic_shapes={"no_such": {0: Dim("n")}})
     with pytest.raises(ImportModelError, match="kwargs"):
         fp.compile(nn.ReLU(), torch.ones(2), kwargs=[1])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.qkv, self.out = nn.LayerNorm(48), nn.Linear(48, 144), nn.Linear(48, 48)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 3, 16).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        return x + self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("policy", ["optimal", "propagate"])
+def test_a_similar_shape_takes_the_choices_of_another_one(policy: str) -> None:
+    model, tokens = Block().eval(), Dim("tokens", min=2, max=400)
+    net = fp.compile(model, torch.randn(2, 32, 48), tune="model", policy=policy, dynamic_shapes=({1: tokens},))
+    for count, is_similar in ((31, True), (100, True), (9, True), (7, False), (6, True), (300, False)):
+        x = torch.randn(2, count, 48)
+        torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+        compilation = net.plan_for(x).compilation
+        assert compilation.is_like_another_shape == (is_similar and policy == "optimal"), count
+
+
+def test_choices_that_a_shape_cannot_have_are_made_anew() -> None:
+    model, tokens = Block().eval(), Dim("tokens", min=2, max=400)
+    net = fp.compile(model, torch.randn(2, 8, 48), tune="model", dynamic_shapes=({1: tokens},))
+    if "attention" not in [step.node.op for step in net.plan_for(torch.randn(2, 8, 48)).plan.steps]:
+        pytest.skip("attention is no kernel here")
+    x = torch.randn(2, 3, 48)  # too few queries for the kernel
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not net.plan_for(x).compilation.is_like_another_shape
 
 
 def test_many_threads_meet_new_shapes_at_once() -> None:

@@ -1,0 +1,58 @@
+"""What the plans of a model for several shapes share: packed weights, and choices of formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+import torch
+
+from fmtprop.compiling.compilation import Compilation
+from fmtprop.ir.graph import Graph
+from fmtprop.runtime.weights import SharedForms
+
+__all__ = ["Shapes"]
+
+#: a plan's choices serve shapes with inputs of so many times as many elements, and of so many times fewer
+_SIMILAR = 4.0
+
+#: formatted graphs that are kept; the oldest goes first
+_MOST = 8
+
+
+class Shapes:
+    """The packed weights and the choices of a model's plans.
+
+    Parameters
+    ----------
+    tensors : iterable of torch.Tensor
+        Parameters and buffers of the model.
+    """
+
+    def __init__(self, tensors: Iterable[object]) -> None:
+        self.forms = SharedForms(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+        #: sizes of the inputs, and the formatted graph, of shapes with choices of their own
+        self._chosen: list[tuple[tuple[int, ...], Graph]] = []
+
+    def nearest(self, imported: Graph) -> Graph | None:
+        """Return the formatted graph of the most similar shape; None where no shape is similar enough."""
+        sizes = _sizes(imported)
+        similar = [(_distance(sizes, others), graph) for others, graph in self._chosen]
+        distance, graph = min(similar, key=lambda one: one[0], default=(inf, None))
+        return graph if distance <= _SIMILAR else None
+
+    def note(self, compilation: Compilation) -> None:
+        """Take note of a finished compilation."""
+        if not compilation.is_like_another_shape:
+            self._chosen = [*self._chosen, (_sizes(compilation.imported), compilation.formatted)][-_MOST:]
+
+
+def _sizes(imported: Graph) -> tuple[int, ...]:
+    return tuple(max(node.results[0].size, 1) for node in imported.input_nodes)
+
+
+def _distance(sizes: tuple[int, ...], others: tuple[int, ...]) -> float:
+    """Return how many times as many elements an input has, or how many times fewer."""
+    if len(sizes) != len(others):
+        return inf
+    return max((max(one / other, other / one) for one, other in zip(sizes, others, strict=True)), default=1.0)
