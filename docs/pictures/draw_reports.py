@@ -28,7 +28,7 @@ def main() -> None:
     if CHROMIUM is None:
         sys.exit("needs Chromium")
     options = [Options(policy=policy, tune="model") for policy in POLICIES]
-    comparison = compare_policies(load(MODEL), options, repeats=5)
+    comparison = compare_policies(load(MODEL), options, repeats=40)
     with tempfile.TemporaryDirectory() as name, browsing(Path(name)) as page:
         file = Path(name, "report.html")
         comparison.to_html(file)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from importlib import resources
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fmtprop.errors import FmtpropError
@@ -28,6 +29,10 @@ __all__ = ["notebook", "page"]
 
 #: elements along an axis in the picture of a format, unless a block needs more
 _DRAWN = 2
+#: most elements of a picture
+_MOST_DRAWN = 4096
+#: letters of axes in tags
+_AXES = "abcdefghijkl"
 #: rows of the table in a notebook
 _ROWS = 10
 
@@ -128,8 +133,11 @@ def _source(text: str) -> str:
 
 
 def _pictures(policies: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return pictures of the reorders' formats as data URLs, and the remedies of all causes."""
+    """Return pictures of all formats as data URLs, and the remedies of all causes."""
     formats = {(row[side], len(row["dims"])) for one in policies for row in one["reorders"] for side in ("src", "dst")}
+    # an edge does not tell the rank of its tensor, but the letters of its tag do
+    edges = {edge["format"] for one in policies for edge in one["edges"]}
+    formats |= {(name, len({*name.partition(":")[2].lower()} & {*_AXES})) for name in edges}
     found = {name: drawn for name, rank in sorted(formats) if (drawn := _picture(name, rank)) is not None}
     return {"formats": found, "causes": CAUSES}
 
@@ -145,6 +153,8 @@ def _picture(name: str, rank: int) -> str | None:
         dims = tuple(
             1 if rank > 3 and axis == 0 and blocks[0] == 1 else max(_DRAWN, blocks[axis]) for axis in range(rank)
         )
+        if prod(dims) > _MOST_DRAWN:
+            return None
         svg = draw_svg(MemoryDesc(dims, dtype, tag=tag), title=f"{name}, of {'x'.join(map(str, dims))}")
     except FmtpropError:
         return None

@@ -15,7 +15,7 @@ from fmtprop.passes.optimal import price
 from fmtprop.passes.optimal.problem import keeping
 from fmtprop.passes.optimal.realise import realise
 from fmtprop.passes.optimal.solve import solve
-from fmtprop.report.counterfactual import FORCED, UNCERTAIN, Counterfactual, Rivals, is_format_change
+from fmtprop.report.counterfactual import UNCERTAIN, Counterfactual, Rivals, is_format_change
 from fmtprop.runtime import build_plan
 from fmtprop.targets.registry import provider, setting_for
 
@@ -40,7 +40,7 @@ def rivals_of(net):
     baseline = spec.run(rivals.normal)
     found = {}
     for row in sorted(net.report(repeats=1).reorders, key=lambda row: -row.seconds)[:3]:
-        if row.counterfactual.verdict == FORCED:
+        if row.counterfactual.extra_seconds is None:  # forced, or no time was left
             continue
         tensor = net.graph.inputs(row.name)["src"]
         while tensor.node not in rivals.normal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import monotonic
 
 import pytest
@@ -105,6 +105,18 @@ def test_a_browser_shows_it_without_complaint(browser, measured, tmp_path, width
     assert page.value("getComputedStyle(document.body).backgroundColor") == (
         "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)"
     )
+
+
+def test_an_edge_without_a_reorder_has_its_format(browser, measured, tmp_path):
+    page = shown(browser, tmp_path, measured.to_html())
+    names = {row.name for row in measured.reorders}
+    edge = next(edge for edge in measured.edges if not names & {edge.producer, edge.reader})
+    data = json.dumps({"source": edge.producer, "target": edge.reader, "value": asdict(edge)})
+    chart = "echarts.getInstanceByDom(document.getElementById('graph-chart'))"
+    page.value(f"void {chart}.trigger('click', {{dataType: 'edge', data: {data}}})")
+    text = page.value("document.getElementById('detail').innerText")
+    assert f"{edge.producer} → {edge.reader}.{edge.operand}" in text and edge.format in text
+    assert page.value("document.querySelectorAll('#detail figure img').length") == 1
 
 
 def test_a_browser_takes_names_as_text(browser, measured, tmp_path):

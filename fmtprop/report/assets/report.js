@@ -256,11 +256,21 @@
     ];
     const list = element("dl");
     for (const [name, value] of facts) list.append(element("dt", name), element("dd", value));
-    const pictures = [["from", row.src], ["to", row.dst]].filter(([, format]) => DATA.pictures.formats[format]).map(([side, format]) => {
+    fill(byId("detail"), element("h3", row.name), list, ...pictures([["from ", row.src], ["to ", row.dst]]));
+  }
+  function pictures(formats) {
+    return formats.filter(([, format]) => DATA.pictures.formats[format]).map(([side, format]) => {
       const image = element("img", null, { alt: "How a small tensor lies in memory in format " + safe(format), src: DATA.pictures.formats[format] });
-      return fill(element("figure"), image, element("figcaption", side + " " + format));
+      return fill(element("figure"), image, element("figcaption", side + format));
     });
-    fill(byId("detail"), element("h3", row.name), list, ...pictures);
+  }
+  function edgeDetail(edge) {
+    chosen = null;
+    ledger(POLICIES[current]);
+    const list = element("dl");
+    for (const [name, value] of [["format", edge.format], ["bytes", bytes(edge.nbytes)], ["reorder", "none: its reader takes it as its producer writes it"]]) list.append(element("dt", name), element("dd", value));
+    fill(byId("detail"), element("h3", edge.producer + " → " + edge.reader + "." + edge.operand), list, ...pictures([["", edge.format]]));
+    byId("detail").scrollIntoView({ block: "nearest" });
   }
 
   // ---------------------------------------------------------------- graph
@@ -297,6 +307,7 @@
       const names = p.dataType === "edge" ? [p.data.source, p.data.target] : [p.data.name];
       const name = names.find((one) => known.has(one));
       if (name) choose(name);
+      else if (p.dataType === "edge") edgeDetail(p.data.value);
     });
     byId("in").onclick = () => zoom(chart, 1.6);
     byId("out").onclick = () => zoom(chart, 1 / 1.6);
