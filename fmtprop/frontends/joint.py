@@ -115,6 +115,7 @@ class _Importer:
         self.made: dict[Value, int] = {}
 
     def run(self) -> Joint:
+        self._check_sizes()
         graph, (forward, backward) = self.graph, self.programs
         recorded = _results_of(forward)
         results = self._import_forward()
@@ -138,6 +139,13 @@ class _Importer:
         )
 
     # ------------------------------------------------------------------ programs
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes and strides that are arguments: both halves of a plan are for fixed ones."""
+        for program in self.programs:
+            for node in _placeholders(program):
+                if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+                    raise ImportModelError(f"input {node.name}: a size or a stride changes between calls")
 
     def _import_forward(self) -> list[Any]:
         program = self.programs[0]

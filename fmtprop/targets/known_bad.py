@@ -14,6 +14,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import LayerNorm
+from fmtprop.ops.recurrent import Recurrent
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.formats import plain
 from fmtprop.passes.target import Request, is_loop
@@ -91,6 +92,13 @@ def _logarithm(node: Node, formats: Request, impl: str) -> bool:
     return not is_loop(impl) and any(isinstance(attrs, Eltwise | Softmax) and attrs.alg == "log" for attrs in steps)
 
 
+def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
+    if not isinstance(node.attrs, Recurrent) or "diff_dst_layer" not in formats:
+        return False
+    data = [desc for name, desc in formats.items() if "weights" not in name and desc.kind == "blocked"]
+    return any(desc.at_start() != plain(desc) for desc in data)
+
+
 #: `fixed` of defects that the newest tested version, 3.13.2, still has
 _NOT_YET: Version = (4, 0)
 
@@ -136,6 +144,12 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,  # seen in 3.2.0
         _layer_normalization_in_other_orders,
         "layer normalization's compiled kernels take the rows of all tensors for dense ones in one order",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0
+        _gradient_of_a_recurrent_layer_in_other_orders,
+        "gradients of recurrent layers take sequences and states for row-major ones",
     ),
     KnownBad(
         (3, 0),

@@ -169,6 +169,16 @@ class TrainingModule(nn.Module):
 def _check(module: Any, options: Options) -> None:
     if not isinstance(module, nn.Module):
         raise ImportModelError(f"training=True takes a torch.nn.Module, got {type(module).__name__}")
+    if _is_wrapper(module):
+        raise ImportModelError(
+            f"training=True takes the module inside of {type(module).__name__}: compile that, and wrap the result"
+        )
+    for name, parameter in module.named_parameters():
+        if type(parameter) is not nn.Parameter and type(parameter.data) is not torch.Tensor:
+            raise ImportModelError(
+                f"parameter {name} is a {type(parameter.data).__name__}, whose numbers are in several processes or of "
+                "another kind: compile the module first, and shard the result (fully_shard)"
+            )
     for name in _NAMELESS:
         if getattr(options, name):
             raise UnsupportedOpError(f"{name} cannot be given with training=True: captured graphs have other names")
@@ -180,6 +190,11 @@ def _check(module: Any, options: Options) -> None:
                 f"module {name or 'itself'} ({type(part).__name__}): momentum=None makes running averages depend on a "
                 "count in a tensor, so torch.compile cannot capture it as one graph: give it a momentum, such as 0.1"
             )
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    """Say whether PyTorch's data parallelism wraps a module: its own communication cannot be captured."""
+    return type(module).__module__.startswith(("torch.nn.parallel.", "torch.distributed.fsdp."))
 
 
 @contextmanager

@@ -278,7 +278,9 @@ def draw(seed: int, calls: int = 12, blocks: bool = False, training: bool = Fals
         x = state.input(state.normal([2, 3]))
         state.call("relu", torch.relu, [x])
     # what in-place calls did to the drawn tensors must not be in the inputs
-    return replace(state.program(), training=seed if training else None)
+    program = state.program()
+    # nobody reads random numbers of dead calls: a compiled step need not draw them
+    return replace(_without_dead(program), training=seed) if training else program
 
 
 # ---------------------------------------------------------------- checking

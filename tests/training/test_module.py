@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fmtprop as fp
-from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+from fmtprop.errors import ImportModelError, InputError, PlanError, UnsupportedOpError
 from fmtprop.runtime import executor
 from fmtprop.runtime.context import Context
 from tests.training.networks import Transformer, convolutions, mlp, resnet
@@ -328,6 +328,34 @@ def test_parameters_of_another_shape():
     module[2] = nn.Linear(24, 16)
     theirs[0], theirs[2] = copy.deepcopy(module[0]), copy.deepcopy(module[2])
     assert_same_step(ours, theirs, x)
+
+
+def test_parameters_of_another_type_or_device():
+    module, x = mlp(), torch.randn(3, 12)
+    ours, theirs = compiled(module, x)
+    for one in (ours, theirs):
+        one.to(torch.float64)
+    assert_same_step(ours, theirs, x.double())
+    with pytest.raises(PlanError, match="must have the same dtype, but got Float and Double"):
+        ours(x)
+    module.to("meta")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="same device, but found at least two"):
+        ours(x.double())
+
+
+def test_parallel_modules_are_wrapped_around(monkeypatch):
+    class Wrapper(nn.Module):
+        __module__ = "torch.nn.parallel.distributed"
+
+    class Shard(torch.Tensor):
+        pass
+
+    with pytest.raises(ImportModelError, match="takes the module inside of Wrapper: compile that, and wrap the result"):
+        fp.compile(Wrapper(), torch.ones(3), **OPTIONS)
+    module = nn.Linear(3, 3)
+    module.weight = nn.Parameter(torch.ones(3, 3).as_subclass(Shard))
+    with pytest.raises(ImportModelError, match=r"parameter weight is a Shard, .* compile the module first"):
+        fp.compile(module, torch.ones(3), **OPTIONS)
 
 
 def test_nan_passes_through():
