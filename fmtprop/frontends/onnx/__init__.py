@@ -1,7 +1,7 @@
 """ONNX models: read, checked, traced through PyTorch functions, and imported like any PyTorch program.
 
-Needs the package ``onnx`` (the extra ``fmtprop[onnx]``), which reads, checks, converts and inlines models; no other room
-of fmtprop imports it.
+Needs the package ``onnx`` (the extra ``fmtprop[onnx]``), which reads, checks, converts and inlines models; no other
+room of fmtprop imports it.
 """
 
 from __future__ import annotations

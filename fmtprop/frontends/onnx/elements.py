@@ -77,7 +77,8 @@ def type_number(name: str) -> int:
     >>> type_number("FLOAT"), type_number("SOFA")
     (1, 0)
     """
-    return dict(TensorProto.DataType.items()).get(name, 0)
+    number: int = dict(TensorProto.DataType.items()).get(name, 0)
+    return number
 
 
 def element_type(value: torch.Tensor | np.ndarray[Any, Any]) -> int:
