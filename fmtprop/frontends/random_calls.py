@@ -107,7 +107,11 @@ def drawer(node: fx.Node) -> Draw | None:
         The numbers depend on values of the model.
     """
     if node.target is not _noise:
-        if not isinstance(node.target, torch._ops.OpOverload) or not draws_random_numbers(node.target, node.kwargs):
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return None
+        names = (argument.name for argument in node.target._schema.arguments)
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        if not draws_random_numbers(node.target, given):
             return None
         if str(node.target) not in _DRAWS:
             raise ImportModelError(

@@ -7,7 +7,8 @@ another plan is needed: for another shape, another mode, other frozen parameters
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +60,7 @@ class TrainingModule(nn.Module):
     Raises
     ------
     ImportModelError
-        PyTorch cannot capture the module as one graph, or the graph cannot be imported.
+        PyTorch can capture nothing of the module, or a graph cannot be imported.
     UnsupportedOpError
         An option has no meaning here, or no target can run an op.
     """
@@ -83,18 +84,40 @@ class TrainingModule(nn.Module):
             self.evaluations.append(Evaluation(program, options, plan))
             return self.evaluations[-1]
 
-        backend: Any = training_backend(make_step, make_evaluation, options.memory)
-        self.__dict__["_compiled"] = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
+        self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options.memory)
+        self._capture(whole=True)
         if example_inputs is not None:
             self._prepare(example_inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take the original's arguments, return its results; their backward pass runs as planned."""
+        try:
+            return self._run(args, kwargs)
+        except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
+            if not self._is_whole:
+                raise
+            reason = _first_lines(error)
+        self._capture(whole=False)
+        warnings.warn(
+            f"torch.compile cannot capture {type(self._original).__name__} as one graph, so it runs in pieces with "
+            f"Python between, each with formats of its own: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return self._run(args, kwargs)
+
+    def _capture(self, *, whole: bool) -> None:
+        self.__dict__["_is_whole"] = whole
+        self.__dict__["_compiled"] = torch.compile(
+            self._original, backend=self._backend, fullgraph=whole, dynamic=False
+        )
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         config = torch._dynamo.config
-        before = config.allow_rnn, config.recompile_limit
+        before = config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit
         # torch.compile leaves recurrent layers to Python by default; config.patch takes 40 us, an eager step of a
         # small layer as long
-        config.allow_rnn, config.recompile_limit = True, _MOST_PLANS
+        config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit = True, _MOST_PLANS, True
         try:
             return self._compiled(*args, **kwargs)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
@@ -103,7 +126,7 @@ class TrainingModule(nn.Module):
                 "each choice of frozen parameters needs one. Pad the inputs to a few sizes"
             ) from error
         finally:
-            config.allow_rnn, config.recompile_limit = before
+            config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit = before
 
     @property
     def nets(self) -> tuple[CompiledModel, ...]:
@@ -162,8 +185,13 @@ class TrainingModule(nn.Module):
                 raise
             except torch._dynamo.exc.TorchDynamoException as error:
                 raise ImportModelError(
-                    f"torch.compile cannot capture {type(self._original).__name__} as one graph: {_first_lines(error)}"
+                    f"torch.compile cannot capture {type(self._original).__name__}: {_first_lines(error)}"
                 ) from error
+        if not self.steps and not self.evaluations:
+            raise ImportModelError(
+                f"torch.compile captures nothing of {type(self._original).__name__}: all of it would run in PyTorch; "
+                "the warning before this says why"
+            )
 
 
 def _check(module: Any, options: Options) -> None:

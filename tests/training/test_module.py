@@ -373,13 +373,67 @@ def test_recomputation_gives_the_same():
     assert_same_step(ours, theirs, image())
 
 
-def test_what_cannot_be_compiled_is_said():
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's own, of tensors between pieces
+def test_python_that_cannot_be_captured_runs_between_pieces():
     class Branch(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum() > 0 else -x
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(12, 16), nn.Linear(16, 10)
 
-    with pytest.raises(ImportModelError, match=r"torch.compile cannot capture Branch"):
-        fp.compile(Branch(), torch.ones(3, requires_grad=True), **OPTIONS)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.last(y if y.sum() > 0 else y.tanh())
+
+    torch.manual_seed(0)
+    module = Branch()
+    x = torch.randn(6, 12)
+    with pytest.warns(
+        RuntimeWarning, match=r"cannot capture Branch as one graph, so it runs in pieces(.|\n)*branching"
+    ):
+        net = fp.compile(module, x, **OPTIONS)
+    for sign in (1.0, -1.0, 1.0):
+        module.zero_grad()
+        assert_same_step(net, copy.deepcopy(module), sign * 10 * x)
+    assert len(net.steps) >= 3  # before the branch, and each way after it
+
+
+def test_ctc_loss_within_the_module_runs_between_pieces():
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x: torch.Tensor, *lengths: torch.Tensor) -> torch.Tensor:
+            return F.ctc_loss(F.log_softmax(self.layer(x), -1), *lengths)
+
+    module = Loss()
+    args = (torch.randn(10, 2, 8), torch.tensor([[1, 2, 3], [2, 3, 4]]), torch.tensor([10, 9]), torch.tensor([3, 2]))
+    theirs = copy.deepcopy(module)
+    with pytest.warns(RuntimeWarning, match="_ctc_loss"):
+        net = fp.compile(module, args, **OPTIONS)
+    for run in (net, theirs):
+        run(*args).backward()
+    assert len(net.steps) == 1
+    torch.testing.assert_close(module.layer.weight.grad, theirs.layer.weight.grad)
+
+
+def test_what_cannot_be_compiled_is_said():
+    class Leaky(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.rrelu(x * 2.0, training=True)
+
+    class Uncaptured(nn.Module):
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2.0
+
+    with pytest.raises(ImportModelError, match=r"rrelu.* draws random numbers that depend on values of the model; use"):
+        fp.compile(Leaky(), torch.ones(3, requires_grad=True), **OPTIONS)
+    with (
+        pytest.warns(RuntimeWarning, match="as one graph, so it runs in pieces"),
+        pytest.raises(ImportModelError, match="captures nothing of Uncaptured"),
+    ):
+        fp.compile(Uncaptured(), torch.ones(3, requires_grad=True), **OPTIONS)
     with pytest.raises(ImportModelError, match=r"takes a torch.nn.Module, got str"):
         fp.compile("resnet50", **OPTIONS)
     with pytest.raises(UnsupportedOpError, match="target='onednn'"):
