@@ -116,8 +116,11 @@ class Setting:
 
 
 def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
-    """Return whether a tensor in a format can be copied to row-major, which some slices of blocks cannot."""
-    if desc.is_plain or desc.is_dense or desc.kind is not FormatKind.BLOCKED:
+    """Return whether a tensor in a format can be copied to row-major, which some slices of blocks cannot.
+
+    A slice of one row, such as 4 of 16 channels, is dense, but oneDNN has no reorder for all of its strides.
+    """
+    if desc.is_plain or desc.is_packed or desc.tag is not None or desc.kind is not FormatKind.BLOCKED:
         return True
     row_major = MemoryDesc(desc.dims, desc.dtype)
     copy = Node("copy", "reorder", opdef("reorder").attrs(), (TensorType(desc.dims, desc.dtype),))

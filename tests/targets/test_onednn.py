@@ -21,6 +21,7 @@ from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.resampling import Resampling
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
+from fmtprop.passes.target import can_be_read
 from fmtprop.runtime import selfcheck
 from fmtprop.runtime.selfcheck import check_node
 from fmtprop.targets import OneDnnTarget, onednn
@@ -433,3 +434,10 @@ def test_layer_normalization_into_another_order_runs_by_no_compiled_kernel(order
     found = list(OneDnnTarget().candidates(node, {"src": src, "scale": vector, "shift": vector, "dst": dst}))
     assert all(check_node(node.with_(descs=one.results, choice=one.choice("test"))) is None for one in found)
     assert all(one.is_ref for one in found) == (dst != src)
+
+
+def test_one_row_of_a_block_is_read_only_where_there_is_a_reorder():
+    whole = MemoryDesc((1, 4, 4), "f32", tag="aBc16b")
+    row = MemoryDesc((1, 4), "f32", strides=(64, 64), inner_blocks=((1, 16),), padded_dims=(1, 16))
+    assert row.is_dense, "as a tensor of one row, whatever its strides"
+    assert can_be_read(whole, OneDnnTarget()) and not can_be_read(row, OneDnnTarget())
