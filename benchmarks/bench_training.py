@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.common import headline, table, tell, tell_turns, warn_if_busy, write_json
+from fmtprop import dnnl
 from fmtprop.api import Options
 from fmtprop.bench import Benchmark
 from fmtprop.bench.contenders import REFERENCE as OURS
@@ -211,18 +212,24 @@ def _network(name: str) -> str:
     return name
 
 
+def _precisions() -> list[str]:
+    return ["f32", "bf16"] if dnnl.supports("bf16") else ["f32"]
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_training", description=__doc__.splitlines()[0])
     # not choices: argparse would look for the whole default among them
     parser.add_argument("networks", nargs="*", type=_network, default=list(CASES), metavar="NETWORK")
     parser.add_argument("--batch", type=int, help="for all networks (default: each has its own)")
-    parser.add_argument("--dtype", nargs="+", default=["f32"], choices=("f32", "bf16"))
+    parser.add_argument(
+        "--dtype", nargs="+", default=_precisions(), choices=("f32", "bf16"), help="default: those that this CPU has"
+    )
     parser.add_argument("--vs", nargs="+", default=list(CONTENDERS), choices=CONTENDERS, metavar="CONTENDER")
     parser.add_argument("--threads", type=int, default=2, help="threads of every contender (default: 2)")
     parser.add_argument("--tune", default="auto", help="where fmtprop's costs come from (default: %(default)s)")
     parser.add_argument("--memory", default="save", choices=("save", "recompute"))
     parser.add_argument("--peak", action="store_true", help="also measure each contender's memory")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every contender (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of every contender (default: 3)")
     parser.add_argument("--repeats", type=int, default=1, help="timed steps in a turn (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
     return parser.parse_args(arguments)

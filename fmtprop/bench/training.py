@@ -276,7 +276,10 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
     elif isinstance(contender.how, TorchEager) and contender.how.channels_last:
         module, inputs = channels_last(step.module, step.inputs)
         step = replace(step, module=module, inputs=inputs)
-    agreement = expected.agreement(figures_of(step, call, autocast))
+    try:
+        figures = figures_of(step, call, autocast)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        raise FmtpropError(f"{contender.name} cannot compile this step: {error}") from error
     learned = [parameter for parameter in step.module.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(learned, 1e-4, momentum=0.9, weight_decay=1e-4)
 
@@ -287,7 +290,7 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
-    return Prepared(run, agreement, contender.versions())
+    return Prepared(run, expected.agreement(figures), contender.versions())
 
 
 def channels_last(module: nn.Module, inputs: Sequence[Any]) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -52,3 +52,11 @@ def test_the_ratio_is_to_the_best_other():
     assert bench_training.ratio(result) == pytest.approx(1.2)
     text = bench_training.render([(Case("unet", 4), result)], {"unet × 4, f32": {"torch": 812.0}})
     assert "MISSED, 1.20 ×" in text and "40.0" in text and "812" in text
+
+
+def test_without_arguments_all_networks_are_measured(capsys):
+    assert bench_training._parse([]).networks == list(bench_training.CASES)
+    assert bench_training._parse(["lstm"]).networks == ["lstm"]
+    with pytest.raises(SystemExit):
+        bench_training._parse(["lenet"])
+    assert "no network 'lenet'; there are resnet50" in capsys.readouterr().err
