@@ -1,11 +1,13 @@
 """Train one model in several processes: ``torchrun --nproc-per-node 2 examples/train_ddp.py``.
 
-Each process has its share of every batch; DistributedDataParallel averages the gradients, on gloo.
+Each process has its share of every batch; DistributedDataParallel averages the gradients, on gloo. The module is
+compiled first, by either door, and the result is wrapped.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,14 +43,17 @@ def batches(count: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(images, labels, strict=True))
 
 
-def train(compiled: bool, steps: int, size: int) -> list[float]:
+def train(door: str, steps: int, size: int) -> list[float]:
     """Return the sum of each parameter after some steps, the same in all processes."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model, share = network(), size // world
-    if compiled:
-        model = fp.compile(model, torch.zeros(share, 3, 16, 16), training=True, tune="model", confirm=False)
-    parallel = DistributedDataParallel(model)
+    compiled: Any = model
+    if door == "fp.compile":
+        compiled = fp.compile(model, torch.zeros(share, 3, 16, 16), training=True, tune="model", confirm=False)
+    elif door == "torch.compile":
+        compiled = torch.compile(model, backend="fmtprop", options={"tune": "model", "confirm": False})
+    parallel = DistributedDataParallel(compiled)
     optimiser = torch.optim.SGD(parallel.parameters(), 0.1, momentum=0.9)
     for images, labels in batches(steps, size):
         mine = slice(rank * share, rank * share + share)
@@ -63,9 +68,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--size", type=int, default=8, help="images of a batch, over all processes")
+    parser.add_argument("--door", default="fp.compile", choices=("fp.compile", "torch.compile"))
     given = parser.parse_args()
     dist.init_process_group("gloo")
-    ours, theirs = (train(compiled, given.steps, given.size) for compiled in (True, False))
+    ours, theirs = (train(door, given.steps, given.size) for door in (given.door, "eager"))
     largest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} processes, {given.steps} steps: parameters differ by {largest:.1e}")
