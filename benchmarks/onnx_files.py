@@ -176,7 +176,8 @@ def _error(got: Any, want: Any) -> float:
         return 0.0
     finite = np.isfinite(b)
     largest = max(float(np.abs(b[finite]).max(initial=0)), 1e-30)
-    return float(np.abs(a - b)[~same].max()) / largest
+    error = float(np.abs(a - b)[~same].max()) / largest
+    return error if error == error else float("inf")  # NaN would be no maximum
 
 
 def _line(error: object) -> str:

@@ -44,7 +44,7 @@ def test_a_wrong_result_is_found(path, monkeypatch):
         ([1.0, 2.0], [1.0, 2.5], 0.2),
         ([1.0], [1.0, 1.0], np.inf),
         ([np.inf, np.nan], [np.inf, np.nan], 0),
-        ([np.nan], [1.0], np.nan),
+        ([np.nan], [1.0], np.inf),
         (["a"], ["b"], np.inf),
         ([{"a": 1.0}], [{"a": 2.0}], 0.5),
     ],
