@@ -76,9 +76,9 @@ class ChannelProgram(Program):
         """Average the first places of each channel: this pivot is subtracted from all numbers, so squares stay small.
 
         As these places are among the others, the mean is at most so far from the pivot, in deviations, as the root of
-        all places over these.
+        all places over these. Infinities are no pivots: their mean is infinite, not NaN.
         """
-        totals, x, places = self.registers(0, width), self.isa.register(width), self.isa.register(width + 1)
+        totals, (x, places, free) = self.registers(0, width), self.registers(width, 3)
         self.bound(BLOCK, PIVOT_PLACES)
         self.emit("VEX_VCVTSI2SS_XMM_XMM_RM64", Register.XMM0, Register.XMM0, BLOCK)
         self.begin()
@@ -94,10 +94,15 @@ class ChannelProgram(Program):
                 for index, total in enumerate(totals):
                     self.v("VADDPS", total, total, self.operand(x, at(FROM, index * self.vector_nbytes)))
                 self.add(FROM, self.argument("row"))
+            self.zero(x)
             for index, total in enumerate(totals):
                 self.v("VDIVPS", total, total, places)
+                self.v("VMULPS", free, total, x)
+                self.v("VADDPS", total, total, free)  # NaN if infinite
+                self.v("VMAXPS", free, total, x)  # 0 if NaN, as the minimum
+                self.v("VMINPS", total, total, x)
+                self.v("VADDPS", total, total, free)
                 self.v("VMOVUPS <", at(AREA, self.slot(MEAN, index)), total)
-                self.zero(x)
                 for slot in (SUM, SQUARES):
                     self.v("VMOVUPS <", at(AREA, self.slot(slot, index)), x)
             self.advance(width * self.vector_nbytes, CHANNELS)

@@ -88,6 +88,8 @@ def _layer_normalization_in_other_orders(node: Node, formats: Request, impl: str
 
 
 def _logarithm(node: Node, formats: Request, impl: str) -> bool:
+    if "diff_dst" in formats:  # gradients compute no logarithms
+        return False
     steps = [node.attrs, *(tail.attrs for tail in node.post_ops)]
     return not is_loop(impl) and any(isinstance(attrs, Eltwise | Softmax) and attrs.alg == "log" for attrs in steps)
 

@@ -14,6 +14,7 @@ from fmtprop.errors import FormatError, UnsupportedOpError
 from fmtprop.ir.op import OPSET
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import OPS, Pooling
+from fmtprop.passes.target import is_loop
 from tests.ops.lowered import FORMATS, conform, exact, execute, judge, lower, random_tensors, requested, typed
 
 #: problems of one op after which the in-place rule counts as shown
@@ -48,7 +49,7 @@ def test_every_op_has_samples_with_unique_names_that_infer():
 
 
 def test_every_importer_names_an_overload_and_no_two_ops_claim_one():
-    import_module("fmtprop.training.recurrent")  # it makes the operator of recurrent layers in training
+    import_module("fmtprop.training.capture")  # it makes the operators of training
     claimed = {}
     for op in OPS:
         for target in op.torch:
@@ -63,6 +64,9 @@ def test_f32(op, sample, kind):
     (outcome,) = conform(op, sample, "f32", kind, limit=1)
     if op.name in NEVER_ROW_MAJOR and kind in ("any", "plain"):
         assert outcome.status == "UNIMPLEMENTED" and "lose NaN" in outcome.detail
+        return
+    if getattr(sample.attrs, "alg", "") == "log" and "backward" not in op.name and not is_loop(outcome.impl):
+        assert outcome.status == "UNIMPLEMENTED" and "logarithms" in outcome.detail  # fmtprop.targets.known_bad
         return
     if outcome.status == "UNIMPLEMENTED" and kind in ("channels_last", "blocked"):
         pytest.skip(outcome.detail.splitlines()[0])

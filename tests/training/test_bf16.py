@@ -66,7 +66,9 @@ def test_gradients_are_as_accurate_as_autocast(way):
     kinds = ("convolution", "convolution_backward_weights", "batch_normalization_backward")
     chosen = [step.node for step in steps if step.node.op in kinds]
     assert len(chosen) == 6
-    assert all(node.choice.target == "onednn" and node.choice.operands["src"].dtype == "bf16" for node in chosen)
+    assert all(
+        node.choice.target in ("onednn", "jit") and node.choice.operands["src"].dtype == "bf16" for node in chosen
+    )
 
 
 def test_pytorchs_poolings_stay_in_bf16():
