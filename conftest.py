@@ -1,8 +1,9 @@
-"""What all tests and examples share: one cache for all processes of a run, so that the machine is measured once."""
+"""Fixtures of all tests and examples: one cache for all processes of a run, and captures that no test inherits."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,14 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FMTPROP_CACHE_DIR", str(folder / "cache"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_captures() -> Iterator[None]:
+    """Let each test capture its own graphs: ``torch.compile`` counts them by code and gives up after eight."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @pytest.fixture

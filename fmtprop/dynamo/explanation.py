@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,9 @@ def explain(model: Any, *args: Any, options: dict[str, Any] | None = None, **kwa
     """
     regions: list[Region] = []
     compiled: Any = torch.compile(model, backend=regions_by(options_of(None, options), regions.append))
-    with torch.no_grad():
+    # torch.compile counts captures by code, and all modules of torch.nn share one code
+    without_limit = torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
+    with torch.no_grad(), without_limit:
         compiled(*args, **kwargs)
         breaks = torch._dynamo.explain(model)(*args, **kwargs).break_reasons
     found = tuple((region.module, outcome) for region in regions for outcome in region.outcomes)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from fmtprop.bench import training
 from tests.cli.command import fmtprop
@@ -22,12 +20,9 @@ def net():
 
 
 @pytest.fixture(autouse=True)
-def factory(tmp_path, monkeypatch) -> Iterator[None]:
+def factory(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(SOURCE)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_policies_of_a_step_side_by_side(capsys, tmp_path):

@@ -349,6 +349,14 @@ def test_an_explanation_names_graphs_and_breaks():
     assert str(found).startswith("2 graphs, 1 graph break")
 
 
+def test_explanations_have_no_limit_of_captures():
+    layer, others = nn.Linear(8, 8), [nn.Linear(8, 8) for _ in range(torch._dynamo.config.recompile_limit + 1)]
+    inputs = torch.ones(2, 8)
+    trained = [fp.compile(other, inputs, training=True, tune="model", confirm=False) for other in others]
+    assert len(fp.explain(layer, inputs, options=OPTIONS).regions) == 1
+    assert len(trained) == len(others)
+
+
 def test_plans_compete_with_the_captured_graph_and_not_with_its_functional_form(monkeypatch):
     competed: list[bool] = []
     functional = monkeypatch.context

@@ -64,7 +64,6 @@ def test_each_row_is_complete(name, policy):
 def test_reorders_of_a_training_step_belong_to_a_half_or_to_parameters():
     module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Sigmoid())
     x = torch.randn(2, 3, 9, 9).requires_grad_()
-    torch._dynamo.reset()
     net = fp.compile(module, x, training=True, tune="model", policy="naive").nets[0]
     report, turn = net.report(repeats=1), net.plan.turn.step
     parts = {row.name: row.part for row in report.reorders}

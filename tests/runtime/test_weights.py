@@ -53,7 +53,6 @@ def test_plans_of_two_shapes_hold_one_copy(policy: str) -> None:
 
 def test_regions_of_torch_compile_hold_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "compare", lambda ours, theirs: (True, (1.0, 2.0)))
-    torch._dynamo.reset()
     made: list[region.Region] = []
     model = network()[:3]  # a batch normalization becomes part of the weights where shapes are numbers alone
     options = options_of(None, {**OPTIONS, "policy": "plain"})
@@ -62,7 +61,6 @@ def test_regions_of_torch_compile_hold_one_copy(monkeypatch: pytest.MonkeyPatch)
         for size in (16, 24, 32):
             torch.testing.assert_close(run(image(size)), model(image(size)), rtol=1e-4, atol=1e-5)
     plans = [outcome.net.plan for one in made for outcome in one.outcomes]
-    torch._dynamo.reset()
     assert len(plans) == 3
     assert nbytes(plans) == nbytes(plans[:1]) > 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,13 +14,6 @@ from fmtprop.jit import unavailable
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 from tests.training.test_module import assert_same_step, compiled
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Function(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -14,13 +14,6 @@ from tests.training.networks import Residual, Transformer
 from tests.training.test_module import compiled
 
 STEPS, LAST, BATCHES, CLASSES = 200, 20, 16, 5
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def resnet18() -> nn.Module:

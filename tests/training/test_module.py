@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,13 +19,6 @@ from fmtprop.runtime.context import Context
 from tests.training.networks import Transformer, convolutions, mlp, resnet
 
 OPTIONS = {"training": True, "tune": "model", "confirm": False}
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(module: nn.Module, *inputs: torch.Tensor, **how) -> tuple[nn.Module, nn.Module]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,13 +13,6 @@ from tests.training.test_module import compiled
 
 #: networks that every run tries, and how many the long run does
 FEW, MANY = 6, 500
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Drawn(nn.Module):
