@@ -88,7 +88,7 @@ def interleave_processes(
 ) -> Benchmark:
     """Time contenders alternately, each in its own process, after a comparison of their outputs.
 
-    A turn is one untimed run, which warms the caches, then ``repeats`` timed runs, then a wait until the process is
+    A round before the first does not count: the end of the last preparation disturbs it. A turn is one untimed run, which warms the caches, then ``repeats`` timed runs, then a wait until the process is
     quiet. The turn's figure is the median of the timed runs.
 
     Parameters
@@ -140,6 +140,8 @@ def interleave_processes(
                 workers[name] = worker
             else:
                 worker.close()
+        for worker in workers.values():
+            worker.ask()
         times = take_turns(
             {name: worker.ask for name, worker in workers.items()},
             rounds,

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -64,6 +65,17 @@ def test_only_those_that_agree_have_figures() -> None:
     assert result.environment.versions["good"] == "1.0" and result.environment.threads == 1
     assert [what for what, _, _ in said] == ["preparing good", "preparing wrong", "preparing absent", *["timing"] * 3]
     assert said[-1] == ("timing", 3, 3)
+
+
+def prepare_disturbed() -> Prepared:
+    """Return a contender that is slow until the end of its first turn: a warm-up, an untimed and a timed run."""
+    pauses = iter([0.05] * 3)
+    return Prepared(lambda: time.sleep(next(pauses, 0.0)), PASSED)
+
+
+def test_the_first_turn_does_not_count() -> None:
+    result = interleave_processes({"first": prepare_disturbed}, reference="first", rounds=2, repeats=1, warmup=1)
+    assert max(result["first"].milliseconds) < 40
 
 
 def test_a_dead_contender_is_an_error() -> None:
