@@ -88,8 +88,9 @@ def interleave_processes(
 ) -> Benchmark:
     """Time contenders alternately, each in its own process, after a comparison of their outputs.
 
-    A round before the first does not count: the end of the last preparation disturbs it. A turn is one untimed run, which warms the caches, then ``repeats`` timed runs, then a wait until the process is
-    quiet. The turn's figure is the median of the timed runs.
+    A round before the first does not count: the end of the last preparation disturbs it. A turn is one untimed run,
+    which warms the caches, then ``repeats`` timed runs, then a wait until the process is quiet. The turn's figure is
+    the median of the timed runs.
 
     Parameters
     ----------
