@@ -183,7 +183,9 @@ class Compilation:
             self.tuning = self._selection.tuning
             name, graph = chosen.kept.name, chosen.kept.graph
             self._target.forget()
-            wrong = self._attempts.of(name, partial(self._mismatches, chosen))
+            # the weights of another shape's plan are packed already, so a plan for checks alone saves no memory
+            plan = self._attempts.of(name, partial(self._build, graph, self._target)) if name == OTHER_SHAPE else None
+            wrong = self._attempts.of(name, partial(self._mismatches, chosen, plan))
             self._lap("check")
             if wrong:
                 self._reroute(wrong)
@@ -191,8 +193,9 @@ class Compilation:
                 continue
             if self.owned:
                 self.normal.constants.clear()  # the formatted graph has them still
-            make_room(graph)
-            plan = self._attempts.of(name, partial(self._build, graph, self._target))
+            if plan is None:
+                make_room(graph)
+                plan = self._attempts.of(name, partial(self._build, graph, self._target))
             self._lap("plan")
             if plan is not None:
                 break
@@ -268,7 +271,7 @@ class Compilation:
         if _NEXT[stage]:
             self._begin(stage)
 
-    def _mismatches(self, chosen: Decision) -> list[Mismatch]:
+    def _mismatches(self, chosen: Decision, frozen: Plan | None) -> list[Mismatch]:
         """Return the primitives with a wrong result. A check needs memory, so it comes before weights are packed."""
         kept = chosen.kept
         if not self._checked:
@@ -276,7 +279,7 @@ class Compilation:
         key = key_of({"plan": kept.key})
         if self._store.has_passed(key):
             return []
-        plan = chosen.unpacked or without_weights(kept.graph, self._target)
+        plan = frozen or chosen.unpacked or without_weights(kept.graph, self._target)
         wrong = check_steps(plan.steps, self._store, plan.packed)
         if not wrong:
             self._store.add_passed([key])

@@ -15,6 +15,7 @@ from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import InputError
 from fmtprop.frontends.torch_export import Exported
 from fmtprop.ir.structure import flatten_arguments, restructure
+from fmtprop.system import collector
 
 __all__ = ["DynamicModel"]
 
@@ -110,7 +111,8 @@ class DynamicModel:
         return self._plans.get(key, lambda: self._made(inputs))
 
     def _made(self, inputs: Sequence[torch.Tensor]) -> CompiledModel:
-        return self._make(self._exported.graph(inputs), self._options, shapes=self._shared)
+        with collector.paused():  # a pass over all of PyTorch's objects takes as long as a plan
+            return self._make(self._exported.graph(inputs), self._options, shapes=self._shared)
 
     def __repr__(self) -> str:
         return f"<DynamicModel {self.name}: {len(self._plans)} of at most {self.max_shapes} shapes planned>"

@@ -186,6 +186,8 @@ class _Symbols:
     def __init__(self, graph: fx.Graph, given: Mapping[str, Any]) -> None:
         self._numbers: dict[Any, Any] = {}
         self._known: dict[Any, int | float | bool | None] = {}
+        #: tensors without data are the same for all calls: making one takes a tenth of a millisecond
+        self._tensors: dict[object, torch.Tensor] = {}
         for node in graph.nodes:
             recorded, value = node.meta.get("val"), given.get(node.name)
             if node.op != "placeholder" or value is None:
@@ -226,7 +228,10 @@ class _Symbols:
         start = self.number(recorded.storage_offset())
         if recorded.layout is not torch.strided or None in (*sizes, *strides) or start != 0:
             return None
-        return torch.empty_strided(sizes, strides, dtype=recorded.dtype, device=recorded.device)
+        key = tuple(sizes), tuple(strides), recorded.dtype, recorded.device
+        if key not in self._tensors:
+            self._tensors[key] = torch.empty_strided(sizes, strides, dtype=recorded.dtype, device=recorded.device)
+        return self._tensors[key]
 
 
 class _Specialiser:
