@@ -396,11 +396,11 @@ def _check_device(node: fx.Node, args: Mapping[str, Any]) -> None:
 
 
 def _origin(node: fx.Node) -> str:
-    """Return the path of the module that makes the call, such as ``layer1.0.conv1``."""
-    stack = node.meta.get("nn_module_stack") or {}
+    """Return the path of the module that makes the call (gradients: the forward call), such as ``layer1.0.conv1``."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     # strict export may spell it as Python: L['self'].layer1[0].conv1
-    path = re.sub(r"^L\['self'\]\.?", "", path)
+    path = re.sub(r"^L\['(self|fn)'\]\.?", "", path)
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")
 
 

@@ -108,7 +108,7 @@ class Comparison:
         """
         from fmtprop.report.html import page
 
-        text = page(self._rows(), self.failures)
+        text = page(self._rows(), self.failures, self.measure.note or f"errors are {self.measure.unit}")
         if path is not None:
             write_text(text, path)
         return text

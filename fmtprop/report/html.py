@@ -58,7 +58,7 @@ _PAGE = """<!doctype html>
 """
 
 
-def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = ()) -> str:
+def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = (), note: str = "") -> str:
     """Return a page of one model under one or several policies.
 
     Parameters
@@ -67,6 +67,8 @@ def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = ()) ->
         Reports as plain data, each with its ``error``.
     failures : sequence of str
         Sentences on wrong outputs.
+    note : str, optional
+        The meaning of the errors.
 
     Returns
     -------
@@ -83,7 +85,7 @@ def page(policies: Sequence[Mapping[str, Any]], failures: Sequence[str] = ()) ->
         "base-uri 'none'",
         "form-action 'none'",
     )
-    data = {"policies": list(policies), "failures": list(failures), "pictures": _pictures(policies)}
+    data = {"policies": list(policies), "failures": list(failures), "note": note, "pictures": _pictures(policies)}
     title = f"{policies[0]['model']}: reorders" if policies else "reorders"
     return _PAGE.format(
         policy=escape("; ".join(rules)),

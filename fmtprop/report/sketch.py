@@ -19,6 +19,8 @@ __all__ = ["BufferRow", "EdgeRow", "NodeRow", "buffers_of", "edges_of", "nodes_o
 
 #: width over height of the picture, in nodes
 _ASPECT = 1.6
+#: layers that a column has room for, at least
+_LAYERS = 12
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def _places(graph: Graph, nodes: Mapping[str, Node]) -> dict[str, tuple[float, f
             layers.append([])
         layers[depth[name]].append(name)
     width = max(map(len, layers), default=1)
-    height = max(4, ceil(sqrt(len(layers) * width / _ASPECT)))
+    columns = max(1, round(len(layers) / max(_LAYERS, sqrt(len(layers) * width / _ASPECT))))
+    height = ceil(len(layers) / columns)
     places: dict[str, tuple[float, float]] = {}
     left = 0.0
     for start in range(0, len(layers), height):

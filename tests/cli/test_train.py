@@ -38,6 +38,8 @@ def test_policies_of_a_step_side_by_side(capsys, tmp_path):
     naive, optimal = json.loads(path.read_text())["policies"]
     assert {row["part"] for row in naive["reorders"]} == {"forward", "backward", "parameters and gradients"}
     assert naive["error"] < 1 > optimal["error"]
+    modules = {row["op"]: row["origin"] for row in optimal["steps"]}
+    assert modules["convolution_backward_weights"] in ("0", "3") and modules["convolution_backward_data"] == "3"
 
 
 def test_report_of_a_step(capsys):

@@ -100,11 +100,38 @@ def test_a_browser_shows_it_without_complaint(browser, measured, tmp_path, width
     assert page.value("document.querySelector('#detail h3').textContent") == name
     assert page.value("document.querySelectorAll('#detail figure img').length") == 2
     assert page.value("document.querySelectorAll('#rows tbody tr').length") == len(measured.reorders)
+    assert page.value("document.getElementById('note').textContent") == "errors are relative to PyTorch"
     assert page.value("document.querySelectorAll('#rows th[aria-sort=descending]').length") == 1
     assert page.value("document.documentElement.scrollWidth") <= width, "nothing is beyond the window"
     assert page.value("getComputedStyle(document.body).backgroundColor") == (
         "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)"
     )
+
+
+#: the texts of all charts, each with whether it lies within its chart
+TEXTS = """[...document.querySelectorAll('.chart')].map((place) => echarts.getInstanceByDom(place)).filter(Boolean)
+  .flatMap((chart) => chart.getZr().storage.getDisplayList().filter((shape) => shape.type === 'tspan' && !shape.ignore)
+    .map((shape) => {
+      const box = shape.getBoundingRect().clone();
+      if (shape.transform) box.applyTransform(shape.transform);
+      const [right, bottom] = [chart.getWidth() + 1, chart.getHeight() + 1];
+      return [shape.style.text, box.x > -1 && box.y > -1 && box.x + box.width < right && box.y + box.height < bottom];
+    }))"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("model", ["chain", "concat", "row"])
+def test_no_label_of_a_chart_is_cut(browser, measured, tmp_path, model, width):
+    report = measured if model == "row" else fp.compile(model, tune="model").report(repeats=1)
+    if model == "row":
+        nodes = tuple(replace(node, x=float(i), y=0.0) for i, node in enumerate(report.nodes))
+        report = replace(report, nodes=nodes)
+    path = "a.path.of.modules.that.no.phone.has.the.width.for.conv"
+    report = replace(report, steps=(replace(report.steps[0], origin=path), *report.steps[1:]))
+    page = shown(browser, tmp_path, report.to_html(), width=width)
+    texts = page.value(TEXTS)
+    assert {"MiB", "ms", "step", "input"} <= {text for text, _ in texts}
+    assert [text for text, whole in texts if not whole] == []
 
 
 def test_an_edge_without_a_reorder_has_its_format(browser, measured, tmp_path):

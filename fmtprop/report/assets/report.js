@@ -15,6 +15,7 @@
   const bytes = (n) => (n < 1024 ? n + " B" : n < 1048576 ? (n / 1024).toFixed(1) + " KiB" : (n / 1048576).toFixed(1) + " MiB");
   const percent = (x) => (100 * x).toFixed(1) + " %";
   const clip = (s, n) => (s.length > n ? s.slice(0, n - 1) + "…" : s);
+  const tail = (s, n) => (s.length > n ? "…" + s.slice(1 - n) : s);
   // control characters and marks that turn text around are shown, not obeyed
   const safe = (s) => String(s).replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu, (c) => "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
 
@@ -66,9 +67,10 @@
     );
     return chart;
   }
-  const axis = (more) => ({ axisLine: { lineStyle: { color: line() } }, axisLabel: { color: ink(), ...(more.label || {}) }, splitLine: { lineStyle: { color: line() } }, nameTextStyle: { color: ink() }, ...more });
+  const axis = (more) => ({ axisLine: { lineStyle: { color: line() } }, axisLabel: { color: ink(), hideOverlap: true, alignMaxLabel: "right", ...(more.label || {}) }, splitLine: { lineStyle: { color: line() } }, nameTextStyle: { color: ink() }, ...more });
   // a label is measured by its characters: a chart reserves room for the longest one
-  const room = (names) => Math.min(innerWidth < 600 ? 110 : 260, 14 + 7 * Math.max(0, ...names.map((name) => name.length)));
+  const room = (names) => 14 + 7 * Math.max(0, ...names.map((name) => name.length));
+  const longest = () => (innerWidth < 600 ? 16 : 40);
 
   // ---------------------------------------------------------------- parts
   function head(report) {
@@ -120,7 +122,8 @@
       one.error === null ? "" : one.error.toExponential(1),
     ]);
     table(byId("compared"), titles.map((title, i) => ({ title, number: i > 0 })), rows);
-    const names = POLICIES.map((one) => one.policy);
+    byId("note").textContent = safe(DATA.note);
+    const names = POLICIES.map((one) => clip(safe(one.policy), longest()));
     draw("compare-chart", "Time of a run under each policy, in reorders and in everything else", {
       grid: { left: room(names), right: 20, top: 36, bottom: 44 },
       legend: { textStyle: { color: ink() }, top: 0 },
@@ -143,8 +146,8 @@
       return { value, itemStyle: { color: row === 0 ? HOT : formatColour(step.formats.split(" -> ")[1]) } };
     });
     const chart = draw("timeline", "Timeline of a run: " + report.steps.length + " steps in " + milliseconds(now), {
-      grid: { left: 74, right: 16, top: 8, bottom: 78 },
-      xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 22, min: 0, max: Number((now * 1e3).toPrecision(6)), label: { formatter: (v) => String(Number(v.toPrecision(3))) } }),
+      grid: { left: 74, right: 16, top: 8, bottom: 82 },
+      xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 26, min: 0, max: Number((now * 1e3).toPrecision(6)), label: { formatter: (v) => String(Number(v.toPrecision(3))) } }),
       yAxis: axis({ type: "category", data: ["reorders", "steps"], inverse: true }),
       dataZoom: [{ type: "slider", filterMode: "weakFilter", bottom: 8, height: 22, showDetail: false, textStyle: { color: ink() } }, { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "shift" }],
       tooltip: { formatter: (p) => stepText(report.steps[p.value[3]]) },
@@ -276,16 +279,23 @@
   // ---------------------------------------------------------------- graph
   function graph(report) {
     const known = new Map(report.reorders.map((row) => [row.name, row]));
-    // the picture fills its place: were both scaled differently, so were the symbols
+    // the picture fills its place, with room for labels at its right edge: were both scaled differently, so were the
+    // symbols; corners without a symbol keep the scale of a graph that is narrower
     const place = byId("graph-chart");
     const most = (key) => Math.max(1, ...report.nodes.map((node) => node[key]));
-    const across = (place.clientWidth - 70) / most("x");
-    const down = (place.clientHeight - 40) / most("y");
+    const labelled = report.nodes.length < 60;
+    const [left, right] = [30, labelled ? room(report.nodes.map((node) => clip(safe(node.name), 18))) : 30];
+    const [wide, high] = [place.clientWidth - left - right, place.clientHeight - 40];
+    const across = Math.min(260, wide / most("x"));
+    const down = high / most("y");
+    const indent = (wide - across * Math.max(0, ...report.nodes.map((node) => node.x))) / 2;
+    const corners = [[0, 0], [wide, high]].map(([x, y], i) => ({ name: "\u0000" + i, x, y, symbol: "none", label: { show: false }, tooltip: { show: false } }));
+    const size = Math.max(6, Math.min(14, 0.8 * across, 0.5 * down));
     const symbols = { input: "triangle", output: "triangle" };
     const nodes = report.nodes.map((node) => ({
-      name: node.name, x: node.x * across, y: node.y * down, value: node,
+      name: node.name, x: indent + node.x * across, y: node.y * down, value: node,
       symbol: known.has(node.name) ? "diamond" : symbols[node.op] || "roundRect",
-      symbolSize: known.has(node.name) ? 20 : node.target === "view" ? 8 : 14,
+      symbolSize: size * (known.has(node.name) ? 1.4 : node.target === "view" ? 0.6 : 1),
       itemStyle: { color: known.has(node.name) ? HOT : formatColour(node.format), borderColor: node.name === chosen ? ink() : "transparent", borderWidth: node.name === chosen ? 4 : 0 },
     }));
     const links = report.edges.map((edge) => {
@@ -296,9 +306,10 @@
     const chart = draw("graph-chart", "Graph of " + nodes.length + " nodes and " + links.length + " edges, " + known.size + " reorders", {
       tooltip: { formatter: (p) => graphText(p.dataType === "edge" ? p.value || p.data.value : p.data.value, p.dataType) },
       series: [{
-        type: "graph", layout: "none", roam: true, draggable: false, data: nodes, links, left: 30, right: 40, top: 20, bottom: 20,
+        type: "graph", layout: "none", roam: true, draggable: false, data: nodes.concat(corners), links, left, right, top: 20, bottom: 20,
         edgeSymbol: many ? ["none", "none"] : ["none", "arrow"], edgeSymbolSize: 5, scaleLimit: { min: 0.3, max: 60 }, zoom: 1,
-        label: { show: !many && nodes.length < 60, position: "right", color: ink(), fontSize: 10, formatter: (p) => safe(clip(p.name, 18)) },
+        label: { show: labelled, position: "right", color: ink(), fontSize: 11, formatter: (p) => clip(safe(p.name), 18) },
+        labelLayout: { hideOverlap: true },
         emphasis: { disabled: many }, silent: false,
       }],
     });
@@ -349,14 +360,15 @@
       sums.set(name, sum);
     }
     const top = [...sums].sort((a, b) => b[1].other + b[1].reorders - a[1].other - a[1].reorders).slice(0, 20);
-    const names = top.map(([name]) => safe(clip(name, 40)));
+    // modules of a network differ in the last parts of their paths
+    const names = top.map(([name]) => tail(safe(name), longest()));
     byId("module-chart").style.height = 90 + 26 * top.length + "px";
     const chart = draw("module-chart", "Time of each module, in reorders and in everything else; bytes that reorders move", {
       grid: { left: room(names), right: 20, top: 36, bottom: 44 },
       legend: { textStyle: { color: ink() }, top: 0 },
       tooltip: { trigger: "axis", formatter: (all) => safe(top[all[0].dataIndex][0] + "\n" + all.map((one) => one.seriesName + " " + one.value.toFixed(3) + " ms").join("\n") + "\nreorders move " + bytes(top[all[0].dataIndex][1].nbytes)) },
       xAxis: axis({ type: "value", name: "ms", nameLocation: "middle", nameGap: 28 }),
-      yAxis: axis({ type: "category", data: names, inverse: true, label: { width: room(names) - 10, overflow: "truncate" } }),
+      yAxis: axis({ type: "category", data: names, inverse: true }),
       series: [
         { name: "everything else", type: "bar", stack: "time", color: PALETTE[0], data: top.map(([, sum]) => sum.other) },
         { name: "reorders", type: "bar", stack: "time", color: HOT, data: top.map(([, sum]) => sum.reorders) },
@@ -370,8 +382,8 @@
     if (!report.buffers.length) return;
     byId("memory-text").textContent = "The arena has " + bytes(report.memory.arena) + "; at most " + bytes(report.memory.peak) + " are alive at one step. Constants take " + bytes(report.memory.constants) + ".";
     draw("memory-chart", "Arena: the buffers over the steps in which they hold data", {
-      grid: { left: 64, right: 16, top: 12, bottom: 44 },
-      xAxis: axis({ type: "value", name: "step", nameLocation: "middle", nameGap: 26, min: 0, max: report.steps.length }),
+      grid: { left: 64, right: 16, top: 32, bottom: 44 },
+      xAxis: axis({ type: "value", name: "step", nameLocation: "middle", nameGap: 26, min: 0, minInterval: 1, max: report.steps.length }),
       yAxis: axis({ type: "value", name: "MiB", min: 0, label: { formatter: (v) => String(Number(v.toPrecision(3))) } }),
       tooltip: { formatter: (p) => { const b = report.buffers[p.value[4]]; return bytes(b.nbytes) + " at " + bytes(b.offset_nbytes) + "\nsteps " + b.first_step + " to " + b.last_step; } },
       series: [{
