@@ -84,7 +84,7 @@ SpecialValues = Annotated[
         "--special-values",
         help="NaN and infinities: fast (as in oneDNN's instructions) or exact (as in PyTorch, everywhere; "
         "such steps take longer).",
-        show_default="fast; exact with --train",
+        show_default="fast; exact in training",
     ),
 ]
 Train = Annotated[

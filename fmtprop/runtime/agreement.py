@@ -166,4 +166,4 @@ def _largest_difference(got: torch.Tensor, expected: torch.Tensor) -> float:
 def _largest(tensor: torch.Tensor) -> float:
     """Return the largest magnitude, or NaN if a number is NaN."""
     low, high = torch.aminmax(tensor)
-    return max(-low.item(), high.item()) if not torch.isnan(low) else math.nan
+    return max(abs(low.item()), abs(high.item())) if not torch.isnan(low) else math.nan

@@ -23,9 +23,9 @@ _ADVICE = {
     "reorder that is undone": "let the primitive between the two take the first format",
     "reorders in a row": "one reorder from the first format to the last one would do",
     "reorder that changes nothing": "a copy of a strided, unaligned or temporary tensor: create it dense, once",
-    "activations in row-major": "channels_last would remove these {count}: "
+    "activations in row-major": "channels_last would remove {these}: "
     "model.to(memory_format=torch.channels_last), and the input likewise",
-    "activations leave their blocks": "channels_last may remove these {count}, and so does whatever keeps "
+    "activations leave their blocks": "channels_last may remove {these}, and so does whatever keeps "
     "blocks between layers: mkldnn tensors, torch.compile with freezing, fmtprop.compile",
 }
 
@@ -138,7 +138,8 @@ def findings(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
     rows = [
         {
             "kind": kind, "name": name, "count": s.count, "seconds": s.seconds, "bytes": s.nbytes,
-            "advice": _ADVICE[kind].format(count=s.count), "reasons": list(reasons.get((kind, name), ())),
+            "advice": _ADVICE[kind].format(these=f"these {s.count}" if s.count > 1 else "it"),
+            "reasons": list(reasons.get((kind, name), ())),
         }
         for (kind, name), s in found.items()
     ]  # fmt: skip

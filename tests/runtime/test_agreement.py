@@ -71,3 +71,9 @@ def test_one_wrong_number_among_many_is_seen(error, place):
 
 def test_gradients_do_not_matter():
     assert relative_error(torch.ones(2, requires_grad=True), torch.ones(2)) == 0.0
+
+
+def test_no_error_has_no_sign():
+    assert (
+        str(error_of_numbers(torch.zeros(3), torch.zeros(3))) == str(error_of_numbers(*[torch.ones(2, 3)] * 2)) == "0.0"
+    )

@@ -157,6 +157,9 @@ def test_the_library_and_what_was_created_are_told():
     }  # fmt: skip
     advice = next(row["advice"] for row in data["findings"] if row["kind"].startswith("activations"))
     assert "channels_last may remove these 2" in advice
+    blocked = "src_f32::blocked:abcd:f0 dst_f32::blocked:aBcd8b:f0"
+    one = ledger_of(f"onednn_verbose,exec,cpu,reorder,jit:uni,undef,{blocked},,,1x64x56x56,0.25").findings()
+    assert [row["advice"].partition(",")[0] for row in one] == ["channels_last may remove it"]
 
 
 def test_a_log_of_everything_counts_executions_alone():
