@@ -125,9 +125,8 @@ class _Importer:
         sources += [self._saved(value) for value in saved]
         gradients = self._import_backward(saved)
         made: dict[Value, int] = {}
-        found = [
-            self._gradient(value, node, made) for value, node in zip(gradients, _results_of(backward), strict=True)
-        ]
+        origins = _layouts(_placeholders(forward), _results_of(backward))
+        found = [self._gradient(value, origin, made) for value, origin in zip(gradients, origins, strict=True)]
         graph.remove_dead()
         verify(graph, Stage.IMPORTED)
         inputs = [Value(node.name) for node in graph.input_nodes]
@@ -225,6 +224,23 @@ class _Importer:
 
 def _placeholders(program: fx.GraphModule) -> list[fx.Node]:
     return [node for node in program.graph.nodes if node.op == "placeholder"]
+
+
+def _layouts(tensors: Sequence[fx.Node], gradients: Sequence[Any]) -> list[Any]:
+    """Return for each gradient the node with its strides: its tensor's, since autograd copies a gradient with others.
+
+    The first results of a backward program are the gradients of the forward program's arguments, in their order.
+    """
+    given = [*tensors, *[None] * (len(gradients) - len(tensors))]
+    return [
+        tensor if tensor is not None and _shape(tensor) == _shape(gradient) else gradient
+        for tensor, gradient in zip(given, gradients, strict=True)
+    ]
+
+
+def _shape(node: Any) -> object:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def _results_of(program: fx.GraphModule) -> Sequence[Any]:

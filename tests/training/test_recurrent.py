@@ -204,6 +204,18 @@ def test_without_a_gradient_both_passes_run_in_pytorch(monkeypatch):
     assert targets(net, "LSTM") == {"reference"}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_have_the_strides_of_their_parameters(kind):
+    # otherwise autograd copies each of them, number by number
+    module = getattr(nn, kind)(7, 32, 2)
+    net = fp.compile(module, torch.randn(6, 5, 7), training=True, tune="model", confirm=False)
+    found = {}
+    for name, parameter in module.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: found.update({name: gradient.stride()}))
+    net(torch.randn(6, 5, 7))[0].sum().backward()
+    assert found == {name: parameter.stride() for name, parameter in module.named_parameters()}
+
+
 @pytest.mark.parametrize("policy", ["optimal", "propagate"])
 def test_a_gradient_gets_sequences_in_the_order_of_time(policy):
     # oneDNN's gradient of an LSTM of this size reads beyond the end of a sequence whose images come first
