@@ -83,14 +83,17 @@ class TorchEager(Peer):
     ----------
     channels_last : bool, optional
         Convert the module's weights and the 4-D (5-D) inputs to channels last.
+    precision : {"f32", "bf16"}, optional
+        Precision of inference: bf16 is autocast, with weights converted once.
     """
 
     channels_last: bool = False
+    precision: str = "f32"
 
     @property
     def name(self) -> str:
         """Short name for messages."""
-        return "torch channels_last" if self.channels_last else "torch"
+        return _with_precision("torch channels_last" if self.channels_last else "torch", self.precision)
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """See :class:`Peer`; sets torch's threads for the whole process."""
@@ -98,10 +101,11 @@ class TorchEager(Peer):
         torch.set_num_threads(threads)
         if self.channels_last:
             module = _to_channels_last(copy.deepcopy(module))
+        module = _in_precision(module, self.precision)
         convert = _channels_last if self.channels_last else _same
 
         def run(*inputs: torch.Tensor) -> Any:
-            with torch.inference_mode():
+            with torch.inference_mode(), _autocast(self.precision):
                 return module(*map(convert, inputs))
 
         return run
@@ -109,20 +113,29 @@ class TorchEager(Peer):
 
 @dataclass(frozen=True)
 class Inductor(Peer):
-    """``torch.compile`` with frozen weights, so that they are packed once."""
+    """``torch.compile`` with frozen weights, so that they are packed once.
+
+    Parameters
+    ----------
+    precision : {"f32", "bf16"}, optional
+        Precision of inference: bf16 is autocast, with weights converted once.
+    """
+
+    precision: str = "f32"
 
     @property
     def name(self) -> str:
         """Short name for messages."""
-        return "inductor"
+        return _with_precision("inductor", self.precision)
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """See :class:`Peer`; sets torch's threads for the whole process. Needs a C++ compiler."""
         torch.set_num_threads(threads)
-        compiled = torch.compile(copy.deepcopy(module), backend="inductor", options={"freezing": True})
+        module = _in_precision(copy.deepcopy(module), self.precision)
+        compiled = torch.compile(module, backend="inductor", options={"freezing": True})
 
         def run(*inputs: torch.Tensor) -> Any:
-            with torch.no_grad():
+            with torch.no_grad(), _autocast(self.precision):
                 return compiled(*inputs)
 
         from torch._dynamo.exc import BackendCompilerFailed
@@ -202,7 +215,7 @@ class OpenVINO(Peer):
     @property
     def name(self) -> str:
         """Short name for messages."""
-        return "openvino" if self.precision == "f32" else f"openvino {self.precision}"
+        return _with_precision("openvino", self.precision)
 
     def prepare(self, module: nn.Module, example_inputs: Sequence[torch.Tensor], threads: int) -> Runnable:
         """See :class:`Peer`."""
@@ -235,7 +248,9 @@ class OpenVINO(Peer):
 PEERS: Mapping[str, Callable[[], Peer]] = {
     "torch": TorchEager,
     "torch-channels-last": lambda: TorchEager(channels_last=True),
+    "torch-bf16": lambda: TorchEager(precision="bf16"),
     "inductor": Inductor,
+    "inductor-bf16": lambda: Inductor(precision="bf16"),
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVINO,
     "openvino-bf16": lambda: OpenVINO(precision="bf16"),
@@ -372,6 +387,25 @@ def _quiet(logger_name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _with_precision(name: str, precision: str) -> str:
+    return name if precision == "f32" else f"{name} {precision}"
+
+
+def _in_precision(module: nn.Module, precision: str) -> nn.Module:
+    """Return a module with weights in a precision, but scales and biases in f32: autocast converts only the latter."""
+    if precision == "f32":
+        return module
+    module = copy.deepcopy(module)
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return module
+
+
+def _autocast(precision: str) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
 
 
 def _to_channels_last(module: nn.Module) -> nn.Module:

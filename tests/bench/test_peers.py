@@ -193,15 +193,25 @@ def test_module_that_torch_cannot_export_is_named(tmp_path: Path) -> None:
         export_onnx(DataDependent().eval(), (an_input(0),), tmp_path / "model.onnx")
 
 
+def test_eager_bf16_computes_in_bf16_and_changes_no_weight() -> None:
+    module = small_module()
+    run = TorchEager(precision="bf16").prepare(module, (an_input(0),), threads=1)
+    result = run(an_input(1))
+    assert result.dtype is torch.bfloat16 and module[0].weight.dtype is torch.float32
+    with torch.no_grad():
+        assert compare_outputs(result, module(an_input(1)), tolerance=2e-2).passed
+
+
 def test_peer_names() -> None:
     assert [peer(name).name for name in PEERS] == [
-        "torch", "torch channels_last", "inductor", "onnxruntime", "openvino", "openvino bf16",
+        "torch", "torch channels_last", "torch bf16", "inductor", "inductor bf16", "onnxruntime", "openvino",
+        "openvino bf16",
     ]  # fmt: skip
     with pytest.raises(FmtpropError) as caught:
         peer("tensorflow")
     assert str(caught.value) == (
-        "unknown peer 'tensorflow'; known peers: torch, torch-channels-last, inductor, onnxruntime, openvino, "
-        "openvino-bf16"
+        "unknown peer 'tensorflow'; known peers: torch, torch-channels-last, torch-bf16, inductor, inductor-bf16, "
+        "onnxruntime, openvino, openvino-bf16"
     )
 
 
