@@ -35,6 +35,11 @@ _EXPORTING = ProcessLock()
 #: with examples of size 1 for dynamic sizes, which PyTorch fixes otherwise)
 _ATTEMPTS = ((False, False), (False, True), (True, False))
 
+#: torch.export's warning of assigned attributes, if all of them are lists of weights of recurrent layers
+_RECURRENT_WEIGHTS = (
+    r"The tensor attributes? (self(\.\w+)*\._flat_weights\[\d+\](, )?)+ (was|were) assigned during export"
+)
+
 
 @contextmanager
 def exporting() -> Iterator[None]:
@@ -59,7 +64,9 @@ def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynam
     describe([], [], pytree.tree_map(lambda leaf: None, (args, kwargs)))
     args, kwargs = _separated(args), _separated(kwargs)
     named = _with_names(module, args, kwargs, dynamic_shapes)
-    with _eval_mode(module), torch.no_grad(), held_back(), named as dynamic_shapes:
+    with _eval_mode(module), torch.no_grad(), held_back(), warnings.catch_warnings(), named as dynamic_shapes:
+        # PyTorch's recurrent layers assign the list of their own parameters: nothing that a user could change
+        warnings.filterwarnings("ignore", _RECURRENT_WEIGHTS, UserWarning)
         failures: list[Exception] = []
         for strict, ones_are_sizes in _ATTEMPTS:
             if ones_are_sizes and dynamic_shapes is None:

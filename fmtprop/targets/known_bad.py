@@ -83,8 +83,9 @@ def _deconvolution_with_bias_on_amx(node: Node, formats: Request, impl: str) -> 
 def _layer_normalization_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, LayerNorm) or is_loop(impl):
         return False
-    data = [formats[name] for name in ("src", "dst", "diff_src", "diff_dst") if name in formats]
-    return not all(desc.is_dense for desc in data) or len({desc.geometry for desc in data}) > 1
+    found = [formats[name].at_start() for name in ("src", "dst", "diff_src", "diff_dst") if name in formats]
+    # equal descriptors place all elements alike: their data types and the strides of dimensions of 1 may differ
+    return not all(desc.is_dense for desc in found) or len({desc.with_dtype(found[0].dtype) for desc in found}) > 1
 
 
 def _logarithm(node: Node, formats: Request, impl: str) -> bool:

@@ -84,3 +84,27 @@ def test_a_program_with_a_constant_without_data_is_refused_before_torch_reads_it
         program = torch.export.export(Data(read), (X,), strict=True)
     with pytest.raises(ImportModelError, match=r"constant 'lifted_tensor_0' has no data.*tensor\.detach\(\)"):
         from_torch(program)
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers in a list and a module that can assign a tensor to itself."""
+
+    def __init__(self, assigns):
+        super().__init__()
+        self.layers, self.assigns, self.last = nn.ModuleList([nn.GRU(4, 4), nn.LSTM(4, 4)]), assigns, torch.zeros(1)
+
+    def forward(self, x):
+        x = self.layers[1](self.layers[0](x)[0])[0]
+        if self.assigns:
+            self.last = x + 1
+        return x
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_weights_of_recurrent_layers_are_exported_without_a_warning():
+    from_torch(Recurrent(assigns=False).eval(), torch.randn(3, 1, 4))
+
+
+def test_the_warning_of_a_user_s_tensor_that_is_assigned_is_shown_beside_recurrent_layers():
+    with pytest.warns(UserWarning, match=r"self\.last"):
+        from_torch(Recurrent(assigns=True).eval(), torch.randn(3, 1, 4))

@@ -93,7 +93,9 @@ def some_pins(graph: Graph, net: CompiledModel, seed: int) -> dict[str, MemoryDe
             continue
         if node.post_ops != normal.node(node.name).post_ops or node.op != normal.node(node.name).op:
             continue  # a fused pair
-        inputs = set(normal.inputs(node.name))
+        inputs = normal.inputs(node.name)
+        if any(node.choice.operands[name].dims != normal.type_of(value).dims for name, value in inputs.items()):
+            continue  # merged groups have other weights
         ports = {name: desc for name, desc in node.choice.operands.items() if name in inputs}
         ports |= {"dst" if index == 0 else f"dst_{index}": desc for index, desc in enumerate(node.descs)}
         found |= {f"{node.name}.{name}": desc for name, desc in ports.items() if desc.kind == "blocked"}

@@ -426,6 +426,16 @@ def test_layer_normalization_of_rows_with_gaps_runs_by_no_compiled_kernel(stride
     assert all(one.is_ref for one in found) == (strides != MemoryDesc(dims).strides)
 
 
+def test_layer_normalization_of_one_row_of_a_larger_tensor_runs_by_a_compiled_kernel():
+    src, vector = MemoryDesc((2, 108)).slice((1, 3), (1, 105)), MemoryDesc((105,))
+    attrs = opdef("layer_normalization").attrs(epsilon=1e-5)
+    node = Node("norm", "layer_normalization", attrs, (TensorType(src.dims),))
+    request = {"src": src, "scale": vector, "shift": vector, "dst": MemoryDesc(src.dims)}
+    found = list(OneDnnTarget().candidates(node, request))
+    assert not all(one.is_ref for one in found)
+    assert all(check_node(node.with_(descs=one.results, choice=one.choice("test"))) is None for one in found)
+
+
 @pytest.mark.parametrize("order", [(128, 384, 1), (1024, 128, 1)])
 def test_layer_normalization_into_another_order_runs_by_no_compiled_kernel(order):
     dims = (3, 8, 128)
