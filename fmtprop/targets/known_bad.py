@@ -95,6 +95,13 @@ def _logarithm(node: Node, formats: Request, impl: str) -> bool:
     return not is_loop(impl) and any(isinstance(attrs, Eltwise | Softmax) and attrs.alg == "log" for attrs in steps)
 
 
+def _binary_of_narrow_elements_in_blocks_of_4(node: Node, formats: Request, impl: str) -> bool:
+    if node.op != "binary" or is_loop(impl):
+        return False
+    src = formats["src_0"]
+    return src.kind == "blocked" and src.dtype.nbytes < 4 and any(block.size == 4 for block in src.inner_blocks[:1])
+
+
 def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, Recurrent) or "diff_dst_layer" not in formats:
         return False
@@ -147,6 +154,12 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,  # seen in 3.2.0
         _layer_normalization_in_other_orders,
         "layer normalization's compiled kernels take the rows of all tensors for dense ones in one order",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0 and 3.6.2, with AVX-512
+        _binary_of_narrow_elements_in_blocks_of_4,
+        "binary in bf16 reads the wrong elements if the outermost of the inner blocks has 4",
     ),
     KnownBad(
         (3, 0),

@@ -446,6 +446,20 @@ def test_layer_normalization_into_another_order_runs_by_no_compiled_kernel(order
     assert all(one.is_ref for one in found) == (dst != src)
 
 
+@needs_bf16
+@pytest.mark.parametrize(
+    "tag, is_misread",
+    [("aBcd4b", True), ("ABcd4b8a", True), ("ABcd8b4a", False), ("aBcd8b", False), ("aBcd16b", False), ("abcd", False)],
+)
+def test_binary_in_bf16_of_blocks_of_4_runs_by_no_compiled_kernel(tag, is_misread):
+    dims = (16, 32, 5, 3)
+    src = MemoryDesc(dims, "bf16", tag=tag)
+    node = Node("add", "binary", opdef("binary").attrs(alg="add"), (TensorType(dims, "bf16"),))
+    found = list(OneDnnTarget().candidates(node, {"src_0": src, "src_1": src, "dst": MemoryDesc.any(dims, "bf16")}))
+    assert all(check_node(node.with_(descs=one.results, choice=one.choice("test"))) is None for one in found)
+    assert all(one.is_ref for one in found) == is_misread
+
+
 def test_one_row_of_a_block_is_read_only_where_there_is_a_reorder():
     whole = MemoryDesc((1, 4, 4), "f32", tag="aBc16b")
     row = MemoryDesc((1, 4), "f32", strides=(64, 64), inner_blocks=((1, 16),), padded_dims=(1, 16))
