@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.compiling.stages import normalise
 from fmtprop.frontends import load
 from fmtprop.ir.footprint import activations_nbytes, weights_nbytes
@@ -156,6 +157,44 @@ def test_a_view_that_no_format_takes_is_a_cause():
     rows = ledger(Rows().eval(), torch.randn(2, 3, 10, 10), policy="propagate").reorders
     (row,) = [row for row in rows if row.producer_origin == "conv"]
     assert (row.cause, row.kind) == ("view", "layout") and row.readers[0].endswith(".src")
+
+
+class Join(torch.nn.Module):
+    """A convolution of three channels and a repetition write formats that a fast concat does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        return torch.cat([y, self.second(y), x.repeat(1, 4, 1, 1)], 1).relu(), torch.cat([y, y], 1)
+
+
+class Groups(torch.nn.Module):
+    """Groups of 11 channels have no kernel for blocks, and PyTorch's sums have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 33, 3), nn.Conv2d(33, 48, 5, groups=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)).cumsum(2)
+
+
+def test_kernels_are_causes():
+    cheaper = [row for row in ledger(Join().eval(), torch.randn(1, 3, 8, 8)).reorders if row.kind == "layout"]
+    assert cheaper and {row.cause for row in cheaper} == {"cheaper kernel"}
+    missing = ledger(Groups().eval(), torch.randn(1, 3, 20, 20), policy="naive").reorders
+    assert {"missing implementation", "policy"} == {row.cause for row in missing if row.kind == "layout"}
+    assert all("newer oneDNN" in row.remedy for row in missing if row.cause == "missing implementation")
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+def test_a_data_type_is_a_cause():
+    rows = ledger(Join().eval(), torch.randn(1, 3, 8, 8), dtype="bf16", policy="propagate").reorders
+    found = {row.kind for row in rows if row.cause == "data type"}
+    assert found and found <= {"data type", "both"}
 
 
 def test_totals_sum_up_and_begin_with_the_costliest():
