@@ -21,6 +21,7 @@ from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, Prepared, host_call, prepare
+from fmtprop.ops.without_data import result_of
 
 #: calls with separate kernels for channels-last tensors, some of them ten times as fast; `tests/ops/test_host.py`
 #: compares their results with those for row-major tensors
@@ -100,7 +101,7 @@ def _on_meta(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Te
     meta = torch.device("meta")
     tensors = {name: torch.empty(t.dims, dtype=torch_dtype(t.dtype), device=meta) for name, t in types.items()}
     try:
-        results = _call(attrs, tensors)
+        results = _call(attrs, tensors, result_of)
     except (FmtpropError, RuntimeError, TypeError, ValueError, IndexError):
         return None
     return results if all(result.device == meta for result in results) else None
@@ -215,7 +216,7 @@ def _has_complex(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.
         return True
     tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape in operands}
     try:
-        return any(result.is_complex() for result in _results(attrs, tensors))
+        return any(result.is_complex() for result in _results(attrs, tensors, result_of))
     except (FmtpropError, RuntimeError, TypeError, ValueError, IndexError):
         return any(name in attrs.target for name in ("complex", "fft", "eig", "polar"))
 
@@ -251,18 +252,26 @@ def _writing(function: Any) -> _Writing | None:
     return None
 
 
-def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+#: makes a call of a function on its arguments
+_Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def _call(attrs: HostCall, tensors: Mapping[str, torch.Tensor], run: _Run = _made) -> tuple[torch.Tensor, ...]:
     """Make a call; return complex results as their parts."""
-    results = _results(attrs, tensors)
+    results = _results(attrs, tensors, run)
     return tuple(torch.view_as_real(r.resolve_conj().resolve_neg()) if r.is_complex() else r for r in results)
 
 
-def _results(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _results(attrs: HostCall, tensors: Mapping[str, torch.Tensor], run: _Run = _made) -> tuple[torch.Tensor, ...]:
     prepared = prepare(attrs)
     if prepared.row_major:
         tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     args, kwargs = _filled(attrs.target, prepared, tensors)
-    found = prepared.function(*args, **kwargs)
+    found = run(prepared.function, tuple(args), kwargs)
     every = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     results = tuple(_without_elements() if result is None else result for result in every)
     for index, result in enumerate(results):

@@ -15,11 +15,12 @@ import torch
 
 from fmtprop.errors import FmtpropError, ImportModelError
 from fmtprop.frontends.onnx import limits, operators
+from fmtprop.frontends.onnx.modes import SizesOnly
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known
 from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.reference import run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
-from fmtprop.frontends.onnx.without_data import SizesOnly, without_data
+from fmtprop.ops.without_data import without_data
 
 __all__ = ["Program"]
 

@@ -7,7 +7,7 @@ of nodes, and most of the time of loading it would go there.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,12 +19,13 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fmtprop.errors import GraphError
-from fmtprop.frontends.onnx.without_data import result_of
+from fmtprop.frontends.onnx.modes import CallMode
+from fmtprop.ops.without_data import result_of
 
 __all__ = ["Recording"]
 
 
-class Recording(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recording(CallMode, ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that adds a node to a graph for every call that returns tensors.
 
     It sees the calls before PyTorch decomposes them. PyTorch allows only subclasses of this class to do so.
@@ -83,14 +84,9 @@ class Recording(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)
         self._dispatcher.close()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its compiler, to hide this mode from it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = _on_cpu(kwargs or {})
+    def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call, and add its node."""
+        kwargs = _on_cpu(kwargs)
         with no_python_dispatcher():
             result = result_of(func, args, kwargs)
         leaves = result if isinstance(result, list | tuple) else [result]

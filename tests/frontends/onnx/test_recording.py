@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -46,3 +48,29 @@ def test_an_error_ends_it(x):
         torch.add(x, torch.ones(7))
     torch.relu(torch.ones(2))
     assert torch.ops.aten.relu.default not in calls(recording)
+
+
+def test_loading_does_not_import_the_compiler():
+    program = """
+import sys, onnx, fmtprop as fp
+net = fp.load(onnx.parser.parse_model('''
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[1, 4, 8, 8] x, float[4, 4, 3, 3] w, float[4, 4] v, float[4] b, int64[2] places) => (float[2, 4] y) {
+        c = Conv(x, w)
+        r = Relu(c)
+        n = BatchNormalization(r, b, b, b, b)
+        p = MaxPool<kernel_shape = [2, 2]>(n)
+        a = GlobalAveragePool(p)
+        f = Flatten(a)
+        m = MatMul(f, v)
+        k = LayerNormalization(m, b, b)
+        s = Softmax(k)
+        i = IsNaN(s)
+        q = Where(i, k, s)
+        u = Gather(v, places)
+        y = Add(q, u)
+    }'''))
+print(len(list(net.nodes())) > 10, *(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

@@ -1,6 +1,6 @@
 """Numbers that an operator needs before it can run, such as a shape or axes, and the error if they are not constants.
 
-During an import, tensors that depend on the model's inputs have no data (:mod:`fmtprop.frontends.onnx.without_data`).
+During an import, tensors that depend on the model's inputs have no data (:mod:`fmtprop.ops.without_data`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.onnx.without_data import has_unknown
+from fmtprop.ops.without_data import has_unknown
 
 __all__ = [
     "DataDependentError",

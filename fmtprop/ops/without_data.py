@@ -1,18 +1,18 @@
 """Tensors without data, which are on PyTorch's device ``meta``: they have a shape, a type and strides.
 
-During an import, tensors that depend on the model's inputs are such tensors. PyTorch's fake tensors have the same use,
-but their calls take several times as long.
+They serve the inference of types. During an import of an ONNX model, tensors that depend on the model's inputs are such
+tensors. PyTorch's fake tensors have the same use, but their calls take several times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["SizesOnly", "has_unknown", "result_of", "without_data"]
+from fmtprop.ops.shape_rules import RULES, together
+
+__all__ = ["has_unknown", "result_of", "without_data"]
 
 
 def has_unknown(value: Any) -> bool:
@@ -48,7 +48,8 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Notes
     -----
     The result of an element-wise operator has the shape of its operands together, and the type of the result for one
-    element of each. PyTorch computes the results of many other operators in Python; layers repeat, so results are kept.
+    element of each. Common operators have a rule. PyTorch computes the results of many others in Python; layers
+    repeat, so results are kept.
     """
     if not has_unknown((args, kwargs)):
         return func(*args, **kwargs)
@@ -58,7 +59,11 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes: list[torch.Size] = []
         single = func(*_one_element(args, shapes), **_one_element(kwargs, shapes))
         if isinstance(single, torch.Tensor):
-            return torch.empty(_together(shapes), dtype=single.dtype, device="meta")
+            return torch.empty(together(shapes), dtype=single.dtype, device="meta")
+    rule = RULES.get(func)
+    dims = None if rule is None else rule(*args, **kwargs)
+    if dims is not None:
+        return torch.empty(dims, dtype=args[0].dtype, device="meta")
     key = _key((func, args, tuple(kwargs.items())))
     found = _RESULTS.get(key)
     if found is None:
@@ -90,19 +95,6 @@ def _copy(value: Any) -> Any:
     return type(value)(map(_copy, value)) if isinstance(value, list | tuple) else value
 
 
-def _together(shapes: Sequence[torch.Size]) -> list[int]:
-    """Return the shape to which others broadcast (``torch.broadcast_shapes`` imports PyTorch's symbolic shapes)."""
-    ndim = max(map(len, shapes))
-    columns = zip(*((1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes), strict=True)
-    found = []
-    for axis, sizes in enumerate(columns):
-        wanted = {size for size in sizes if size != 1}
-        if len(wanted) > 1:
-            raise ValueError(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast along axis {axis}")
-        found.append(wanted.pop() if wanted else 1)
-    return found
-
-
 def _one_element(value: Any, shapes: list[torch.Size]) -> Any:
     """Return a value with its tensors replaced by ones of one element, and add their shapes to a list."""
     if isinstance(value, torch.Tensor):
@@ -113,21 +105,3 @@ def _one_element(value: Any, shapes: list[torch.Size]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_one_element(item, shapes) for item in value)
     return value
-
-
-class SizesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which calls compute shapes and types only."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its compiler, to hide this mode from it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.detach.default:
-            return func(*args, **kwargs)  # also a part of numpy(), which would read memory that is not there
-        if any(argument.name == "device" for argument in func._schema.arguments):
-            kwargs = kwargs | {"device": torch.device("meta")}
-        return func(*without_data(args), **without_data(kwargs))

@@ -1,0 +1,231 @@
+"""Shapes of the results of common calls, from the shapes of their operands.
+
+PyTorch computes these shapes in Python for tensors without data. That takes longer than the rest of a call's record,
+and the first one imports PyTorch's compiler, which takes a second. A rule answers only for valid operands of the usual
+kind, and returns None for all others: PyTorch then computes the shape, or raises its error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["RULES", "together"]
+
+Dims = list[int] | None
+
+
+def together(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the shape to which others broadcast (``torch.broadcast_shapes`` imports PyTorch's symbolic shapes).
+
+    Raises
+    ------
+    ValueError
+        They do not broadcast.
+
+    Examples
+    --------
+    >>> together([(2, 1), (3,)])
+    [2, 3]
+    """
+    ndim = max(map(len, shapes))
+    columns = zip(*((1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    found = []
+    for axis, sizes in enumerate(columns):
+        wanted = {size for size in sizes if size != 1}
+        if len(wanted) > 1:
+            raise ValueError(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast along axis {axis}")
+        found.append(wanted.pop() if wanted else 1)
+    return found
+
+
+def _usual(src: Tensor, *others: Tensor | None) -> bool:
+    """Return whether src is a dense row-major tensor of floats, and other operands have its type."""
+    same = all(other is None or other.dtype == src.dtype for other in others)
+    return same and src.is_floating_point() and src.is_contiguous() and src.numel() > 0
+
+
+def _windows(
+    dims: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int] = (1,),
+) -> Dims:
+    """Return the number of positions of a window along each axis; None if an argument is unusual."""
+    found = []
+    rows = [_each(value, len(dims)) for value in (kernel, stride, padding, dilation)]
+    if not all(rows):
+        return None
+    for size, k, s, p, d in zip(dims, *rows, strict=True):
+        room = size + 2 * p - d * (k - 1) - 1
+        if min(k, s, d) < 1 or p < 0 or room < 0:
+            return None
+        found.append(room // s + 1)
+    return found
+
+
+def _each(value: Sequence[int], count: int) -> Sequence[int]:
+    """Return one number for each axis; nothing for another number of them."""
+    return value if len(value) == count else tuple(value) * count if len(value) == 1 else ()
+
+
+def _convolution(axes: int) -> Callable[..., Dims]:
+    def rule(
+        src: Tensor, weights: Tensor, bias: Tensor | None = None,
+        stride: Sequence[int] = (1,), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), groups: int = 1,
+    ) -> Dims:  # fmt: skip
+        if not (_usual(src, weights, bias) and src.ndim == weights.ndim == axes + 2 and groups > 0):
+            return None
+        oc, ic = weights.shape[:2]
+        if oc == 0 or oc % groups or ic * groups != src.shape[1] or (bias is not None and bias.shape != (oc,)):
+            return None
+        windows = _windows(src.shape[2:], weights.shape[2:], stride, padding, dilation)
+        return None if windows is None else [src.shape[0], oc, *windows]
+
+    return rule
+
+
+def _linear(src: Tensor, weights: Tensor, bias: Tensor | None = None) -> Dims:
+    if not (_usual(src, weights, bias) and src.ndim >= 2 == weights.ndim and weights.numel()):
+        return None
+    oc, ic = weights.shape
+    fits = ic == src.shape[-1] and (bias is None or bias.shape == (oc,))
+    return [*src.shape[:-1], oc] if fits else None
+
+
+def _matmul(a: Tensor, b: Tensor) -> Dims:
+    # PyTorch transposes the result if b alone has a batch
+    if a.dtype != b.dtype or not a.ndim >= b.ndim >= 2 or a.shape[-1] != b.shape[-2] or not a.numel() * b.numel():
+        return None
+    try:
+        batch = together([a.shape[:-2], b.shape[:-2]]) if a.ndim > 2 else []
+    except ValueError:
+        return None
+    return [*batch, a.shape[-2], b.shape[-1]]
+
+
+def _pooling(
+    src: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)
+) -> Dims:
+    windows = _each(kernel, 2)
+    if not _usual(src) or src.ndim != 4 or not windows or any(p > k // 2 for p, k in _pairs(padding, windows)):
+        return None
+    found = _windows(src.shape[2:], windows, stride or windows, padding, dilation)
+    return None if found is None else [*src.shape[:2], *found]
+
+
+def _pairs(padding: Sequence[int], windows: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(_each(padding, 2), windows, strict=False))
+
+
+def _max_pool2d(
+    src: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> Dims:
+    return None if ceil_mode else _pooling(src, kernel, stride, padding, dilation)
+
+
+def _avg_pool2d(
+    src: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    *_: Any,
+) -> Dims:
+    return None if ceil_mode else _pooling(src, kernel, stride, padding)
+
+
+def _adaptive_pooling(src: Tensor, size: Sequence[int]) -> Dims:
+    found = _each(size, 2)
+    return [*src.shape[:2], *found] if _usual(src) and src.ndim == 4 and found and min(found) > 0 else None
+
+
+def _embedding(weights: Tensor, indices: Tensor, *_: Any) -> Dims:
+    usual = weights.is_floating_point() and weights.ndim == 2 and weights.numel()
+    return [*indices.shape, weights.shape[1]] if usual and indices.dtype in (torch.int64, torch.int32) else None
+
+
+def _index_select(src: Tensor, axis: int, index: Tensor) -> Dims:
+    if not (src.is_contiguous() and src.numel() and -src.ndim <= axis < src.ndim and index.ndim == 1):
+        return None
+    if index.dtype not in (torch.int64, torch.int32):
+        return None
+    dims = list(src.shape)
+    dims[axis] = len(index)
+    return dims
+
+
+def _reduction(
+    src: Tensor, axes: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Dims:
+    if not _usual(src) or dtype is not None or not axes or any(not -src.ndim <= axis < src.ndim for axis in axes):
+        return None
+    gone = {axis % src.ndim for axis in axes}
+    if len(gone) != len(axes):
+        return None
+    return [1 if axis in gone else size for axis, size in enumerate(src.shape) if keepdim or axis not in gone]
+
+
+def _softmax(src: Tensor, axis: int, dtype: torch.dtype | None = None) -> Dims:
+    return list(src.shape) if _usual(src) and dtype is None and -src.ndim <= axis < src.ndim else None
+
+
+def _batch_norm(src: Tensor, *statistics: Any) -> Dims:
+    factors, training = statistics[:4], statistics[4]
+    if training or src.ndim < 2 or not _usual(src, *factors):
+        return None
+    return list(src.shape) if all(factor is None or factor.shape == src.shape[1:2] for factor in factors) else None
+
+
+def _layer_norm(
+    src: Tensor, dims: Sequence[int], weights: Tensor | None = None, bias: Tensor | None = None, *_: Any
+) -> Dims:
+    if not (_usual(src, weights, bias) and dims and tuple(src.shape[-len(dims) :]) == tuple(dims)):
+        return None
+    return list(src.shape) if all(at is None or tuple(at.shape) == tuple(dims) for at in (weights, bias)) else None
+
+
+def _reshape(src: Tensor, dims: Sequence[int]) -> Dims:
+    wanted = list(dims)
+    if not src.is_contiguous() or not src.numel() or wanted.count(-1) > 1 or any(size < -1 for size in wanted):
+        return None
+    if -1 in wanted:
+        rest = -math.prod(wanted)
+        if rest <= 0 or src.numel() % rest:
+            return None
+        wanted[wanted.index(-1)] = src.numel() // rest
+    return wanted if math.prod(wanted) == src.numel() else None
+
+
+_ATEN = torch.ops.aten
+
+#: the rules, by overload; a result has the type of the first operand, and is dense and row-major
+RULES: dict[Any, Callable[..., Dims]] = {
+    _ATEN.conv1d.default: _convolution(1),
+    _ATEN.conv2d.default: _convolution(2),
+    _ATEN.conv3d.default: _convolution(3),
+    _ATEN.linear.default: _linear,
+    _ATEN.matmul.default: _matmul,
+    _ATEN.max_pool2d.default: _max_pool2d,
+    _ATEN.avg_pool2d.default: _avg_pool2d,
+    _ATEN.adaptive_avg_pool2d.default: _adaptive_pooling,
+    _ATEN.embedding.default: _embedding,
+    _ATEN.index_select.default: _index_select,
+    _ATEN.mean.dim: _reduction,
+    _ATEN.sum.dim_IntList: _reduction,
+    _ATEN.softmax.int: _softmax,
+    _ATEN.log_softmax.int: _softmax,
+    _ATEN.batch_norm.default: _batch_norm,
+    _ATEN.layer_norm.default: _layer_norm,
+    _ATEN.reshape.default: _reshape,
+}

@@ -1,0 +1,149 @@
+"""Shapes by rule: the same as PyTorch's own, and none where PyTorch refuses the operands."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from fmtprop.ops.shape_rules import RULES, together
+from fmtprop.ops.without_data import result_of
+
+ATEN = torch.ops.aten
+
+
+def meta(*dims: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(dims, dtype=dtype, device="meta")
+
+
+def turned(*dims: int) -> torch.Tensor:
+    """Return a tensor whose last two axes are not in row-major order."""
+    return meta(*dims[:-2], dims[-1], dims[-2]).mT
+
+
+WRONG = torch.float64
+CALLS: dict[Any, list[tuple[Any, ...]]] = {
+    ATEN.conv1d.default: [
+        (meta(2, 4, 9), w, b, *rest)
+        for w, b in [(meta(6, 4, 3), None), (meta(6, 4, 3), meta(6)), (meta(6, 2, 3), meta(5)), (meta(6, 2, 3), None)]
+        for rest in [(), ([2],), ([1], [1], [2]), ([2], [0], [1], 2), ([1], [0], [9]), ([0],)]
+    ],
+    ATEN.conv2d.default: [
+        (src, weights, bias, *rest)
+        for src in [meta(2, 4, 9, 8), turned(2, 4, 9, 8), meta(0, 4, 9, 8), meta(4, 9, 8), meta(2, 4, 2, 2)]
+        for weights, bias in [
+            (meta(6, 4, 3, 2), meta(6)),
+            (meta(6, 2, 3, 2), None),
+            (meta(6, 4, 3, 2, dtype=WRONG), None),
+        ]
+        for rest in [(), ([2, 1], [1, 0]), ([2], [1], [2]), ([1, 1], [0, 0], [1, 1], 2), ([1, 1], [-1, 0])]
+    ],
+    ATEN.conv3d.default: [
+        (meta(2, 4, 5, 9, 8), meta(6, 4, 3, 2, 1), meta(6), *rest) for rest in [(), ([2, 1, 3], [1, 0, 2], [1, 2, 3])]
+    ],
+    ATEN.linear.default: [
+        (src, weights, bias)
+        for src in [meta(2, 5, 8), turned(2, 5, 8), meta(5, 8), meta(8), meta(2, 5, 7), meta(0, 8)]
+        for weights, bias in [(meta(3, 8), None), (meta(3, 8), meta(3)), (meta(8, 3).T, meta(4)), (meta(8), None)]
+    ],
+    ATEN.matmul.default: list(
+        product(
+            [meta(5, 8), meta(2, 5, 8), turned(3, 2, 5, 8), meta(2, 1, 5, 8), meta(8), meta(0, 5, 8)],
+            [
+                meta(8, 3),
+                meta(2, 8, 3),
+                turned(2, 8, 3),
+                meta(1, 8, 3),
+                meta(4, 8, 3),
+                meta(7, 3),
+                meta(8, 3, dtype=WRONG),
+            ],
+        )
+    ),
+    **{
+        function: [
+            (src, *rest)
+            for src in [meta(2, 4, 9, 8), turned(2, 4, 9, 8), meta(4, 9, 8), meta(2, 4, 1, 1)]
+            for rest in [([3, 2],), ([3],), ([3, 2], [2, 1], [1, 1]), ([3, 2], [], [1, 0]), ([2, 2], [2], [2, 2])]
+        ]
+        for function in (ATEN.max_pool2d.default, ATEN.avg_pool2d.default)
+    },
+    ATEN.adaptive_avg_pool2d.default: [
+        (meta(2, 4, 9, 8), [1, 1]),
+        (turned(2, 4, 9, 8), [3, 2]),
+        (meta(4, 9, 8), [1, 1]),
+    ],
+    ATEN.embedding.default: list(
+        product(
+            [meta(9, 4), meta(4), meta(9, 4, dtype=torch.int64)],
+            [meta(2, 3, dtype=torch.int64), meta(dtype=torch.int32), meta(2, dtype=torch.float32)],
+        )
+    ),
+    ATEN.index_select.default: [
+        (src, axis, index)
+        for src in [meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, dtype=torch.int64)]
+        for axis in (0, -1, 3)
+        for index in [meta(5, dtype=torch.int64), meta(2, 2, dtype=torch.int64), meta(2)]
+    ],
+    **{
+        function: [
+            (src, *rest)
+            for src in [meta(2, 3, 4), turned(2, 3, 4), meta(2, 3, 4, dtype=torch.int64), meta(2, 0, 4)]
+            for rest in [([1],), ([-1, 0], True), ([0, 1, 2],), ([],), ([3],), ([1, -2],)]
+        ]
+        for function in (ATEN.mean.dim, ATEN.sum.dim_IntList)
+    },
+    **{
+        function: [
+            (src, *rest)
+            for src in [meta(2, 3, 4), turned(2, 3, 4), meta(2, dtype=torch.int64)]
+            for rest in [(-1,), (0,), (3,), (0, torch.float64)]
+        ]
+        for function in (ATEN.softmax.int, ATEN.log_softmax.int)
+    },
+    ATEN.batch_norm.default: [
+        (src, *[factor] * 4, training, 0.1, 1e-5, False)
+        for src in [meta(2, 3, 4, 4), turned(2, 3, 4, 4), meta(2, 3), meta(3)]
+        for factor in [meta(3), meta(4), meta(3, dtype=WRONG)]
+        for training in (False, True)
+    ],
+    ATEN.layer_norm.default: [
+        (src, dims, factor, factor, 1e-5)
+        for src in [meta(2, 3, 4), turned(2, 3, 4)]
+        for dims in ([4], [3, 4], [3], [])
+        for factor in [None, meta(4), meta(3, 4), meta(4, dtype=WRONG)]
+    ],
+    ATEN.reshape.default: list(
+        product(
+            [meta(2, 3, 4), turned(2, 3, 4), meta(2, 0, 4), meta(6, 4, dtype=torch.bool)],
+            [[6, 4], [-1], [4, -1, 2], [-1, -1], [5, -1], [-2], [0, -1], [25]],
+        )
+    ),
+}
+
+
+def test_each_rule_has_calls():
+    assert set(CALLS) == set(RULES)
+
+
+@pytest.mark.parametrize("function", list(CALLS), ids=str)
+def test_a_rule_gives_the_result_of_pytorch(function):
+    answered = 0
+    for args in CALLS[function]:
+        dims = RULES[function](*args)
+        if dims is None:
+            continue
+        answered += 1
+        wanted = function(*args)  # does not raise: a rule answers for valid operands only
+        made = result_of(function, args, {})
+        told = f"{function}({[getattr(at, 'shape', at) for at in args]})"
+        assert (list(wanted.shape), wanted.dtype, wanted.stride()) == (dims, made.dtype, made.stride()), told
+    assert answered > 0
+
+
+def test_shapes_that_do_not_broadcast_are_an_error():
+    assert together([(2, 1), (), (3,)]) == [2, 3]
+    with pytest.raises(ValueError, match=r"shapes \[2, 3\], \[4\] do not broadcast along axis 1"):
+        together([(2, 3), (4,)])
