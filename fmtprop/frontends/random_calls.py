@@ -41,6 +41,11 @@ def _noise(src: torch.Tensor, p: float) -> torch.Tensor:
     return kept.to(src.dtype).mul_(0.0 if p == 1 else 1 / (1 - p))
 
 
+def _filled(src: torch.Tensor, p: float) -> torch.Tensor:
+    """Return `src`, new memory, with the numbers of ``src.bernoulli_(p)``: `bernoulli` has the order of the axes."""
+    return src.bernoulli_(p)
+
+
 def drawn_first(program: fx.GraphModule) -> fx.GraphModule:
     """Return the program with each dropout as a product with random numbers, which a separate call draws.
 
@@ -69,8 +74,11 @@ def _rewritten(graph: fx.Graph, values: Mapping[Any, Any], node: fx.Node) -> Any
         return dropped[1], dropped
     if target is run_and_save_rng_state:
         result = next(user for user in node.users if user.args[1] == 1)
-        drawn = _call(graph, args[0], fx.map_arg(args[1:], values.__getitem__), result, node.kwargs)
+        drawn = _call(graph, _drawn_by(args), fx.map_arg(args[1:], values.__getitem__), result, node.kwargs)
         return drawn, drawn
+    if _drawn_by((target, *args)) is _filled:
+        like: Any = args[0]
+        return _call(graph, _filled, fx.map_arg(args, values.__getitem__), like)
     if _drops((target, *args)):
         return _dropout(graph, values, args)
     if target is _aten.native_dropout_backward.default:
@@ -78,6 +86,12 @@ def _rewritten(graph: fx.Graph, values: Mapping[Any, Any], node: fx.Node) -> Any
         noise.meta["val"] = node.meta["val"]
         return _call(graph, _aten.mul.Tensor, (grad, noise), node)
     return graph.node_copy(node, values.__getitem__)
+
+
+def _drawn_by(call: tuple[Any, ...]) -> Any:
+    """Return the function of a call that draws; PyTorch traces `bernoulli_` of new memory as `bernoulli`."""
+    is_filled = call[0] is _aten.bernoulli.p and call[1].target is _aten.empty_like.default
+    return _filled if is_filled else call[0]
 
 
 def _drops(call: tuple[Any, ...]) -> bool:
@@ -106,7 +120,7 @@ def drawer(node: fx.Node) -> Draw | None:
     ImportModelError
         The numbers depend on values of the model.
     """
-    if node.target is not _noise:
+    if node.target not in (_noise, _filled):
         if not isinstance(node.target, torch._ops.OpOverload):
             return None
         names = (argument.name for argument in node.target._schema.arguments)

@@ -206,17 +206,26 @@ def test_dropout_between_recurrent_layers(kind):
     assert_same_step(ours, theirs, torch.randn(3, 2, 6))
 
 
-def test_dropout_draws_in_the_order_of_memory():
+@pytest.mark.parametrize("memory", ["save", "recompute"])
+@pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout])
+def test_dropout_draws_in_the_order_of_memory(drop, memory):
     class Turned(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Linear(6, 6)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.dropout(self.inner(x).transpose(1, 2), 0.5, self.training)
+            return drop(self.inner(x).transpose(1, 2), 0.5, self.training)
 
-    ours, theirs = compiled(Turned(), torch.randn(2, 4, 6))
+    ours, theirs = compiled(Turned(), torch.randn(2, 4, 6), memory=memory)
     assert_same_step(ours, theirs, torch.randn(2, 4, 6))
+
+
+def test_a_window_of_one_channel_trains():
+    # oneDNN crashes while it compiles this gradient
+    inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LocalResponseNorm(1))
+    ours, theirs = compiled(inner.to(memory_format=torch.channels_last), image())
+    assert_same_step(ours, theirs, image())
 
 
 def test_several_forward_passes_before_their_backward_passes():
