@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 
 import torch
 
@@ -33,12 +33,8 @@ class Weights:
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether these are the same tensors with the same numbers."""
-        same = all(map(_is, self._tensors, tensors))
+        same = all(map(is_, self._tensors, tensors))
         return same and _state_of(tensors) == self._state
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _state_of(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -101,8 +101,14 @@ def _joined(call: Call, values: list[Value], axis: int) -> Value | None:
 
 
 def _cat(call: Call) -> Value | None:
-    values = call["tensors"]
-    return _joined(call, values, normalised_axis(call["dim"], call.results[0].ndim))
+    values, result = call["tensors"], call.results[0]
+    # a cache of keys and values starts empty
+    full: list[Value] = [value for value in values if call.type(value).size]
+    if not full or any(call.type(value).dtype is not result.dtype for value in full):
+        full = values
+    if len(full) == 1 and call.type(full[0]) == result:
+        return full[0]
+    return _joined(call, full, normalised_axis(call["dim"], result.ndim))
 
 
 def _roll(call: Call) -> Value | None:

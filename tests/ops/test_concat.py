@@ -42,6 +42,13 @@ def test_one_tensor_is_itself():
 
 
 INTS = TensorType((2, 3), "s64")
+EMPTY = TensorType((0,))
+
+
+def test_empty_tensors_are_skipped():
+    assert FakeCall("aten.cat.default", [EMPTY, X]).run() == Value("x1")
+    assert FakeCall("aten.cat.default", [INTS, INTS.with_dims((0, 3))]).run() == Value("x0")
+    assert check_import("aten.cat.default", [EMPTY, X, EMPTY, X], 1).ops() == ["concat"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ INTS = TensorType((2, 3), "s64")
     [
         ("aten.cat.default", ([INTS, INTS],)),
         ("aten.cat.default", ([X, X.with_dtype("bf16")],)),
-        ("aten.cat.default", ([X, TensorType((0,))],)),
+        ("aten.cat.default", ([X, TensorType((0,), "f64")],)),
         ("aten.stack.default", ([INTS, INTS],)),
         ("aten.roll.default", (X, [1])),
         ("aten.roll.default", (INTS, [1], [0])),
