@@ -186,13 +186,17 @@ class Lens:
         data = self.to_dict()
         parts: list[RenderableType] = [
             f"{printable(self.name)}: {self.reorders} hidden reorders take {self.reorder_seconds * 1e3:.3f} ms, "
-            f"{data['reorders']['share']:.1%} of oneDNN's time\n"
-            f"{self.attributed_share:.1%} of it belongs to modules; channels_last removes the reorders of activations, "
-            f"{self.activation_seconds * 1e3:.3f} ms{self._prediction()}\n",
-            _operators(self.rows),
+            f"{data['reorders']['share']:.1%} of oneDNN's time"
         ]
+        if self.reorders:
+            parts.append(
+                f"{self.attributed_share:.1%} of it belongs to modules; channels_last removes the reorders of "
+                f"activations, {self.activation_seconds * 1e3:.3f} ms{self._prediction()}\n"
+            )
+            parts.append(_operators(self.rows))
         if self.variants:
             parts.append(_variants(self.subject, self.variants))
+            parts += [f"{one.name} failed: {printable(one.failure)}" for one in self.variants if one.failure]
         return render(Group(*parts))
 
     def _prediction(self) -> str:
@@ -293,7 +297,7 @@ def _variants(subject: str, variants: Sequence[Measurement]) -> Table:
     base = variants[0].seconds
     for one in variants:
         if one.failure:
-            table.add_row(one.name, "failed", "", "", "", "", printable(one.failure))
+            table.add_row(one.name, "failed")
             continue
         ratio = f"{one.seconds / base:.2f}" if base else ""
         saves = "" if one.gain is None else str(one.gain)

@@ -15,7 +15,7 @@ import fmtprop as fp
 from fmtprop.cli.lens import _program
 from fmtprop.errors import FmtpropError, InputError
 from fmtprop.lens.findings import lens_from, lens_of
-from fmtprop.lens.gain import gain_of
+from fmtprop.lens.gain import Measurement, gain_of
 from fmtprop.lens.tracer import Tracer
 from fmtprop.verbose import Ledger
 from tests.cli.command import ROOT
@@ -384,3 +384,10 @@ def test_a_program_that_does_not_exist():
 def test_what_is_no_program(words):
     with pytest.raises(FmtpropError, match="lens runs a Python script or module"):
         _program(words)
+
+
+def test_what_failed_has_its_reason_in_one_line():
+    ways = [Measurement("eager", 1.0), Measurement("fmtprop", failure="no such thing\x1b " + 20 * "very ")]
+    text = lens_of("nothing", [], ways).to_text()
+    assert "\nfmtprop failed: no such thing\\x1b very very very" in text
+    assert "0 hidden reorders" in text and "belongs to modules" not in text and "0 places" not in text
