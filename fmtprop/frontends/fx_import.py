@@ -38,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 
 #: results of a program's own constants are computed at import up to this size
 _FOLDED_NBYTES = 2**24
+#: most bytes of such results if the call has no operands or reads only a shape: it cannot be left to the plan
+_MOST_MADE_NBYTES = 2**30
 #: calls with uninitialized results: zeros are valid, and reveal no other program's numbers
 _UNWRITTEN = frozenset({"aten.empty_like.default", "aten.new_empty.default", "aten.empty.memory_format"})
 #: calls that read only the shape of a tensor
@@ -195,6 +197,12 @@ class _Walk:
         types = tuple(self._result_type(node, name, value, i) for i, value in enumerate(results))
         made: Sequence[Value | None]
         if self._is_known(name, args, types):
+            nbytes = sum(type_.nbytes for type_ in types)
+            if nbytes > _MOST_MADE_NBYTES:
+                raise ImportModelError(
+                    f"{_where(node)}: {name} makes a constant of {nbytes} bytes, {_MOST_MADE_NBYTES} are allowed: pass "
+                    "it as an input"
+                )
             made = self._evaluate(node, target, args)
         else:
             made = self._convert(node, target, args, types)

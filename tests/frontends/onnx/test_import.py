@@ -277,3 +277,13 @@ def test_integer_constants_of_old_opsets():
     }"""
     ops = [node.op for node in from_onnx(onnx.parser.parse_model(text)).nodes()]
     assert ops == ["input", "reshape", "output"]
+
+
+def test_a_huge_initial_state_is_refused_before_it_is_made():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        net (float[1, 2147483648, 1] x, float[1, 12, 1] w, float[1, 12, 3] r) => (float[1, 1, m, 3] y) {
+            y = LSTM <hidden_size = 3> (x, w, r)
+        }""")
+    with pytest.raises(ImportModelError, match="makes a constant of 25769803776 bytes, 1073741824 are allowed"):
+        from_onnx(model)
