@@ -414,7 +414,9 @@ def _make_fx(net, x, **options):
         (lambda net, x: _make_fx(net, x, pre_dispatch=True), "make_fx"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    *[f"ignore:.torch.jit.trace. is:{kind}" for kind in ("DeprecationWarning", "FutureWarning")]
+)
 def test_what_records_operators_is_refused(record, who, target):
     """It would record tensors that nobody writes."""
     x = torch.ones(2, 3)
