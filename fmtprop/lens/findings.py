@@ -191,21 +191,16 @@ class Lens:
         if self.reorders:
             parts.append(
                 f"{self.attributed_share:.1%} of it belongs to modules; channels_last removes the reorders of "
-                f"activations, {self.activation_seconds * 1e3:.3f} ms{self._prediction()}\n"
+                f"activations, {self.activation_seconds * 1e3:.3f} ms"
             )
-            parts.append(_operators(self.rows))
+        if self.channels_last is not None:
+            parts.append(_prediction(self.channels_last))
+        if self.reorders:
+            parts += ["", _operators(self.rows)]
         if self.variants:
             parts.append(_variants(self.subject, self.variants))
             parts += [f"{one.name} failed: {printable(one.failure)}" for one in self.variants if one.failure]
         return render(Group(*parts))
-
-    def _prediction(self) -> str:
-        gain = self.channels_last
-        if gain is None:
-            return ""
-        if gain.low_seconds <= 0 <= gain.high_seconds:
-            return f", and should neither save nor cost time, within the noise: {gain}"
-        return f", and should {'save' if gain.seconds > 0 else 'cost'} time of a run: {gain}"
 
     def _repr_html_(self) -> str:
         """Return the text for a notebook."""
@@ -288,6 +283,12 @@ def _operators(rows: Sequence[OperatorRow]) -> Table:
         )
         table.add_row(*map(printable, cells))
     return table
+
+
+def _prediction(gain: Gain) -> str:
+    if gain.low_seconds <= 0 <= gain.high_seconds:
+        return f"channels_last should neither save nor cost time, within the noise: {gain}"
+    return f"channels_last should {'save' if gain.seconds > 0 else 'cost'} time of a run: {gain}"
 
 
 def _variants(subject: str, variants: Sequence[Measurement]) -> Table:
