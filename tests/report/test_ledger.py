@@ -190,6 +190,30 @@ def test_kernels_are_causes():
     assert all("newer oneDNN" in row.remedy for row in missing if row.cause == "missing implementation")
 
 
+class Repeated(nn.Module):
+    """A concat that reads one tensor twice: one of the two cannot be written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 1)
+        self.third, self.last = nn.Conv2d(64, 64, 1), nn.Conv2d(256, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        second = self.second(first)
+        return self.last(torch.cat([first, second, first, self.third(second)], 1))
+
+
+@pytest.mark.usefixtures("usual_peaks")
+def test_a_copy_into_a_concat_in_place_is_a_cause():
+    net = fp.compile(Repeated().eval(), torch.randn(1, 3, 56, 56), tune="model", confirm=False)
+    copies = [row for row in net.report(repeats=1).reorders if row.kind == "copy in place"]
+    assert [row.cause for row in copies] == ["in place"]
+    assert copies[0].remedy == CAUSES["in place"]
+    assert copies[0].logical_nbytes == 2 * 4 * 64 * 56 * 56, "read and written"
+    assert copies[0].counterfactual.verdict in (PAYS, UNCERTAIN, WASTED, FORCED)
+
+
 @pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
 def test_a_data_type_is_a_cause():
     rows = ledger(Join().eval(), torch.randn(1, 3, 8, 8), dtype="bf16", policy="propagate").reorders
