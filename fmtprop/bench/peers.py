@@ -394,7 +394,7 @@ def _with_precision(name: str, precision: str) -> str:
 
 
 def _in_precision(module: nn.Module, precision: str) -> nn.Module:
-    """Return a module with weights in a precision, but scales and biases in f32: autocast converts only the latter."""
+    """Return a module with its weights in a precision; vectors (scales, biases, statistics) stay in f32."""
     if precision == "f32":
         return module
     module = copy.deepcopy(module)
