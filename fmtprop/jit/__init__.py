@@ -6,6 +6,7 @@ sees rows of numbers, the loop sees functions and arguments.
 
 from fmtprop.jit.batch_norms import BatchNormKernel, batch_norm_kernel_for
 from fmtprop.jit.calls import Call, CallList
+from fmtprop.jit.gemv import GemvKernel, Tail, gemv_kernel_for
 from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.norms import GroupNormKernel, group_norm_kernel_for
@@ -19,15 +20,18 @@ __all__ = [
     "Call",
     "CallList",
     "FoldKernel",
+    "GemvKernel",
     "GroupNormKernel",
     "Kernel",
     "StandaloneKernel",
     "StandaloneWork",
+    "Tail",
     "Work",
     "average_kernel_for",
     "batch_norm_kernel_for",
     "broadcast_kernel_for",
     "fold_kernel_for",
+    "gemv_kernel_for",
     "group_norm_kernel_for",
     "kernel_for",
     "no_code",

@@ -7,7 +7,7 @@ All map 0 to 0, so the padding of blocked formats stays zero. All treat infiniti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import e, log2
+from math import e, log2, pi, sqrt
 
 from fmtprop.jit.assembler import Assembler
 
@@ -154,6 +154,18 @@ def gelu_erf(a: Assembler, x: int, alpha: float, beta: float) -> int:
     return p
 
 
+def gelu_tanh(a: Assembler, x: int, alpha: float, beta: float) -> int:
+    """Return x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, which is x / (1 + e^-y) for twice tanh's argument y."""
+    y = a.vector()
+    a.v("VMULPS", y, x, x)
+    a.v("VMULPS", y, y, a.number(2 * 0.044715 * sqrt(2 / pi)))
+    a.v("VADDPS", y, y, a.number(2 * sqrt(2 / pi)))
+    a.v("VMULPS", y, y, x)
+    y = _one_and_exp_of_negative(a, y)
+    a.v("VDIVPS", y, x, y)
+    return y
+
+
 def relu(a: Assembler, x: int, alpha: float, beta: float) -> int:
     """Return the larger of x and 0."""
     y = a.vector()
@@ -176,6 +188,7 @@ def clip(a: Assembler, x: int, alpha: float, beta: float) -> int:
 FUNCTIONS: Mapping[str, Callable[[Assembler, int, float, float], int]] = {
     "swish": swish,
     "gelu_erf": gelu_erf,
+    "gelu_tanh": gelu_tanh,
     "relu": relu,
     "clip": clip,
 }

@@ -36,6 +36,7 @@ __all__ = [
     "takes",
     "threads_for",
     "unavailable",
+    "writes",
 ]
 
 #: threads share a row in pieces of this size; a row is a multiple of it
@@ -49,6 +50,7 @@ ALONE_NBYTES = 16 << 10
 _WRITTEN: Mapping[str, Callable[[float, float], bool]] = {
     "swish": lambda alpha, beta: alpha == 1.0,
     "gelu_erf": lambda alpha, beta: True,
+    "gelu_tanh": lambda alpha, beta: True,
     "relu": lambda alpha, beta: alpha == 0.0,
     "clip": lambda alpha, beta: alpha <= 0.0 <= beta,
 }
@@ -225,9 +227,14 @@ def kernel_for(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel |
     Kernel or None
         None if this machine has no such kernel.
     """
-    if alg not in _WRITTEN or not _WRITTEN[alg](alpha, beta) or unavailable():
+    if not writes(alg, alpha, beta) or unavailable():
         return None
     return _kernel(alg, alpha, beta, dtype) if takes(dtype) else None
+
+
+def writes(alg: str, alpha: float, beta: float) -> bool:
+    """Return whether a function is written for its parameters."""
+    return alg in _WRITTEN and _WRITTEN[alg](alpha, beta)
 
 
 def takes(dtype: DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes that kernels of our own compute instead of a primitive: binary ops that broadcast, reductions, global poolings.
+"""Nodes that kernels of our own compute instead of a primitive: broadcasts, reductions, norms, products of one row.
 
 Owns how a node's tensors, as they lie in memory, become rows: axes that one could stand for are one. Owns also how such
 a kernel is run.
@@ -26,6 +26,8 @@ from fmtprop.ops.attention import Attention
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
+from fmtprop.ops.inner_product import InnerProduct
+from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
@@ -34,6 +36,7 @@ from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
 from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
+from fmtprop.targets.gemv import gemv_kernels
 
 __all__ = ["JIT", "kernel_candidates"]
 
@@ -57,6 +60,9 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     request : mapping of str to MemoryDesc
         See :meth:`fmtprop.passes.target.Target.candidates`.
     """
+    if isinstance(node.attrs, InnerProduct | MatMul):
+        for product, operands, dst in gemv_kernels(node, request):
+            yield _candidate(product, operands, dst)
     if node.post_ops:
         return
     if isinstance(node.attrs, GroupNorm):

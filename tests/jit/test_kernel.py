@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, nan
 
 import pytest
@@ -19,7 +20,13 @@ from fmtprop.jit.programs import function
 from fmtprop.layout import DataType
 from tests.threads import torch_threads
 
-MEANING = {"swish": F.silu, "gelu_erf": F.gelu, "relu": F.relu, "clip": lambda x: x.clamp(-0.5, 6.0)}
+MEANING = {
+    "swish": F.silu,
+    "gelu_erf": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "clip": lambda x: x.clamp(-0.5, 6.0),
+}
 PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0)}
 WIDE = "avx512" in dnnl.lib().isa
 

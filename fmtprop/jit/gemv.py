@@ -1,0 +1,141 @@
+"""Kernels of the product of one row and a matrix: the matrix is read once, in the order of its memory.
+
+The step of a decoder for one token consists of such products. oneDNN and BLAS libraries block them for many rows, and
+read the matrix at half to three quarters of the memory bandwidth.
+
+Threads share the outputs. A task is as many outputs as a vector has numbers: their sums are computed one after another,
+then bias and the functions behind it are applied to all of them.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable, writes
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = ["CHAINS", "MOST_POST_OPS", "GemvArguments", "GemvKernel", "Tail", "gemv_kernel_for"]
+
+#: sums of a row that are computed side by side, a vector each
+CHAINS: Final = 4
+
+#: most post-ops
+MOST_POST_OPS: Final = 4
+
+#: oneDNN's algorithms of binary post-ops that a kernel has
+_BINARY = frozenset({"add", "sub", "mul", "div"})
+
+
+class GemvArguments(Arguments):
+    """Arguments of the code."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src", "weights", "bias", "dst", "table")),
+        *((f"post_op_{number}", c_void_p) for number in range(MOST_POST_OPS)),
+        *((name, c_uint64) for name in ("tasks", "last", "row", "lanes", "blocks", "vectors")),
+    )
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows the sums: a function of one number, or of two.
+
+    Parameters
+    ----------
+    alg : str
+        oneDNN's name of the algorithm, without ``eltwise_`` or ``binary_``.
+    alpha, beta : float
+        Parameters of a function of one number.
+    dtype : DataType, optional
+        Data type of the second operand, which a function of two numbers has.
+    is_number : bool
+        Whether the second operand is one number for all outputs.
+    """
+
+    alg: str
+    alpha: float = 0.0
+    beta: float = 0.0
+    dtype: DataType | None = None
+    is_number: bool = False
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a kernel can have it."""
+        if self.dtype is None:
+            return writes(self.alg, self.alpha, self.beta)
+        return self.alg in _BINARY and takes(self.dtype)
+
+
+@dataclass(frozen=True)
+class GemvKernel(StandaloneKernel):
+    """``dst[n] = tail(sum over k of src[k] * weights[n, k] + bias[n])``.
+
+    Parameters
+    ----------
+    outputs, depth : int
+        Rows of the weights, and numbers of a row.
+    dtype, dst : DataType
+        Data types of src and weights, and of dst; sums are f32.
+    bias : DataType or None
+        Data type of the bias; None without one.
+    tail : tuple of Tail
+        The post-ops.
+    """
+
+    outputs: int
+    depth: int
+    dtype: DataType
+    dst: DataType
+    bias: DataType | None = None
+    tail: tuple[Tail, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "gemv"
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems that differ only in sizes share it."""
+        return _assembled(isa(), self.dtype, self.dst, self.bias, self.tail)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        lanes, row = isa().nbytes // 4, self.depth * self.dtype.nbytes
+        blocks, vectors = divmod(row // isa().nbytes, CHAINS)
+        arguments = GemvArguments(
+            table=addressof(self.kernel.rows),
+            tasks=-(-self.outputs // lanes),
+            last=self.outputs - lanes,
+            row=row,
+            lanes=lanes,
+            blocks=blocks,
+            vectors=vectors,
+        )
+        return StandaloneWork(self.kernel, arguments, threads_for(self.outputs * row, threads))
+
+
+def gemv_kernel_for(kernel: GemvKernel) -> GemvKernel | None:
+    """Return a kernel, or None if this machine has none for its sizes: a row is whole vectors.
+
+    Parameters
+    ----------
+    kernel : GemvKernel
+        The problem.
+    """
+    if unavailable() or not all(map(takes, {kernel.dtype, kernel.dst, kernel.bias or DataType.F32})):
+        return None
+    if len(kernel.tail) > MOST_POST_OPS or not all(one.is_written for one in kernel.tail):
+        return None
+    row = kernel.depth * kernel.dtype.nbytes
+    return kernel if row and row % isa().nbytes == 0 and kernel.outputs >= isa().nbytes // 4 else None
+
+
+@cache
+def _assembled(isa_: object, dtype: DataType, dst: DataType, bias: DataType | None, tail: tuple[Tail, ...]) -> Kernel:
+    from fmtprop.jit.gemv_program import gemv  # few networks need the assembler
+
+    return Kernel("gemv", *gemv(isa(), dtype, dst, bias, tail))

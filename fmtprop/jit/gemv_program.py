@@ -1,0 +1,149 @@
+"""The program of the product of one row and a matrix: the instructions for a thread's share of the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from iced_x86 import Code, Instruction, Register
+
+from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.functions import FUNCTIONS
+from fmtprop.jit.gemv import CHAINS, GemvArguments, Tail
+from fmtprop.jit.program import Program
+from fmtprop.layout import DataType
+
+__all__ = ["gemv"]
+
+#: the thread's current task, and the task after its last
+_ITEM, _END = Register.R8, Register.R9
+
+#: the first output of a task; the outputs, then the vectors of a row, that are left
+_FIRST, _LEFT, _LEFT_INSIDE = Register.R10, Register.RCX, Register.RAX
+
+_SRC, _WEIGHTS, _SUM, _PLACE = Register.RSI, Register.RDI, Register.R11, Register.RAX
+
+#: the sums of a task, in the red zone below the stack (System V AMD64 ABI); no function is called meanwhile
+_SUMS = -64
+
+#: bytes between a load of weights and its prefetch to the second cache, a page: the hardware's own ends with a page.
+#: On Zen 4, this reads 41 to 46 GB/s with two threads, as a sum of all numbers does; 26 to 37 without, 24 to 34 with a
+#: prefetch to the first cache
+_AHEAD_NBYTES: Final = 4096
+
+_OPERATIONS = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
+
+
+def gemv(isa: Isa, dtype: DataType, dst: DataType, bias: DataType | None, tail: Sequence[Tail]) -> tuple[bytes, bytes]:
+    """Return the program, and the table of constants that it reads.
+
+    Parameters
+    ----------
+    isa : Isa
+        For which machine.
+    dtype, dst, bias, tail
+        See :class:`fmtprop.jit.gemv.GemvKernel`.
+    """
+    known = _assembled(isa, (), dtype, dst, bias, tail)  # the first assembly finds the constants
+    program = _assembled(isa, tuple(known.numbers), dtype, dst, bias, tail)
+    return program.finished(), program.table
+
+
+def _assembled(
+    isa: Isa,
+    numbers: tuple[bytes, ...],
+    dtype: DataType,
+    dst: DataType,
+    bias: DataType | None,
+    tail: Sequence[Tail],
+) -> _Gemv:
+    p = _Gemv(isa, GemvArguments, bf16=dtype is DataType.BF16)
+    p.share(_ITEM, _END, "tasks")
+    p.move(Register.RDX, p.argument("table"))
+    p.load_numbers(numbers)
+    with p.until(_ITEM, _END):
+        p.sums()
+        p.finish(dst, bias, tail)
+    return p
+
+
+class _Gemv(Program):
+    def sums(self) -> None:
+        """Compute the sums of a task; the last task may begin within the one before."""
+        lanes = self.isa.nbytes // 4
+        self.move(_FIRST, _ITEM)
+        self.immediate("SHL_RM64_IMM8", _FIRST, lanes.bit_length() - 1)
+        self.emit("CMP_R64_RM64", _FIRST, self.argument("last"))
+        self.emit("CMOVA_R64_RM64", _FIRST, self.argument("last"))
+        self.point(_WEIGHTS, "weights", _FIRST, "row")
+        self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
+        chains = [self.isa.register(index) for index in range(CHAINS)]
+        with self.repeat(self.argument("lanes"), _LEFT):
+            for chain in chains:
+                self.zero(chain)
+            self.move(_SRC, self.argument("src"))
+            for name, count in (("blocks", CHAINS), ("vectors", 1)):
+                with self.repeat(self.argument(name), _LEFT_INSIDE):
+                    for index, chain in enumerate(chains[:count]):
+                        self._multiply(chain, self.isa.register(CHAINS), index * self.isa.nbytes)
+                    self.advance(count * self.isa.nbytes, _SRC, _WEIGHTS)
+            for chain in chains[1:]:
+                self.v("VADDPS", chains[0], chains[0], chain)
+            self._across()
+            self.emit("VEX_VMOVSS_M32_XMM", at(_SUM), Register.XMM0)
+            self.advance(4, _SUM)
+
+    def _multiply(self, total: int, x: int, offset: int) -> None:
+        self.emit("PREFETCHT2_M8", at(_WEIGHTS, offset + _AHEAD_NBYTES))
+        self.v("VMOVUPS", x, at(_SRC, offset))
+        self.v("VDPBF16PS" if self.bf16 else "VFMADD231PS", total, x, at(_WEIGHTS, offset))
+
+    def _across(self) -> None:
+        """Add up the numbers of the first vector; its first number is the sum."""
+        x, y = Register.XMM0, Register.XMM1
+        if self.isa.nbytes == 64:
+            self._half(Code.EVEX_VEXTRACTF64X4_YMMM256_K1Z_ZMM_IMM8, Register.YMM1, Register.ZMM0)
+            self.emit("VEX_VADDPS_YMM_YMM_YMMM256", Register.YMM0, Register.YMM0, Register.YMM1)
+        self._half(Code.VEX_VEXTRACTF128_XMMM128_YMM_IMM8, y, Register.YMM0)
+        self.emit("VEX_VADDPS_XMM_XMM_XMMM128", x, x, y)
+        for _ in range(2):
+            self.emit("VEX_VHADDPS_XMM_XMM_XMMM128", x, x, x)
+
+    def _half(self, code: Any, half: Any, whole: Any) -> None:
+        self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))
+
+    def finish(self, dst: DataType, bias: DataType | None, tail: Sequence[Tail]) -> None:
+        """Apply bias and post-ops to the sums of a task, and store them."""
+        x, y = self.isa.register(0), self.isa.register(1)
+        self.v("VMOVUPS", x, at(Register.RSP, _SUMS))
+        if bias is not None:
+            self._read(y, "bias", bias)
+            self.v("VADDPS", x, x, y)
+        for number, one in enumerate(tail):
+            if one.dtype is None:
+                self.release()
+                self.v("VMOVUPS", x, FUNCTIONS[one.alg](self, self.vector(), one.alpha, one.beta))
+            else:
+                self._read(y, f"post_op_{number}", one.dtype, is_number=one.is_number)
+                self.v(_OPERATIONS[one.alg], x, x, y)
+        self.point(_PLACE, "dst", _FIRST, dst.nbytes)
+        with self._numbers_of(dst):
+            self.store(at(_PLACE), x)
+
+    def _read(self, x: int, name: str, dtype: DataType, *, is_number: bool = False) -> None:
+        """Load the numbers of a task's outputs, or one number for all."""
+        with self._numbers_of(dtype):
+            if is_number:
+                self.move(_PLACE, self.argument(name))
+                self.load_one(x, at(_PLACE))
+            else:
+                self.point(_PLACE, name, _FIRST, dtype.nbytes)
+                self.load(x, at(_PLACE))
+
+    @contextmanager
+    def _numbers_of(self, dtype: DataType) -> Iterator[None]:
+        """Let loads and stores of the block treat numbers in memory as this data type."""
+        before, self.bf16 = self.bf16, dtype is DataType.BF16
+        yield
+        self.bf16 = before

@@ -1,0 +1,93 @@
+"""Products of one row and a matrix by machine code, against f64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fmtprop.jit import GemvKernel, Tail, gemv_kernel_for
+from fmtprop.jit.kernel import takes
+from fmtprop.layout import DataType
+from fmtprop.ops.eltwise import FUNCTIONS
+
+F32, BF16 = DataType.F32, DataType.BF16
+WITH_BF16 = pytest.mark.skipif(not takes(BF16), reason="this CPU has no bf16")
+TORCH = {F32: torch.float32, BF16: torch.bfloat16}
+
+
+def run(kernel, threads=2, **tensors):
+    """Return dst, with numbers behind it that must stay."""
+    dst = torch.full((kernel.outputs + 16,), 77.0, dtype=TORCH[kernel.dst])
+    work = kernel.work(threads)
+    for name, tensor in {**tensors, "dst": dst}.items():
+        work.point[name](tensor.data_ptr())
+    work.run()
+    assert (dst[kernel.outputs :] == 77).all()
+    return dst[: kernel.outputs]
+
+
+def numbers(*dims, dtype=F32):
+    return torch.randn(dims).to(TORCH[dtype])
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs=st.integers(16, 300), vectors=st.integers(1, 40), threads=st.integers(1, 5), has_bias=st.booleans())
+def check_sizes(outputs, vectors, threads, has_bias) -> None:
+    kernel = gemv_kernel_for(GemvKernel(outputs, 16 * vectors, F32, F32, F32 if has_bias else None))
+    src, weights, bias = numbers(16 * vectors), numbers(outputs, 16 * vectors), numbers(outputs)
+    got = run(kernel, threads, src=src, weights=weights, **({"bias": bias} if has_bias else {}))
+    exact = F.linear(src.double(), weights.double(), bias.double() if has_bias else None)
+    assert (got.double() - exact).abs().max() <= 1e-6 * exact.abs().max() + 1e-5
+
+
+def test_sizes(isa):
+    check_sizes()
+
+
+def test_a_row_that_is_no_whole_number_of_vectors_has_no_kernel(isa):
+    assert gemv_kernel_for(GemvKernel(64, 20, F32, F32)) is None
+    assert gemv_kernel_for(GemvKernel(7, 64, F32, F32)) is None
+    assert gemv_kernel_for(GemvKernel(64, 64, F32, F32, tail=(Tail("max", dtype=F32),))) is None
+    assert gemv_kernel_for(GemvKernel(64, 64, F32, F32, tail=(Tail("elu", 1.0),))) is None
+
+
+@pytest.mark.parametrize(("alg", "alpha", "beta"), [
+    ("relu", 0.0, 0.0), ("swish", 1.0, 0.0), ("gelu_erf", 0.0, 0.0), ("gelu_tanh", 0.0, 0.0), ("clip", -1.0, 2.0),
+])  # fmt: skip
+def test_functions_follow_the_sums(isa, alg, alpha, beta):
+    tail = (
+        Tail("mul", dtype=F32),
+        Tail(alg, alpha, beta),
+        Tail("sub", dtype=F32, is_number=True),
+        Tail("add", dtype=F32),
+    )
+    kernel = gemv_kernel_for(GemvKernel(75, 256, F32, F32, F32, tail))
+    src, weights, bias = numbers(256), numbers(75, 256) / 16, numbers(75)
+    factor, number, other = numbers(75), numbers(1), numbers(75)
+    got = run(kernel, src=src, weights=weights, bias=bias, post_op_0=factor, post_op_2=number, post_op_3=other)
+    sums = F.linear(src.double(), weights.double(), bias.double()) * factor
+    torch.testing.assert_close(got.double(), FUNCTIONS[alg](sums, alpha, beta) - number + other, rtol=1e-5, atol=1e-5)
+
+
+@WITH_BF16
+@pytest.mark.parametrize("dst", [F32, BF16])
+@pytest.mark.parametrize("bias", [F32, BF16])
+def test_bf16_is_summed_in_f32(dst, bias):
+    kernel = gemv_kernel_for(GemvKernel(93, 1024, BF16, dst, bias, (Tail("gelu_erf"), Tail("add", dtype=BF16))))
+    src, weights = numbers(1024, dtype=BF16), numbers(93, 1024, dtype=BF16) / 32
+    shift, other = numbers(93, dtype=bias), numbers(93, dtype=BF16)
+    got = run(kernel, src=src, weights=weights, bias=shift, post_op_1=other)
+    exact = F.gelu(F.linear(src.double(), weights.double(), shift.double())) + other
+    assert (got.double() - exact).abs().max() <= (2e-5 if dst is F32 else 2e-2)
+
+
+def test_nan_and_infinity_stay_what_they_are(isa):
+    weights = numbers(32, 64)
+    weights[3, 7], weights[9, 1], weights[20, 2] = torch.nan, torch.inf, -torch.inf
+    src = torch.ones(64)
+    got = run(gemv_kernel_for(GemvKernel(32, 64, F32, F32, tail=(Tail("relu"),))), src=src, weights=weights)
+    expected = F.relu(weights.sum(1))
+    assert torch.equal(got.isnan(), expected.isnan()) and got[9] == torch.inf and got[20] == 0
