@@ -8,6 +8,7 @@ from torch import nn
 
 import fmtprop
 from fmtprop import dnnl
+from fmtprop.compiling.entrants import Entrants
 from fmtprop.jit import unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -34,7 +35,9 @@ def implementations(net):
 
 
 @pytest.fixture
-def block(usual_peaks):
+def block(usual_peaks, monkeypatch):
+    # the plan that is best by costs: a race of such short runs has any winner on a busy machine
+    monkeypatch.setattr(Entrants, "field", lambda self, *, whole: [self.best])
     torch.manual_seed(0)
     return Block().eval()
 
