@@ -267,7 +267,7 @@ def compile_graph(
     owned : bool
         Whether nothing else uses the graph's constants: then the compilation drops them as it packs them.
     shapes : Shapes, optional
-        The model's plans for other shapes, whose weights and choices this one takes where it can.
+        The model's plans for other shapes. This one takes their weights and choices if possible.
 
     Returns
     -------

@@ -84,7 +84,7 @@ class Selection:
     readers : list of Node
         Nodes for which a wrong primitive packed an operand.
     sibling : Graph or None
-        The formatted graph of another shape, whose choices come first. They are tried once.
+        The formatted graph of another shape. Its choices come first, and are tried once.
     """
 
     def __init__(

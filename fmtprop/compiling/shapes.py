@@ -1,4 +1,4 @@
-"""What the plans of a model for several shapes share: packed weights, and choices of formats."""
+"""The parts that plans of a model for several shapes share: packed weights, and choices of formats."""
 
 from __future__ import annotations
 

@@ -242,8 +242,8 @@ class OpDef:
         ``attrs -> bool``: whether a call of PyTorch gives results of its operands' type, as accurate in a narrower one:
         it selects numbers, or adds a few.
     positions : callable
-        ``attrs -> operands`` whose numbers say where another operand is read: these are not computed in a narrower
-        type, whose steps grow with the distance from 0.
+        ``attrs -> operands`` with numbers that are positions in another operand: these are not computed in a narrower
+        type, since its steps grow with the distance from 0.
     repeated : callable
         ``attrs -> operands`` that the operator reads faster as a view that repeats numbers along axes (``expand``) than
         as a copy of it.

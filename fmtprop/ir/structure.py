@@ -198,7 +198,7 @@ def _registered_class(name: str) -> type | None:
     if pytree is None:
         return None
     for found in list(pytree.SUPPORTED_NODES):
-        # containers whose fields are keyword arguments; the registry also holds deques and the like
+        # containers with fields that are keyword arguments; the registry also holds deques and the like
         if f"{found.__module__}.{found.__qualname__}" == name and (issubclass(found, Mapping) or is_dataclass(found)):
             return found if isinstance(found, type) else None
     return None

@@ -37,8 +37,8 @@ __all__ = ["batch_norm", "batch_norm_gradient"]
 _DIFF = MORE
 
 #: vectors of an area of the gradient for each vector of channels: sums of the gradient, and of its products with the
-#: deviations from the mean; the mean; the factor and the summand of the normalization; what is subtracted from the
-#: gradient, and what times the deviation
+#: deviations from the mean; the mean; the factor and the summand of the normalization; the number subtracted from the
+#: gradient, and the factor of the deviation
 _PRODUCTS, _MEANS, _FACTORS, _SHIFTS, _LESS, _LESS_TIMES = range(1, 7)
 
 #: registers for numbers in the making, before those that hold slots

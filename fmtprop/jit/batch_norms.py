@@ -2,7 +2,7 @@
 
 oneDNN fuses no clip, and a ReLU only with a workspace. Separately, the function reads and writes the whole tensor once
 more, and its gradient reads two tensors and writes one. These kernels read src twice, and write the result once; the
-gradient computes anew what was limited, from src and the statistics.
+gradient computes the limited numbers anew, from src and the statistics.
 
 A thread has some places, see :mod:`fmtprop.jit.norms`.
 """

@@ -162,7 +162,7 @@ class Lens:
         path : path-like, optional
             The file.
         profile : path-like, optional
-            What :meth:`torch.profiler.profile.export_chrome_trace` wrote of the same run: the result has its events,
+            The file of the same run by :meth:`torch.profiler.profile.export_chrome_trace`: the result has its events,
             and the primitives within them.
 
         Raises

@@ -1,4 +1,4 @@
-"""What a tracer saw as Chrome's trace events: oneDNN's primitives within the operators that called them."""
+"""A tracer's records as Chrome's trace events: oneDNN's primitives within the operators that called them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trace(calls: Sequence[OperatorCall], profile: str | PathLike[str] | None = N
     calls : sequence of OperatorCall
         Of this process.
     profile : path-like, optional
-        What :meth:`torch.profiler.profile.export_chrome_trace` wrote of the same run: it has the operators.
+        The file of the same run by :meth:`torch.profiler.profile.export_chrome_trace`: it has the operators.
 
     Returns
     -------

@@ -51,7 +51,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a file says about its model.
+    """A file's data about its model.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class InferenceSession:
         return list(self._outputs)
 
     def get_modelmeta(self) -> ModelMetadata:
-        """Return what the file says about the model."""
+        """Return the file's data about the model."""
         return ModelMetadata(**self._program.metadata)
 
     def get_providers(self) -> list[str]:

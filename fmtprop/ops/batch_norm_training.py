@@ -41,7 +41,7 @@ class BatchStatistics(Attrs):
     epsilon : float
         Added to the variance.
     function : {"", "relu", "clip"}
-        The function of the normalized numbers, which is the result; the gradient is by what the function reads.
+        The function of the normalized numbers. It gives the result; the gradient is by the normalized numbers.
     alpha, beta : float
         Parameters of the function.
 

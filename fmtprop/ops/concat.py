@@ -92,7 +92,7 @@ def parts(attrs: Concat, whole: MemoryDesc, types: Mapping[str, TensorType]) -> 
 
 def _joined(call: Call, values: list[Value], axis: int) -> Value | None:
     types = [call.type(value) for value in values]
-    # PyTorch skips tensors of shape [0] whatever the others' rank; oneDNN has no mixed data types here.
+    # PyTorch skips tensors of shape [0] for any rank of the others; oneDNN has no mixed data types here.
     if not is_native(*types) or len({(t.ndim, t.dtype) for t in types}) > 1:
         return None
     if len(values) == 1:

@@ -58,7 +58,7 @@ _NARROWS = frozenset(
         "aten._adaptive_avg_pool2d_backward.default",
     }
 )
-#: arguments whose numbers are positions: of grid samples, of a deformable convolution
+#: arguments with positions as numbers: of grid samples, of a deformable convolution
 _POSITIONS = ("grid", "offset")
 #: calls with separate kernels for an index of one axis that repeats along the others, as graph layers have it: with a
 #: copy of it they take 5 to 15 times as long ([2000, 64] from 20 000 edges)
@@ -158,7 +158,7 @@ def window(attrs: HostCall) -> float:
 
 
 def positions(attrs: HostCall) -> frozenset[str]:
-    """Return the operands whose numbers are positions in another operand, or become integers."""
+    """Return the operands with numbers that are positions in another operand, or become integers."""
     found = [_operand(attrs, name) for name in _POSITIONS]
     dtype = prepare(attrs).kwargs.get("dtype")
     if attrs.target == _CONVERSION and dtype is not None and not dtype.is_floating_point:

@@ -65,7 +65,7 @@ def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
 
 
 def primitive_backward(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the gradient; its hint is the forward descriptor, whose formats gradients keep."""
+    """Create the descriptor of the gradient; its hint is the forward one, and gradients keep its formats."""
     hint = _forward(attrs, descs["src"], _any(descs["diff_dst"]), attr)
     pd = _backward(attrs, descs["diff_src"], descs["diff_dst"], attr, hint)
     own = lowering_with_workspace(pd, ("diff_src", "diff_dst"), hint)

@@ -115,7 +115,7 @@ def _prelu(call: Call) -> Value | None:
         return call.emit("eltwise", {"src": src}, Eltwise("relu", slope))
     dims = call.type(weights).dims
     if len(dims) < 2 <= type_.ndim:
-        # One slope per channel, axis 1 of whatever rank.
+        # One slope per channel, axis 1 for any rank.
         dims = (1, *dims, *(1,) * (type_.ndim - len(dims) - 1))
     dims = (1,) * (type_.ndim - len(dims)) + dims
     return call.emit("prelu", {"src": src, "weights": reshaped(call, weights, dims)}, Prelu())

@@ -137,7 +137,7 @@ def _primitive_backward(kind: Kind) -> Any:
 
 
 def _check_gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> None:
-    """Refuse a forward pass whose workspace no gradient of oneDNN reads: then both passes run in PyTorch."""
+    """Refuse a forward pass if no gradient of oneDNN reads its workspace: then both passes run in PyTorch."""
     names = (*_sources(kind), *_LEARNED, *_results(kind))
     formats = {**_described(descs, names), **_described(descs, names, end="diff_", dtype="f32")}
     try:
@@ -154,7 +154,7 @@ _WORKSPACE = 3
 
 
 def _import(call: Call) -> tuple[Value | None, ...]:
-    """Import `fmtprop::recurrent`, whose tensors are oneDNN's."""
+    """Import `fmtprop::recurrent`; its tensors are oneDNN's."""
     kind, attrs, inputs = _read(call)
     dst = call.emit(f"{kind.name}_training" if _WORKSPACE in call.used else kind.name, inputs, attrs)
     states = [Value(dst.node, index) for index in range(1, len(kind.states) + 1)]

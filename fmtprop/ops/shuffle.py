@@ -110,7 +110,7 @@ def _channel_shuffle(call: Call) -> Value | None:
     src = call["self"]
     if not is_native(call.type(src)):
         return None
-    # Channels are axis 1 whatever the rank; PyTorch has no form without a batch.
+    # Channels are axis 1 for any rank; PyTorch has no form without a batch.
     return call.emit("shuffle", {"src": src}, Shuffle(1, call["groups"]))
 
 

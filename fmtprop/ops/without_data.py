@@ -80,7 +80,7 @@ _MOST_RESULTS = 4096
 
 
 def _key(value: Any) -> Any:
-    """Return what a call's result depends on: numbers with their types, as 1 equals True; types, shapes and strides."""
+    """Return a key of a call's result: numbers with their types (1 equals True), and types, shapes and strides."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.stride()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Workspaces: what a primitive of training keeps for its gradient.
+"""Workspaces: the bytes that a primitive of training keeps for its gradient.
 
 In a graph, a workspace is one byte. Its format is opaque: it has the real size, and the name of the implementation that
 wrote it. No reorder leads to another one, so both passes run by the same implementation, or both in PyTorch.

@@ -106,8 +106,8 @@ def _closest(node: Node, choice: Choice, constants: Set[str], target: Target) ->
     kept = {*names, *(post_op.operand for post_op in node.post_ops if post_op.op == "sum")}
     found: dict[tuple[bool, bool, bool], Candidate] = {}
     for free in (set(), set(names), set(names) | constants, set(wanted)):
-        # Where a dimension is 1, oneDNN tells strides apart that place no element differently, and some implementations
-        # take only those that they choose themselves: so they may choose, and only what is the same is taken.
+        # On an axis of size 1, strides place no element differently, but oneDNN compares them, and some implementations
+        # take only those that they choose themselves: so they may choose, and only an equal format is taken.
         request = {n: MemoryDesc.any(d.dims, d.dtype) if n in free else d for n, d in wanted.items()}
         for candidate in target.candidates(node, request):
             given = {**candidate.operands, **dict(zip(names, candidate.results, strict=False))}

@@ -20,7 +20,7 @@ class NormWithFunction:
     """Fuse functions with limits into the batch normalizations before them.
 
     The forward normalization is fused if nothing else reads its numbers. Its gradient is fused with the function's if
-    nothing else reads that one; then what was limited is computed again, so nothing is kept for it.
+    nothing else reads that one; then the limited numbers are computed again, so nothing is kept for it.
 
     Notes
     -----

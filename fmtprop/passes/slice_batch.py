@@ -88,7 +88,7 @@ class SliceBatch:
         inputs = graph.inputs(node.name)
         learned = {one.name for one in ports(node, inputs) if one.role is Role.PARAMETER}
         if any(inputs[name] in sources for name in learned):
-            return False  # computed weights: their first axis is not a batch, whatever its size
+            return False  # computed weights: their first axis is not a batch, even if it has the same size
         # a constant that is added to each image would have to be sliced too
         constants = [
             graph.type_of(value) for name, value in inputs.items() if name not in learned and value not in sources

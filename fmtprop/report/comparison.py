@@ -28,7 +28,7 @@ class Measure:
     tolerances : mapping of str to float
         Largest permitted error, by the data type of compute-intensive ops.
     note : str
-        What the column of errors has, if its title is not enough.
+        An explanation of the column of errors, if its title is not enough.
     """
 
     what: str

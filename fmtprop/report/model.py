@@ -306,7 +306,7 @@ class Report:
         path : path-like, optional
             The file.
         profile : path-like, optional
-            What :meth:`torch.profiler.profile.export_chrome_trace` wrote: the result has its events too.
+            A file of :meth:`torch.profiler.profile.export_chrome_trace`: the result has its events too.
 
         Raises
         ------

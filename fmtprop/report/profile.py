@@ -90,7 +90,7 @@ def document(events: Sequence[Event], profile: str | PathLike[str] | None = None
     events : sequence of dict
         As :func:`span` and :func:`named` make them.
     profile : path-like, optional
-        What :meth:`torch.profiler.profile.export_chrome_trace` wrote.
+        A file of :meth:`torch.profiler.profile.export_chrome_trace`.
 
     Raises
     ------

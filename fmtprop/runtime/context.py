@@ -319,7 +319,7 @@ class _Output:
 
     def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
         self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
-        # gives type and device to new tensors, whatever the caller's default device is
+        # gives type and device to new tensors, so the caller's default device does not matter
         self._like = torch.empty(0, dtype=endpoint.dtype, device="cpu")
 
     def new(self) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 oneDNN's time does not depend on the numbers, only on the level of memory that they come from. So plans can be raced
 before any weights are packed, and with less memory than the weights need: bytes that were last read two cache sizes
-ago come from main memory, whatever was read in between.
+ago come from main memory, and it does not matter which bytes were read in between.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Halves:
         results = self._in_threads(context, lambda: context.forward(tensors))
         number = next(self._numbers)
         self._leased[number] = context, give_back
-        # the storage of a tensor holds the array that it was made of, whoever holds the tensor or another one like it
+        # a tensor's storage holds the array that it was made from, as long as any tensor on that storage exists
         owner = _Owner((), np.int64)
         owner[()] = number
         weakref.finalize(owner, self._give_back, number).atexit = False

@@ -25,7 +25,7 @@ _SAMPLE_NBYTES = 256
 
 
 class WeightStore:
-    """Flat bytes, stored once for all plans that use them, whatever their shapes, numbers of threads and models.
+    """Flat bytes, stored once for all plans that use them: for any shape, number of threads and model.
 
     The store keeps nothing alive: bytes are freed with the last plan that holds them.
 

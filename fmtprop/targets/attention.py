@@ -17,8 +17,8 @@ __all__ = ["attention_kernels"]
 def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[AttentionKernel, Request, MemoryDesc]]:
     """Yield the kernel, the formats that it reads, and the one that it writes.
 
-    Operands that it cannot read as they are asked for get a format that it can read: the cost of a reorder is known to
-    whoever compares.
+    Operands that it cannot read as they are asked for get a format that it can read: the caller knows the cost of
+    the reorder.
     """
     batch = request["dst"].dims[:-2]
     (queries, depth), (keys, width) = request["src"].dims[-2:], request["value"].dims[-2:]

@@ -135,7 +135,7 @@ class Stream:
 
 @contextmanager
 def as_planned() -> Iterator[None]:
-    """Run operators from Python in the planned data types, whatever the caller's modes are."""
+    """Run operators from Python in the planned data types, in any mode of the caller."""
     with torch.no_grad():
         if not torch.is_autocast_enabled("cpu"):
             yield

@@ -136,7 +136,7 @@ class Implementation(ABC):
     #: whether a result may overwrite an operand, if the op's declaration permits it
     overwrites = False
 
-    #: for modelled costs: whether it moves bytes as fast as a copy, whatever the op; whether PyTorch's operators
+    #: for modelled costs: whether it moves bytes as fast as a copy, for any op; whether PyTorch's operators
     #: compute it
     moves_freely, by_operators = False, False
 

@@ -144,7 +144,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         "deconvolution with strides gives wrong results in the kernels for AMX",
     ),
     KnownBad(
-        (3, 3),  # seen in 3.6.2, whatever the sizes; 3.2.0 is right
+        (3, 3),  # seen in 3.6.2, for any sizes; 3.2.0 is right
         _NOT_YET,
         _deconvolution_with_bias_on_amx,
         "deconvolution with bias gives wrong results in the compiled kernel for AMX",

@@ -65,9 +65,9 @@ def _untouched(nbytes: int) -> torch.Tensor:
 
 
 def numbers(nbytes: int) -> torch.Tensor:
-    """Return flat uint8 memory, as `huge_bytes` does, full of numbers to run primitives on where any will do.
+    """Return flat uint8 memory, as `huge_bytes` does, full of numbers for primitives that run on any numbers.
 
-    They are between -1 and 1 and no denormals, whatever floating-point type they are read in.
+    They are between -1 and 1 and no denormals, in every floating-point type.
     """
     memory = _untouched(-(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES)
     generator = torch.Generator().manual_seed(0)

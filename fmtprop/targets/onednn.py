@@ -263,7 +263,7 @@ def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, aske
     native = pd.arg_md(argument)
     if native is None:
         raise UnsupportedOpError(f"{pd.impl} does not tell the format of its post-op's argument {argument}")
-    if asked.kind != "any" and native.desc != asked:  # oneDNN chooses these, whatever was asked for
+    if asked.kind != "any" and native.desc != asked:  # oneDNN chooses these and ignores the request
         raise FormatError(f"{pd.impl} takes its post-op's argument {argument} as {native.desc}, not as {asked}")
     return native.desc if lowering.tail is None else lowering.tail(native.desc, asked.dims)
 
@@ -283,7 +283,7 @@ def _tail(node: Node) -> object:
 
 
 def _identity(node: Node, impl: str, operands: Mapping[str, MemoryDesc], results: tuple[MemoryDesc, ...]) -> object:
-    """Return an identity that equal primitives share, whatever the offsets of their tensors."""
+    """Return an identity that equal primitives share, for any offsets of their tensors."""
     read = tuple((name, operands[name].at_start()) for name in sorted(operands))
     return (node.op, node.attrs, _tail(node), impl, read, tuple(desc.at_start() for desc in results))
 

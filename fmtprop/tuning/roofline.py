@@ -52,7 +52,7 @@ _OLD = {"sse41": 0.3, "avx": 0.6}
 
 #: channels of a group with which convolutions reach half of these shares, in elements of the machine's vectors, by the
 #: start of the implementation's name; on channels-last tensors, and on blocks; a general product runs group by group,
-#: whatever the vectors. Measured on ResNeXt-50's layers of 4 to 32 channels a group, on AVX2 and on AVX-512 (v3.2)
+#: for any vectors. Measured on ResNeXt-50's layers of 4 to 32 channels a group, on AVX2 and on AVX-512 (v3.2)
 _HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)))
 _HALF_BY_CALLS = 16.0
 

@@ -25,7 +25,7 @@ _ADVICE = {
     "reorder that changes nothing": "a copy of a strided, unaligned or temporary tensor: create it dense, once",
     "activations in row-major": "channels_last would remove {these}: "
     "model.to(memory_format=torch.channels_last), and the input likewise",
-    "activations leave their blocks": "channels_last may remove {these}, and so does whatever keeps "
+    "activations leave their blocks": "channels_last may remove {these}, and so may anything that keeps "
     "blocks between layers: mkldnn tensors, torch.compile with freezing, fmtprop.compile",
 }
 
@@ -97,7 +97,7 @@ class Tally:
         if before is None:
             return
         if before.moves:
-            if before.execution.unpacks:  # a gradient of weights: what follows it is another tensor
+            if before.execution.unpacks:  # a gradient of weights: the next reorder is of another tensor
                 return
             if before.edge == self.inverse:
                 self._note(self.undone.setdefault("", Total()), milliseconds)

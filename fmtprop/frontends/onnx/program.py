@@ -60,7 +60,7 @@ class Program:
         self.inputs = [info for info in model.graph.input if info.name not in source.weights]
         self.outputs = list(model.graph.output)
         self.weights_nbytes = sum(value.nbytes for value in source.weights.values())
-        #: what the file says about the model, by ONNX Runtime's names
+        #: the file's data about the model, by ONNX Runtime's names
         self.metadata: dict[str, Any] = {
             "producer_name": model.producer_name,
             "graph_name": model.graph.name,

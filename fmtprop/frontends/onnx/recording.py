@@ -116,7 +116,7 @@ class Recording(CallMode, ProxyTorchDispatchMode):  # type: ignore[no-untyped-ca
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    """Return what two Python objects have in common if they are one tensor: PyTorch's factories copy their results."""
+    """Return a key that two Python objects share if they are one tensor: PyTorch's factories copy their results."""
     if not tensor.is_meta:
         return id(tensor)
     place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

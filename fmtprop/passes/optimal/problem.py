@@ -314,8 +314,8 @@ def _check_writers(problem: Problem) -> None:
         for tensor in alternative.writes:
             if tensor in alternative.reads:
                 raise GraphError(
-                    f"optimal: {_name(alternative)} reads {tensor}, which it writes itself; what is internal to an "
-                    "alternative must not be among its reads"
+                    f"optimal: {_name(alternative)} reads {tensor}, which it writes itself; an "
+                    "alternative's internal tensors must not be among its reads"
                 )
             writers.setdefault(tensor, []).append(alternative)
     for tensor, group in writers.items():
