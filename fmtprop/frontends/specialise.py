@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]  # PyTorch depends on it
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
@@ -199,6 +198,8 @@ class _Symbols:
                 self._bind(recorded, value)
 
     def _bind(self, symbol: Any, number: Any) -> None:
+        import sympy  # type: ignore[import-untyped]  # 30 MB, which compiling without symbols must not load
+
         if isinstance(symbol, torch.SymInt | torch.SymFloat) and symbol.node.expr.is_Symbol:
             self._numbers[symbol.node.expr] = sympy.sympify(number)
 

@@ -51,3 +51,10 @@ def test_probe_sees_what_it_looks_for() -> None:
     assert dnnl
     modules, _ = loaded_by("import fmtprop; fmtprop.compile")
     assert "torch" in modules
+
+
+def test_a_graph_is_compiled_without_the_libraries_of_other_tasks() -> None:
+    modules, _ = loaded_by("import fmtprop; fmtprop.compile(fmtprop.load('chain'), confirm=False)")
+    assert "fmtprop.runtime" in modules
+    # sympy alone would take 30 MB and a third of a second
+    assert not modules & {"sympy", "torch._dynamo", "torch._inductor", "onnx", "scipy", "pydantic", "jinja2"}
