@@ -437,8 +437,12 @@ def computed_nodes(graph: Graph) -> set[str]:
 
 def is_indifferent(node: Node) -> bool:
     """Return whether a formatted node accepts any numbers and takes equally long for all of them."""
-    handle = node.choice.handle if node.choice is not None else None
-    return handle is not None and implementation(node).takes_any_numbers
+    choice = node.choice
+    if choice is None or choice.handle is None:
+        return False
+    # PyTorch's arithmetic too, but a whole number may be an index or a divisor
+    floating = all(desc.dtype.is_floating for desc in choice.operands.values())
+    return implementation(node).takes_any_numbers or (opdef(node.op).elementwise and floating)
 
 
 def any_numbers_do(graph: Graph, constant: str) -> bool:

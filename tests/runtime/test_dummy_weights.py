@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,9 @@ from fmtprop.compiling.race import race
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
 from fmtprop.passes.assign import AssignFormats
-from fmtprop.passes.target import Setting
+from fmtprop.passes.target import Candidate, Request, Setting
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
 from fmtprop.runtime.executor import Executor
@@ -79,6 +82,32 @@ def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
     }
     for plan in (*dummies([graph], OneDnnTarget()), without_weights(graph, OneDnnTarget())):
         assert plan.constant_nbytes > 16 * 18 * 18 * 8 * 4
+
+
+class Multiplied(nn.Module):
+    """Both factors are results of a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return y[:, :2] * y[:, 2:]
+
+
+class WithoutBinary(OneDnnTarget):
+    """Leaves arithmetic of two operands to PyTorch."""
+
+    def candidates(self, node: Node, request: Request) -> Iterable[Candidate]:
+        return () if node.op == "binary" else super().candidates(node, request)
+
+
+def test_arithmetic_of_pytorch_runs_on_any_numbers() -> None:
+    normal, _ = normalise(fp.from_torch(Multiplied(), X))
+    graph = AssignFormats("propagate", Setting(WithoutBinary(), ReferenceTarget())).run(normal)
+    assert [node.op for node in graph.nodes() if node.choice and node.choice.impl == "torch"] == ["binary"]
+    assert runs_on_any_numbers(graph)
 
 
 class Indexed(nn.Module):

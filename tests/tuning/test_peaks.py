@@ -119,6 +119,27 @@ def test_one_disturbed_moment_decides_nothing(tmp_path: Path, monkeypatch: pytes
     assert clock.seconds < 0.5
 
 
+def test_one_figure_that_no_other_attempt_reaches_is_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, until=0.01, factor=0.1)  # the first attempt is ten times as fast as all others
+    found = peaks(Store(tmp_path / "store.sqlite"))
+    assert found.flops[DataType.F32] == 2e11 and found.call == 2e-6
+    assert clock.seconds < 0.8
+
+
+def test_footprints_that_only_sometimes_fit_into_the_cache_take_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, until=60.0, factor=1.0)
+    rates = iter((3.0e10, 4.2e10, 3.3e10))
+
+    def attempt(types: list[DataType], footprints: tuple[int, ...], memory: object) -> dict[str, float]:
+        return {**clock.attempt(types, footprints, memory), f"reading {FOOTPRINTS[1]}": next(rates)}
+
+    monkeypatch.setattr(module, "_attempt", attempt)
+    assert peaks(Store(tmp_path / "store.sqlite")).reading[FOOTPRINTS[1]] == 3e10, "limited by the smaller footprint"
+    assert clock.seconds < 0.2
+
+
 def test_a_long_disturbance_is_not_remembered_where_no_machine_is_so_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
