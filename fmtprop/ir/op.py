@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmtprop.errors import GraphError
@@ -328,6 +329,11 @@ class OpDef:
             raise GraphError(f"op {self.name} has equivalents of a primitive, but no primitive")
         if not self.short:
             object.__setattr__(self, "short", self.name)
+
+    @cached_property
+    def result_names(self) -> tuple[str, ...]:
+        """The names of its declared results."""
+        return tuple(result.name for result in self.results)
 
     def operand(self, name: str) -> Operand:
         """Return the declaration of an operand; ``src_2`` finds the variadic ``src``.

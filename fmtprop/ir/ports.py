@@ -112,6 +112,8 @@ def result_names(node: Node) -> tuple[str, ...]:
     >>> result_names(node)
     ('dst', 'dst_1', 'dst_2')
     """
-    declared = tuple(result.name for result in opdef(node.op).results)
-    more = range(len(declared), len(node.results))
-    return (*declared, *(f"dst_{index}" for index in more))[: len(node.results)]
+    declared, count = opdef(node.op).result_names, len(node.results)
+    if len(declared) == count:
+        return declared
+    more = range(len(declared), count)
+    return (*declared, *(f"dst_{index}" for index in more))[:count]

@@ -17,6 +17,10 @@ ALIGNMENT_NBYTES = 64
 
 _PAGE, _HUGE_PAGE = mmap.PAGESIZE, 2 << 20
 
+#: bytes that any process with PyTorch may use: a smaller request is not compared with the system's limits, which takes
+#: 40 us
+_LITTLE_NBYTES = 1 << 20
+
 
 def check_fits(nbytes: int, what: str) -> None:
     """Refuse a request for more memory than this process may use, before the system kills it.
@@ -26,8 +30,7 @@ def check_fits(nbytes: int, what: str) -> None:
     PlanError
         This process cannot use as much.
     """
-    total = memory_nbytes()
-    if nbytes > total:
+    if nbytes > _LITTLE_NBYTES and nbytes > (total := memory_nbytes()):
         raise PlanError(
             f"{what} needs {nbytes / 1e9:.1f} GB of memory at once, this machine has {total / 1e9:.1f} GB; compile for "
             "smaller inputs"
