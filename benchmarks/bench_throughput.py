@@ -43,9 +43,9 @@ TARGETS = {"resnet50": 1.0, "mobilenet_v2": 1.0}
 def contenders(model: str, images: int, threads: int) -> dict[str, Callable[[], Prepared]]:
     """Return everyone, by name, to be prepared in a process each; a run is a stretch of images."""
     return {
-        STREAMS: partial(_fmtprop, model, images, threads, threads),
-        LATENCY: partial(_fmtprop, model, images, threads, None),
-        SINGLE: partial(_fmtprop, model, images, threads, 1),
+        STREAMS: partial(compiled_streams, model, images, threads, threads),
+        LATENCY: partial(compiled_streams, model, images, threads, None),
+        SINGLE: partial(compiled_streams, model, images, threads, 1),
         PEER: partial(_openvino_throughput, model, images, threads),
         PEER_LATENCY: partial(_openvino_latency, model, images, threads),
     }
@@ -63,7 +63,7 @@ def _prepared(
     return Prepared(lambda: run_all([inputs] * images), agreement, versions)
 
 
-def _fmtprop(model: str, images: int, threads: int, streams: int | None) -> Prepared:
+def compiled_streams(model: str, images: int, threads: int, streams: int | None) -> Prepared:
     torch.set_num_threads(threads)
     graph = Model(model).graph()
     graph.structure = ""

@@ -216,7 +216,7 @@ def _precisions() -> list[str]:
     return ["f32", "bf16"] if dnnl.supports("bf16") else ["f32"]
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_training", description=__doc__.splitlines()[0])
     # not choices: argparse would look for the whole default among them
     parser.add_argument("networks", nargs="*", type=_network, default=list(CASES), metavar="NETWORK")
@@ -237,7 +237,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    options = _parse(arguments)
+    options = parse(arguments)
     warn_if_busy(os.getloadavg()[0])
     results: list[tuple[Case, Benchmark]] = []
     peaks: dict[str, dict[str, float]] = {}

@@ -222,7 +222,7 @@ def _name(name: str) -> str:
     return name
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bench_transformers", description=(__doc__ or "").splitlines()[0]
     )
@@ -243,7 +243,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    options = _parse(arguments)
+    options = parse(arguments)
     warn_if_busy(os.getloadavg()[0])
     use_threads(options.threads)
 

@@ -89,12 +89,12 @@ def compared(path: Path) -> Row:
     if session.plans:
         row.native = _native_share(next(iter(session.plans.values())))
     try:
-        wanted = _expected(path, calls, row.dtype)
+        wanted = expected_of(path, calls, row.dtype)
     except Exception as error:
         row.failure = f"the other runtime: {_line(error)}"
         return row
     row.error = max(
-        (_error(a, b) for got, want in zip(results, wanted, strict=True) for a, b in zip(got, want, strict=True))
+        (error_of(a, b) for got, want in zip(results, wanted, strict=True) for a, b in zip(got, want, strict=True))
     )
     return row
 
@@ -139,7 +139,7 @@ def _drawn(arg: Any, draw: np.random.Generator) -> Any:
     return np.asarray(numbers).astype(dtype)
 
 
-def _expected(path: Path, calls: Sequence[Mapping[str, Any]], dtype: str) -> list[list[Any]]:
+def expected_of(path: Path, calls: Sequence[Mapping[str, Any]], dtype: str) -> list[list[Any]]:
     """Return ONNX Runtime's results; of bf16 models, for which it has no kernels, those of ONNX's reference."""
     if dtype == "bfloat16":
         evaluator = onnx.reference.ReferenceEvaluator(onnx.load(path))
@@ -158,13 +158,13 @@ def _native_share(net: fp.CompiledModel) -> float:
     return 1 - hosted / max(sum(seconds), 1e-12)
 
 
-def _error(got: Any, want: Any) -> float:
+def error_of(got: Any, want: Any) -> float:
     """Return the largest difference, relative to the largest number; infinite if the results cannot be compared."""
     if isinstance(want, list | dict):
         if type(got) is not type(want) or len(got) != len(want):
             return float("inf")
         pairs = zip(got, want, strict=True) if isinstance(want, list) else ((got.get(key), want[key]) for key in want)
-        return max((_error(a, b) for a, b in pairs), default=0.0)
+        return max((error_of(a, b) for a, b in pairs), default=0.0)
     a, b = np.asarray(got), np.asarray(want)
     if a.shape != b.shape:
         return float("inf")

@@ -131,7 +131,7 @@ def _commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parsed_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="networks whose names match, as in a shell")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no network after so many")
@@ -174,7 +174,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep what the command line asks for; return 1 where something is not right."""
-    parsed = _parse(arguments)
+    parsed = parsed_arguments(arguments)
     if parsed.table:
         write_table(parsed.table)
         return 0

@@ -17,7 +17,7 @@ __all__ = ["bound_of", "read", "render", "write_table"]
 Row = Mapping[str, Any]
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coverage.md"
-_BEGIN, _END = "<!-- sweep: written by `make sweep` -->", "<!-- sweep: end -->"
+BEGIN, END = "<!-- sweep: written by `make sweep` -->", "<!-- sweep: end -->"
 
 #: what a compilation may take: seconds, and runs of the model in PyTorch
 _COMPILE_SECONDS, _COMPILE_RUNS = 5.0, 6.0
@@ -54,10 +54,10 @@ def write_table(paths: Sequence[Path], document: Path = DOCUMENT) -> None:
         The document does not have the two marks.
     """
     text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
     if not begin or not end:
-        raise FmtpropError(f"{document} must have the lines {_BEGIN!r} and {_END!r}: the table goes between them")
+        raise FmtpropError(f"{document} must have the lines {BEGIN!r} and {END!r}: the table goes between them")
     document.write_text(f"{before}{begin}\n\n{render(read(paths))}\n\n{end}{after}", encoding="utf-8")
 
 

@@ -32,8 +32,8 @@ def test_all_calls_are_compared(path):
 
 
 def test_a_wrong_result_is_found(path, monkeypatch):
-    expected = onnx_files._expected
-    monkeypatch.setattr(onnx_files, "_expected", lambda *at: [[y * 1.001 for y in call] for call in expected(*at)])
+    expected = onnx_files.expected_of
+    monkeypatch.setattr(onnx_files, "expected_of", lambda *at: [[y * 1.001 for y in call] for call in expected(*at)])
     row = compared(path)
     assert 5e-4 < row.error < 2e-3 and not row.is_right
 
@@ -50,11 +50,11 @@ def test_a_wrong_result_is_found(path, monkeypatch):
     ],
 )
 def test_errors(got, want, error):
-    np.testing.assert_equal(onnx_files._error(got, want) if isinstance(want[0], dict) else _of(got, want), error)
+    np.testing.assert_equal(onnx_files.error_of(got, want) if isinstance(want[0], dict) else _of(got, want), error)
 
 
 def _of(got, want):
-    return onnx_files._error(np.array(got), np.array(want))
+    return onnx_files.error_of(np.array(got), np.array(want))
 
 
 def test_the_table_has_the_reasons(path):

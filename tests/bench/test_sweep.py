@@ -121,7 +121,7 @@ def test_each_network_has_a_process_and_what_is_known_is_left_out(
 
 
 def test_a_process_that_dies_leaves_a_record() -> None:
-    arguments = sweep._parse(["--threads", "1"])
+    arguments = sweep.parsed_arguments(["--threads", "1"])
     (record,) = sweep.Process("no such network", [Variant("f32", "optimal")], arguments).records()
     assert (record["status"], record["stage"]) == ("crash", "done")
     assert "KeyError: 'no such network'" in record["reason"]
@@ -167,7 +167,7 @@ def test_the_table() -> None:
 def test_the_last_record_counts_and_goes_between_the_marks(tmp_path: Path) -> None:
     results, document = tmp_path / "results.jsonl", tmp_path / "coverage.md"
     results.write_text("\n".join(json.dumps(row("alpha", ratio=ratio)) for ratio in (1.5, 0.5)))
-    document.write_text(f"before\n{sweep_table._BEGIN}\nold\n{sweep_table._END}\nafter\n")
+    document.write_text(f"before\n{sweep_table.BEGIN}\nold\n{sweep_table.END}\nafter\n")
     for _ in range(2):
         sweep_table.write_table([results], document)
         text = document.read_text()
@@ -180,4 +180,4 @@ def test_the_last_record_counts_and_goes_between_the_marks(tmp_path: Path) -> No
 
 def test_the_document_has_the_marks() -> None:
     text = sweep_table.DOCUMENT.read_text(encoding="utf-8")
-    assert text.index(sweep_table._BEGIN) < text.index(sweep_table._END)
+    assert text.index(sweep_table.BEGIN) < text.index(sweep_table.END)

@@ -39,6 +39,6 @@ def test_targets_are_shown_and_wrong_outputs_have_no_figures() -> None:
 @pytest.mark.parametrize("streams", [None, 1, 2])
 def test_all_images_of_a_turn_are_computed_and_compared(streams: int | None) -> None:
     with torch_threads():
-        prepared = bench_throughput._fmtprop("chain", 5, 2, streams)
+        prepared = bench_throughput.compiled_streams("chain", 5, 2, streams)
         assert prepared.agreement.passed
         assert len(prepared.run()) == 5

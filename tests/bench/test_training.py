@@ -55,8 +55,8 @@ def test_the_ratio_is_to_the_best_other():
 
 
 def test_without_arguments_all_networks_are_measured(capsys):
-    assert bench_training._parse([]).networks == list(bench_training.CASES)
-    assert bench_training._parse(["lstm"]).networks == ["lstm"]
+    assert bench_training.parse([]).networks == list(bench_training.CASES)
+    assert bench_training.parse(["lstm"]).networks == ["lstm"]
     with pytest.raises(SystemExit):
-        bench_training._parse(["lenet"])
+        bench_training.parse(["lenet"])
     assert "no network 'lenet'; there are resnet50" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_verdicts_are_about_the_best_other_and_the_bandwidth():
 
 
 def test_without_arguments_all_cases_are_measured(capsys):
-    assert bench_transformers._parse([]).cases == list(CASES)
+    assert bench_transformers.parse([]).cases == list(CASES)
     with pytest.raises(SystemExit):
-        bench_transformers._parse(["lenet"])
+        bench_transformers.parse(["lenet"])
     assert "no case 'lenet'; there are bert-1x32" in capsys.readouterr().err
