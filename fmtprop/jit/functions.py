@@ -184,6 +184,13 @@ def clip(a: Assembler, x: int, alpha: float, beta: float) -> int:
     return y
 
 
+def linear(a: Assembler, x: int, alpha: float, beta: float) -> int:
+    """Return alpha x."""
+    y = a.vector()
+    a.v("VMULPS", y, x, a.number(alpha))
+    return y
+
+
 #: oneDNN's name of an algorithm -> function that adds its instructions
 FUNCTIONS: Mapping[str, Callable[[Assembler, int, float, float], int]] = {
     "swish": swish,
@@ -191,4 +198,5 @@ FUNCTIONS: Mapping[str, Callable[[Assembler, int, float, float], int]] = {
     "gelu_tanh": gelu_tanh,
     "relu": relu,
     "clip": clip,
+    "linear": linear,
 }

@@ -1,7 +1,7 @@
-"""Kernels of the product of one row and a matrix: the matrix is read once, in the order of its memory.
+"""Kernels of products of one row and a matrix: the matrix is read once, in the order of its memory.
 
-The step of a decoder for one token consists of such products. oneDNN and BLAS libraries block them for many rows, and
-read the matrix at half to three quarters of the memory bandwidth.
+The step of a decoder for one token consists of such products, and of those of each head's query with its keys. oneDNN
+and BLAS libraries block them for many rows, and read the matrix at half to three quarters of the memory bandwidth.
 
 Threads share the outputs. A task is as many outputs as a vector has numbers: their sums are computed one after another,
 then bias and the functions behind it are applied to all of them.
@@ -26,6 +26,9 @@ CHAINS: Final = 4
 #: most post-ops
 MOST_POST_OPS: Final = 4
 
+#: tensors that a task reads or writes at its outputs
+_AT_OUTPUTS = ("bias", "dst", *(f"post_op_{number}" for number in range(MOST_POST_OPS)))
+
 #: oneDNN's algorithms of binary post-ops that a kernel has
 _BINARY = frozenset({"add", "sub", "mul", "div"})
 
@@ -34,9 +37,9 @@ class GemvArguments(Arguments):
     """Arguments of the code."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("src", "weights", "bias", "dst", "table")),
-        *((f"post_op_{number}", c_void_p) for number in range(MOST_POST_OPS)),
-        *((name, c_uint64) for name in ("tasks", "last", "row", "lanes", "blocks", "vectors")),
+        *((name, c_void_p) for name in ("src", "weights", "table", *_AT_OUTPUTS)),
+        *((f"{name}_item", c_uint64) for name in ("src", "weights", *_AT_OUTPUTS)),
+        *((name, c_uint64) for name in ("tasks", "item", "last", "row", "gap", "lanes", "blocks", "vectors")),
     )
 
 
@@ -72,7 +75,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class GemvKernel(StandaloneKernel):
-    """``dst[n] = tail(sum over k of src[k] * weights[n, k] + bias[n])``.
+    """``dst[n] = tail(sum over k of src[k] * weights[n, k] + bias[n])``, for each item of a batch.
 
     Parameters
     ----------
@@ -84,6 +87,12 @@ class GemvKernel(StandaloneKernel):
         Data type of the bias; None without one.
     tail : tuple of Tail
         The post-ops.
+    items : int
+        Size of the batch.
+    steps : tuple of (str, int)
+        Name of an operand or result, and numbers from item to item; those that are not named are the same for all.
+    pitch : int
+        Numbers from row to row of the weights; 0 for rows that follow one another.
     """
 
     outputs: int
@@ -92,6 +101,9 @@ class GemvKernel(StandaloneKernel):
     dst: DataType
     bias: DataType | None = None
     tail: tuple[Tail, ...] = ()
+    items: int = 1
+    steps: tuple[tuple[str, int], ...] = ()
+    pitch: int = 0
 
     @property
     def stem(self) -> str:
@@ -106,16 +118,21 @@ class GemvKernel(StandaloneKernel):
         """Return the kernel with arguments; its tensors are set later."""
         lanes, row = isa().nbytes // 4, self.depth * self.dtype.nbytes
         blocks, vectors = divmod(row // isa().nbytes, CHAINS)
+        tasks, pitch = -(-self.outputs // lanes), self.pitch * self.dtype.nbytes or row
+        scales = {"src": self.dtype.nbytes, "weights": self.dtype.nbytes}
         arguments = GemvArguments(
+            **{f"{name}_item": step * scales.get(name, 1) for name, step in self.steps},
             table=addressof(self.kernel.rows),
-            tasks=-(-self.outputs // lanes),
+            tasks=self.items * tasks,
+            item=tasks,
             last=self.outputs - lanes,
-            row=row,
+            row=pitch,
+            gap=pitch - row,
             lanes=lanes,
             blocks=blocks,
             vectors=vectors,
         )
-        return StandaloneWork(self.kernel, arguments, threads_for(self.outputs * row, threads))
+        return StandaloneWork(self.kernel, arguments, threads_for(self.items * self.outputs * row, threads))
 
 
 def gemv_kernel_for(kernel: GemvKernel) -> GemvKernel | None:

@@ -53,6 +53,7 @@ _WRITTEN: Mapping[str, Callable[[float, float], bool]] = {
     "gelu_tanh": lambda alpha, beta: True,
     "relu": lambda alpha, beta: alpha == 0.0,
     "clip": lambda alpha, beta: alpha <= 0.0 <= beta,
+    "linear": lambda alpha, beta: beta == 0.0,
 }
 
 #: algorithms that take longer inside a primitive than in a kernel behind it; the others' kernels keep NaN, which oneDNN

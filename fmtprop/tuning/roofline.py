@@ -26,7 +26,6 @@ from fmtprop.tuning.peaks import Peaks
 _EFFICIENCY = (
     ("ref", (0.004, 0.004, 0.004)),
     ("attention", (0.65, 0.65, 0.65)),
-    ("gemv", (0.80, 0.80, 0.80)),
     ("simple", (0.02, 0.02, 0.02)),
     ("brdgmm", (0.30, 0.30, 0.30)),
     ("jit_dw", (0.38, 0.38, 0.38)),
@@ -62,8 +61,8 @@ _KERNEL_OPERATIONS = 6.0
 #: share of the peak that other operations than products reach: they are not fused, and few follow each other
 _POINTWISE_SHARE = 0.2
 
-#: share of the bandwidth at which products of one row read their weights, unless their code moves bytes like a copy:
-#: oneDNN's and PyTorch's block them for many rows (GPT-2's on Zen 4 with two threads: 0.55 to 0.75)
+#: time of a product of one row by a kernel that moves bytes like a copy, over that of oneDNN's product, by which the
+#: bandwidth is measured (GPT-2's products on Zen 4 with two threads: 0.55 to 0.75)
 _ONE_ROW_SHARE = 0.7
 
 #: part of their op's pace that single implementations reach
@@ -169,8 +168,8 @@ class ModelCosts:
                 reached *= _AVX2_LANES / self._lanes
             products = _products(linear, src, weights, out)
             arithmetic = products / (peak * reached)
-            if products <= 2 * prod(weights.dims) and not _says(candidate, "moves_freely"):
-                moved /= _ONE_ROW_SHARE
+            if products <= 2 * prod(weights.dims) and _says(candidate, "moves_freely"):
+                arithmetic, moved = 0.0, moved * _ONE_ROW_SHARE
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         post_ops = node.post_ops if not candidate.is_followed else node.post_ops[:-1]
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):

@@ -56,6 +56,7 @@ def test_a_row_that_is_no_whole_number_of_vectors_has_no_kernel(isa):
 
 @pytest.mark.parametrize(("alg", "alpha", "beta"), [
     ("relu", 0.0, 0.0), ("swish", 1.0, 0.0), ("gelu_erf", 0.0, 0.0), ("gelu_tanh", 0.0, 0.0), ("clip", -1.0, 2.0),
+    ("linear", 0.125, 0.0),
 ])  # fmt: skip
 def test_functions_follow_the_sums(isa, alg, alpha, beta):
     tail = (
@@ -91,3 +92,21 @@ def test_nan_and_infinity_stay_what_they_are(isa):
     got = run(gemv_kernel_for(GemvKernel(32, 64, F32, F32, tail=(Tail("relu"),))), src=src, weights=weights)
     expected = F.relu(weights.sum(1))
     assert torch.equal(got.isnan(), expected.isnan()) and got[9] == torch.inf and got[20] == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_batch_reads_each_items_matrix_where_it_is(isa, threads):
+    heads, keys, depth = 5, 37, 64
+    steps = (("src", depth), ("weights", depth), ("dst", keys), ("post_op_1", 1))
+    tail = (Tail("linear", 0.125), Tail("mul", dtype=F32, is_number=True), Tail("add", dtype=F32))
+    kernel = gemv_kernel_for(GemvKernel(keys, depth, F32, F32, None, tail, heads, steps, pitch=heads * depth))
+    query, key, factors, mask = numbers(heads, depth), numbers(keys, heads, depth), numbers(heads, 1), numbers(keys)
+    dst = torch.full((heads * keys + 16,), 77.0)
+    work = kernel.work(threads)
+    tensors = {"src": query, "weights": key, "post_op_1": factors, "post_op_2": mask, "dst": dst}
+    for name, tensor in tensors.items():
+        work.point[name](tensor.data_ptr())
+    work.run()
+    expected = torch.einsum("hd,khd->hk", query, key) * 0.125 * factors + mask
+    torch.testing.assert_close(dst[: heads * keys].reshape(heads, keys), expected, rtol=1e-5, atol=1e-5)
+    assert (dst[heads * keys :] == 77).all()

@@ -26,8 +26,9 @@ MEANING = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "clip": lambda x: x.clamp(-0.5, 6.0),
+    "linear": lambda x: 1.7 * x,
 }
-PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0)}
+PARAMETERS = {"swish": (1.0, 0.0), "clip": (-0.5, 6.0), "linear": (1.7, 0.0)}
 WIDE = "avx512" in dnnl.lib().isa
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())

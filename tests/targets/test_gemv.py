@@ -9,7 +9,16 @@ from torch import nn
 import fmtprop
 from fmtprop import dnnl
 from fmtprop.compiling.entrants import Entrants
+from fmtprop.ir.node import PostOp
+from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
+from fmtprop.layout import MemoryDesc
+from fmtprop.ops import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.matmul import MatMul
+from fmtprop.runtime import selfcheck
+from fmtprop.targets import OneDnnTarget
+from tests.targets.nodes import node_of, request
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
@@ -73,13 +82,33 @@ def test_bf16(block):
     assert (net(given) - expected).abs().max() <= 2e-2 * expected.abs().max()
 
 
-def test_a_batch_of_matrices_is_none(block):
-    src, weights = torch.randn(3, 1, 64), torch.randn(3, 64, 32)
-    net = fmtprop.compile(_Product().eval(), (src, weights))
-    assert not any(impl.startswith("gemv") for impl in implementations(net))
-    torch.testing.assert_close(net(src, weights), src @ weights)
+#: dims of queries, keys and mask
+SCORES = [
+    pytest.param((1, 12, 1, 64), (1, 12, 40, 64), (1, 1, 1, 40), True, id="heads"),
+    pytest.param((2, 3, 1, 64), (2, 3, 40, 64), (1, 1, 1, 40), True, id="batch"),
+    pytest.param((2, 3, 1, 64), (2, 3, 40, 64), (2, 1, 1, 40), False, id="a mask of each sequence"),
+    pytest.param((2, 3, 1, 64), (2, 1, 40, 64), (1, 1, 1, 40), False, id="shared keys"),
+    pytest.param((4, 1, 64), (40, 64), (1, 1, 40), False, id="one matrix"),
+    pytest.param((1, 3, 2, 64), (1, 3, 40, 64), (1, 1, 1, 40), False, id="two rows"),
+    pytest.param((1, 3, 1, 20), (1, 3, 40, 20), (1, 1, 1, 40), False, id="short rows"),
+]
 
 
-class _Product(nn.Module):
-    def forward(self, src, weights):
-        return src @ weights
+@pytest.mark.parametrize(("query", "keys", "mask", "served"), SCORES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_scores_of_one_query(query, keys, mask, served, strided):
+    inside = (
+        (0, 2, 1, 3) if strided and len(keys) == 4 else tuple(range(len(keys)))
+    )  # heads inside, as linear layers do
+    lying = MemoryDesc(tuple(keys[axis] for axis in inside), "f32").transpose(inside)
+    matrix = lying.transpose((*range(len(keys) - 2), len(keys) - 1, len(keys) - 2))
+    formats = {"src": MemoryDesc(query, "f32"), "weights": matrix, "post_op_1": MemoryDesc(mask, "f32")}
+    tail = (PostOp("eltwise", Eltwise("linear", 0.125)), PostOp("binary", Binary("add"), "post_op_1"))
+    types = {name: TensorType(formats[name].dims) for name in ("src", "weights")}
+    node = node_of("matmul", MatMul(), types, tail)
+    found = [c for c in OneDnnTarget().candidates(node, request(node, formats)) if c.impl.startswith("gemv")]
+    is_even = query[0] == 1 or inside == tuple(range(len(keys)))  # the same distance from each head to the next
+    assert bool(found) == (served and is_even)
+    for candidate in found:
+        assert selfcheck.check_node(node.with_(descs=candidate.results, choice=candidate.choice("offered"))) is None
+        assert candidate.operands == formats
