@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
@@ -42,7 +43,8 @@ def _absorb(graph: Graph, node: Node) -> None:
         return
     source = graph.inputs(flat.name)["src"]
     dims = graph.type_of(source).dims
-    if not 3 <= len(dims) <= 5 or dims[0] != flat.results[0].dims[0]:
+    # without images, other reshapes keep their number too
+    if not 3 <= len(dims) <= 5 or flat.results[0].dims != (dims[0], prod(dims[1:])):
         return
     shape = (weights.dims[0], *dims[1:])
     origin = graph.node(inputs["weights"].node).origin

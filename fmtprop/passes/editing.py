@@ -9,9 +9,19 @@ import torch
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
 
-__all__ = ["bypass", "constant", "is_constant", "new_constant", "only_reader", "unused_name", "viewed_constant"]
+__all__ = [
+    "bypass",
+    "constant",
+    "is_constant",
+    "new_constant",
+    "only_reader",
+    "shown",
+    "unused_name",
+    "viewed_constant",
+]
 
 
 def is_constant(graph: Graph, value: Value) -> bool:
@@ -57,6 +67,14 @@ def unused_name(stem: str, out: Graph, source: Graph) -> str:
 def only_reader(graph: Graph, value: Value) -> Node | None:
     """Return the only node that reads a value; None if there are several, or if it reads the value twice."""
     return graph.node(graph.readers(value)[0][0]) if graph.reader_count(value) == 1 else None
+
+
+def shown(graph: Graph, value: Value) -> Node:
+    """Return the node of which a value shows the numbers, directly or through views."""
+    node = graph.node(value.node)
+    while not node.is_boundary and opdef(node.op).category is Category.VIEW:
+        node = graph.node(graph.inputs(node.name)["src"].node)
+    return node
 
 
 def bypass(graph: Graph, node: Node, values: Sequence[Value]) -> None:

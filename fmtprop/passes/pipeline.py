@@ -8,6 +8,7 @@ from fmtprop.passes.batch_statistics import ReadVariance
 from fmtprop.passes.before_concat import BeforeConcat
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.delay_reshapes import DelayReshapes
+from fmtprop.passes.few_rows import FewRows
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
@@ -42,6 +43,8 @@ NORMALISE: tuple[Pass, ...] = (
     BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
+    # before fusion, so that sums of products are fused
+    FewRows(),
     # before fusion, which fuses neighbours
     DelayReshapes(),
     # before fusion: an op that loses special values is no post-op of a node that must keep them

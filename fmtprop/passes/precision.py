@@ -12,7 +12,8 @@ from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import DataType
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
-from fmtprop.passes.editing import unused_name
+from fmtprop.passes.editing import shown, unused_name
+from fmtprop.passes.few_rows import is_of_few_rows
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class LowerPrecision:
     Compute-intensive ops read activations and weights in ``dtype`` and write it; bandwidth-limited ops, views and
     PyTorch's poolings keep their source's type. Biases, normalization statistics, scales, shifts stay f32, other host
     ops get f32 operands, and graph outputs keep their type. Positions (of grid samples, before a conversion to
-    integers) and their differences are computed in f32, from the compute-intensive ops on. Conversions are reorder
+    integers) and their differences are computed in f32, from the compute-intensive ops on; so are products of few rows
+    with a matrix of the caller's, which would take less time than its conversion. Conversions are reorder
     nodes; the format assignment merges them with neighbouring changes of format. If a compute-intensive op's result
     would only be converted back, the op writes f32 itself, the type of its accumulator.
 
@@ -115,9 +117,17 @@ class _Conversion:
         return wanted
 
     def _keeps_types(self, node: Node) -> bool:
-        """Return whether a node names its result's type, or reads the model's own numbers of a third floating type."""
+        """Return whether a node names its result's type, reads numbers of a third floating type, or an input once."""
         dtypes = {self.source.type_of(value).dtype for value in self.source.inputs(node.name).values()}
-        return _names_its_type(node) or any(dtype.is_floating for dtype in dtypes - {DataType.F32, self.dtype})
+        is_third = any(dtype.is_floating for dtype in dtypes - {DataType.F32, self.dtype})
+        return is_third or _names_its_type(node) or self._reads_an_input_once(node)
+
+    def _reads_an_input_once(self, node: Node) -> bool:
+        """Return whether a node is a product of few rows with the caller's matrix.
+
+        Its conversion would take longer than the product.
+        """
+        return is_of_few_rows(node) and shown(self.source, self.source.inputs(node.name)["weights"]).op == "input"
 
     def _reads_positions(self, node: Node) -> bool:
         return not self.positions.isdisjoint(self.source.inputs(node.name).values())

@@ -170,6 +170,8 @@ class ModelCosts:
             arithmetic = products / (peak * reached)
             if products <= 2 * prod(weights.dims) and _says(candidate, "moves_freely"):
                 arithmetic, moved = 0.0, moved * _ONE_ROW_SHARE
+            elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
+                moved += 2 * weights.nbytes * self._cached
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
         post_ops = node.post_ops if not candidate.is_followed else node.post_ops[:-1]
         for post_op, before, behind in zip(post_ops, sizes, sizes[1:], strict=False):
@@ -306,6 +308,11 @@ def _shape(linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> int:
     if linear.channels_per_group(weights.dims, src.ndim) == 1:
         return 2
     return int(prod(weights.dims[2 - src.ndim :]) == 1)
+
+
+def _is_transposed(linear: Linear, weights: MemoryDesc) -> bool:
+    """Return whether a product's matrix is plain with consecutive columns: `brg` rearranges it in each run."""
+    return not linear.windowed and weights.is_plain and weights.ndim > 2 and weights.strides[-1] != 1
 
 
 def _filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: MemoryDesc) -> float:

@@ -176,7 +176,7 @@ def test_an_inner_product_reads_the_image_itself():
     assert shaped.shape == (7, 3, 4, 5) and shaped.data_ptr() == weights.data_ptr()
 
 
-@pytest.mark.parametrize(("dims", "flat"), [((2, 3, 10), (3, 20)), ((60,), (2, 30))])
+@pytest.mark.parametrize(("dims", "flat"), [((2, 3, 10), (3, 20)), ((60,), (2, 30)), ((0, 6, 2), (0, 2))])
 def test_a_reshape_that_is_no_flattening_stays(dims, flat):
     build = Builder()
     value = build.op("reshape", Reshape(flat), "flat", src=build.input(*dims))

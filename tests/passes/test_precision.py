@@ -208,3 +208,18 @@ def test_an_op_that_reads_another_narrow_type_keeps_its_types():
             return x + x.half()
 
     assert types(check(Halved(), torch.randn(2, 8)), "binary") == ["f32"]
+
+
+def test_a_product_of_few_rows_reads_the_caller_s_matrix_as_it_is():
+    class Read(nn.Module):
+        def forward(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) @ matrix.transpose(1, 2)
+
+    def converted(rows: int) -> int:
+        inputs = torch.ones(2, rows, 8), torch.ones(2, 32, 8)
+        graph = LowerPrecision(DataType.BF16).run(
+            Pipeline(NORMALISE, Stage.NORMAL).run(fp.from_torch(Read().eval(), inputs))
+        )
+        return types(graph, "reorder").count("bf16")
+
+    assert (converted(1), converted(17)) == (0, 2)

@@ -13,6 +13,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import BatchNorm
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.target import Candidate
@@ -84,6 +85,18 @@ def test_a_fused_pair_costs_what_both_do_whatever_is_left_behind_its_strides(str
     second = cost(behind, "jit_dw:avx2", src=between, weights=inputs["post_op_1"])
     both = cost(fused, "jit_1x1:avx2", **inputs)
     assert first < both < 1.2 * (first + second)
+
+
+def test_consecutive_columns_are_rearranged_by_brg_in_each_run() -> None:
+    node = Node("product", "matmul", MatMul(), (TensorType((12, 1, 1024)),))
+    src, dst = MemoryDesc((12, 1, 64)), MemoryDesc((12, 1, 1024))
+
+    def seconds(impl: str, tag: str) -> float:
+        operands = {"src": src, "weights": MemoryDesc((12, 64, 1024), tag=tag)}
+        return COSTS.node(node, Candidate("onednn", impl, operands, (dst,)))
+
+    assert seconds("brg:avx512_core", "acb") > 1.5 * seconds("gemm:jit:f32", "acb")
+    assert seconds("brg:avx512_core", "abc") == pytest.approx(seconds("gemm:jit:f32", "abc"))
 
 
 def test_the_reference_loop_is_the_slowest_implementation() -> None:

@@ -1,0 +1,165 @@
+"""Products of few rows read their matrix where it is, without a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.matmul import MatMul
+from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
+from fmtprop.passes.editing import bypass, only_reader, shown
+
+#: a product of more rows reads its matrix several times, so a copy may pay
+_MOST_ROWS = 16
+
+#: fewest bytes of a matrix of which the copy takes longer than the additional products
+_LEAST_NBYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """Multiply by the parts of a matrix that is put together, and by a repeated matrix once.
+
+    A decoder's step joins the keys and values of a thousand tokens with those of the next one, repeats them for each
+    head, and reads the result once. It reads them where the caller has them if each part has a product of its own
+    (results are joined or added), and if the rows of all heads that share keys become rows of one product.
+
+    Notes
+    -----
+    Requires a graph before fusion. Ensures that no product of few rows is the only reader of a large concat of inputs
+    or constants, or of a matrix that is repeated along a batch axis, with or without a permutation between them.
+    """
+
+    name: ClassVar[str] = "few-rows"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if not is_of_few_rows(node) or node.post_ops or "bias" in graph.inputs(node.name):
+                continue
+            product, view, made = _with_matrix(graph, node)
+            if isinstance(made.attrs, Reshape):
+                product, view, made = _with_matrix(graph, _grouped(graph, product, view, made))
+            if _is_copied(graph, product, view, made):
+                _split(graph, product, view, made)
+        graph.remove_dead()
+        return graph
+
+
+def is_of_few_rows(node: Node) -> bool:
+    """Return whether a node is a matrix product of so few rows that reading its matrix takes most of its time."""
+    return isinstance(node.attrs, MatMul) and node.results[0].dims[-2] <= _MOST_ROWS
+
+
+def _with_matrix(graph: Graph, product: Node) -> tuple[Node, Permute | None, Node]:
+    """Return a product, the node that makes its matrix, and the permutation between them."""
+    made = graph.node(graph.inputs(product.name)["weights"].node)
+    if isinstance(made.attrs, Permute) and only_reader(graph, Value(made.name)) == product:
+        return product, made.attrs, graph.node(graph.inputs(made.name)["src"].node)
+    return product, None, made
+
+
+def _new(graph: Graph, product: Node, op: str, attrs: Attrs, dims: tuple[int, ...], **inputs: Value) -> Value:
+    """Add a node before a product, with its data type."""
+    node = Node(graph.fresh_name(op), op, attrs, (product.results[0].with_dims(dims),), origin=product.origin)
+    return graph.insert(node, inputs, before=product.name)[0]
+
+
+def _viewed(graph: Graph, product: Node, view: Permute | None, matrix: Value) -> Value:
+    """Add the permutation of a matrix."""
+    if view is None:
+        return matrix
+    dims = graph.type_of(matrix).dims
+    return _new(graph, product, "permute", view, tuple(dims[axis] for axis in view.order), src=matrix)
+
+
+# ---------------------------------------------------------------- repeated matrices
+
+
+def _grouped(graph: Graph, product: Node, view: Permute | None, merged: Node) -> Node:
+    """Replace a product with a repeated matrix by one of more rows, and return this; return any other as it is."""
+    matrix = _repeated(graph, merged)
+    dst, keeps_batch = product.results[0], view is None or view.order[:-2] == tuple(range(len(view.order) - 2))
+    if matrix is None or not keeps_batch or dst.ndim != merged.results[0].ndim:
+        return product
+    batch = graph.type_of(matrix).dims[:-2]
+    src = graph.inputs(product.name)["src"]
+    if graph.type_of(src).dims[:-2] != dst.dims[:-2] or dst.dims[:-2] != merged.results[0].dims[:-2]:
+        return product
+    depth, columns = graph.type_of(src).dims[-1], dst.dims[-1]
+    rows = dst.dims[-2] * (dst.dims[-3] // batch[-1])
+    several = _new(graph, product, "reshape", Reshape((*batch, rows, depth)), (*batch, rows, depth), src=src)
+    weights = _viewed(graph, product, view, matrix)
+    grouped = _new(graph, product, "matmul", MatMul(), (*batch, rows, columns), src=several, weights=weights)
+    bypass(graph, product, [_new(graph, product, "reshape", Reshape(dst.dims), dst.dims, src=grouped)])
+    return graph.node(grouped.node)
+
+
+def _repeated(graph: Graph, merged: Node) -> Value | None:
+    """Return the matrix of which a reshape is a repetition for consecutive items of the last batch axis."""
+    expanded = graph.node(graph.inputs(merged.name)["src"].node)
+    if not isinstance(expanded.attrs, Expand):
+        return None
+    unsqueezed, dims = graph.inputs(expanded.name)["src"], expanded.results[0].dims
+    *batch, groups, rows, columns = dims
+    source = graph.node(unsqueezed.node)
+    if graph.type_of(unsqueezed).dims != (*batch, 1, rows, columns) or not isinstance(source.attrs, Reshape):
+        return None
+    matrix = graph.inputs(source.name)["src"]
+    is_merged = batch and 0 not in dims and merged.results[0].dims == (*batch[:-1], batch[-1] * groups, rows, columns)
+    return matrix if is_merged and graph.type_of(matrix).dims == (*batch, rows, columns) else None
+
+
+# ---------------------------------------------------------------- joined matrices
+
+
+def _is_copied(graph: Graph, product: Node, view: Permute | None, concat: Node) -> bool:
+    """Return whether a concat exists for one product, and copies much that exists before the run."""
+    if not isinstance(concat.attrs, Concat) or graph.reader_count(Value(concat.name)) > 1:
+        return False
+    if concat.results[0].ndim != product.results[0].ndim or _axis(concat.attrs, view) < concat.results[0].ndim - 2:
+        return False
+    sources = graph.inputs(concat.name).values()
+    copied = (graph.type_of(one).nbytes for one in sources if shown(graph, one).op in ("input", "constant"))
+    return sum(copied) >= _LEAST_NBYTES and all(graph.type_of(one).size for one in sources)
+
+
+def _axis(attrs: Concat, view: Permute | None) -> int:
+    """Return the axis of the matrix along which its parts follow one another."""
+    return attrs.axis if view is None else view.order.index(attrs.axis)
+
+
+def _split(graph: Graph, product: Node, view: Permute | None, concat: Node) -> None:
+    """Replace a product by those with the parts of its matrix."""
+    assert isinstance(concat.attrs, Concat)
+    src, type_, axis = graph.inputs(product.name)["src"], product.results[0], _axis(concat.attrs, view)
+    is_columns = axis == type_.ndim - 1
+    sources = graph.inputs(concat.name)
+    parts = [_viewed(graph, product, view, sources[f"src_{i}"]) for i in range(len(sources))]
+    sizes = [graph.type_of(part).dims[axis] for part in parts]
+    results = []
+    for part, start, size in zip(parts, accumulate(sizes[:-1], initial=0), sizes, strict=True):
+        read = src if is_columns else _window(graph, product, src, start, size)
+        dims = (*type_.dims[:-1], size) if is_columns else type_.dims
+        results.append(_new(graph, product, "matmul", MatMul(), dims, src=read, weights=part))
+    if is_columns:
+        named = {f"src_{i}": one for i, one in enumerate(results)}
+        whole = _new(graph, product, "concat", Concat(axis), type_.dims, **named)
+    else:
+        whole, *others = results
+        for other in others:
+            whole = _new(graph, product, "binary", Binary("add"), type_.dims, src_0=whole, src_1=other)
+    bypass(graph, product, [whole])
+
+
+def _window(graph: Graph, product: Node, src: Value, start: int, size: int) -> Value:
+    """Add a slice of some columns."""
+    *sizes, _ = dims = graph.type_of(src).dims
+    attrs = Slice((*(0 for _ in sizes), start), (*sizes, size), (1,) * len(dims))
+    return _new(graph, product, "slice", attrs, (*sizes, size), src=src)
