@@ -17,6 +17,7 @@ from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
 from fmtprop.dynamo.pieces import Piece, Pieces, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region, compare
+from fmtprop.dynamo.views import WithViews, without_views
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Step
@@ -95,14 +96,18 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
     made: list[Region | InPyTorch] = []  # PyTorch captures one graph at a time
 
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        functional, views = without_views(functional)
         functional = in_place(functional)
         pieces = parted(functional, _constant_inputs())
         is_all = len(pieces) == 1 and _changes_nothing()
         runs = [run_of(piece, is_all) for piece in pieces]
         made.extend(runs)
-        for run in runs:
-            observe(run)
-        return runs[0] if len(runs) == 1 else Pieces(functional, list(zip(runs, pieces, strict=True)))
+        for one in runs:
+            observe(one)
+        run: Callable[..., Any] = runs[0]
+        if len(runs) > 1:
+            run = Pieces(functional, list(zip(runs, pieces, strict=True)))
+        return run if views is None else WithViews(run, views)
 
     def run_of(piece: Piece, is_all: bool) -> Region | InPyTorch:
         if piece.is_ours:

@@ -202,13 +202,27 @@ def _resamplings_whole() -> Iterator[None]:
         for name in _RESAMPLINGS:
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
-                restored.callback(_without_rules(getattr(packet, overload)))
+                restored.callback(_with_rule(getattr(packet, overload), packet.default))
         yield
 
 
-def _without_rules(function: Any) -> Callable[[], None]:
-    """Take an overload's rules for tracing it as parts; return a function that gives them back."""
+def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: Any, *how: Any) -> Any:
+    """Resample by sizes or factors, the form of PyTorch's functions.
+
+    PyTorch has no gradients of some resamplings for sizes that change: these are traced as parts.
+    """
+    *options, factors = how
+    if src.requires_grad and any(isinstance(size, torch.SymInt) for size in src.shape):
+        return in_parts(src, sizes, *how)
+    found: Any = decompositions.upsample_compute_output_size(src.size(), sizes, factors)  # type: ignore[no-untyped-call]
+    return resample(src, found, *options, *(factors or [None] * len(found)))
+
+
+def _with_rule(function: Any, resample: Any) -> Callable[[], None]:
+    """Replace an overload's rules for tracing it as parts; return a function that gives them back."""
     taken = {key: function.py_kernels.pop(key) for key in _TRACED_AS_PARTS if key in function.py_kernels}
+    if function._overloadname == "vec":
+        function.py_kernels |= {key: partial(_with_sizes, resample, rule) for key, rule in taken.items()}
     function._dispatch_cache.clear()
 
     def give_back() -> None:

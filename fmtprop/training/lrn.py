@@ -20,7 +20,8 @@ def whole_lrn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
         numbers = int(size), float(alpha), float(beta), float(k)
         narrow = input.dtype is not torch.float32 or torch.is_autocast_enabled("cpu")
-        if narrow or size % 2 == 0 or not is_compiled(_attributes(*numbers), tuple(input.shape)):
+        changes = any(isinstance(one, torch.SymInt) for one in input.shape)
+        if narrow or changes or size % 2 == 0 or not is_compiled(_attributes(*numbers), tuple(input.shape)):
             return function(input, size, alpha, beta, k)
         dst: Tensor = _lrn(input, *numbers)[0]
         return dst

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import fmtprop as fp
 from fmtprop.dynamo import region
@@ -15,19 +16,6 @@ from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.errors import UnsupportedOpError
 
 OPTIONS = {"tune": "model", "confirm": False}
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def always(monkeypatch) -> None:
-    """Keep plans however long they take: tests have no time of their own."""
-    monkeypatch.setattr(region, "compare", lambda ours, theirs: (True, (1.0, 2.0)))
 
 
 def compiled(model: Callable, **how) -> tuple[Callable, list[region.Region]]:
@@ -375,6 +363,33 @@ def test_plans_compete_with_the_captured_graph_and_not_with_its_functional_form(
             run(image(batch))
     assert competed == [True, True]
     assert [outcome.net is not None for outcome in regions[0].outcomes] == [True, True]
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.interpolate(x[0], size=(2 * x.shape[3],), mode="linear", align_corners=True),
+        lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"),
+        lambda x: F.interpolate(x, scale_factor=(2.0, 1.5), mode="nearest-exact"),
+        lambda x: F.interpolate(x[None], size=(3, x.shape[2] + 1, 4), mode="trilinear"),
+        lambda x: F.local_response_norm(x, 3),
+    ],
+)
+def test_whole_calls_of_sizes_that_change(function):
+    run, regions = compiled(function, dynamic=True)
+    for rows in (4, 6):
+        x = torch.randn(2, 3, rows, 5)
+        with torch.no_grad():
+            assert_alike(function, run, x)
+        gradients = []
+        for call in (run, function):
+            given = x.clone().requires_grad_()
+            call(given).square().sum().backward()
+            gradients.append(given.grad)
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    calls = [str(node.target) for node in regions[0].module.graph.nodes]
+    assert any("upsample" in call for call in calls) or any("pow" in call for call in calls)
 
 
 @pytest.mark.usefixtures("always")

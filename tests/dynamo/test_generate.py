@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
+
+pytestmark = pytest.mark.usefixtures("always")
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,14 +19,6 @@ VOCABULARY, TOKENS = 61, 8
 
 #: plans that a model may take: prefill, and before and behind each layer's cache in a step, for two kinds of shape
 MOST_PLANS = 12
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(region, "compare", lambda ours, theirs: (ours(), (True, (1.0, 2.0)))[1])
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def decoder(name: str) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,15 +12,9 @@ from torch.nn import functional as F
 from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
 
+pytestmark = pytest.mark.usefixtures("always")
+
 OPTIONS = {"tune": "model", "confirm": False}
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(region, "compare", lambda ours, theirs: (ours(), (True, (1.0, 2.0)))[1])
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(model: Callable, **how) -> tuple[Callable, list]:

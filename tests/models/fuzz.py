@@ -7,7 +7,8 @@ Owns what a program is, how one is drawn, compared with PyTorch and made smaller
 
 runs them in child processes, so that a crash costs one seed and leaves a trace. Besides the policies, each model is
 compiled as :mod:`tests.models.odd` says: by random costs, with random pins, with another number of threads. With
-``--train``, steps of training are compared instead (:mod:`tests.models.fuzz_training`).
+``--train``, steps of training are compared instead (:mod:`tests.models.fuzz_training`), with ``--policies
+dynamo-{seed}`` calls through ``torch.compile`` (:mod:`tests.models.fuzz_dynamo`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.threads import torch_threads
 #: error relative to the largest expected magnitude
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 #: how many times as much results in bf16 may be off as those in f32
-_ROUNDER = TOLERANCE[torch.bfloat16] / TOLERANCE[torch.float32]
+ROUNDER = TOLERANCE[torch.bfloat16] / TOLERANCE[torch.float32]
 #: refusals that are right: the import says so, with a remedy
 REFUSED = ("modifies its input", "run-time check")
 #: most elements of a tensor, unless told
@@ -54,10 +55,11 @@ PLACES = ("argmax(-1)", "max(-1)", "sort", "topk(2)", "max_pool2d(2, return_indi
 
 
 #: what a model is compiled by unless told; "odd-7" is random costs of seed 7, "pins-7" some of their formats as pins,
-#: "default" is what a user gets, with plans that run against each other, "bf16:propagate" computes in bf16
+#: "default" is what a user gets, with plans that run against each other, "bf16:propagate" computes in bf16; "dynamo-7"
+#: goes through torch.compile (:mod:`tests.models.fuzz_dynamo`), alone
 POLICIES = ("propagate", "naive", "plain")
 
-_BF16 = "bf16:"
+_BF16, _DYNAMO = "bf16:", "dynamo-"
 
 
 #: how often each way to run was chosen since the process began
@@ -292,6 +294,12 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
         from tests.models.fuzz_training import check_steps
 
         return check_steps(program, program.training)
+    by_dynamo = [policy for policy in policies if policy.startswith(_DYNAMO)]
+    if by_dynamo:
+        from tests.models.fuzz_dynamo import check_captured
+
+        found = (check_captured(program, int(policy.removeprefix(_DYNAMO))) for policy in by_dynamo)
+        return next((wrong for wrong in found if wrong is not None), None)
     if fast and (graph := traced(program)) is None:
         return None
     model = Model(program).eval()
@@ -318,11 +326,11 @@ def check(program: Program, policies: Sequence[str] = POLICIES, runs: int = 2, f
                     expected = model(*(t.clone() for t in inputs))
                 with torch_threads(1 + (seed + len(policy)) % 2 if "-" in policy else torch.get_num_threads()):
                     got = net(*inputs)
-                if not _is_finite(expected):
+                if not is_finite(expected):
                     continue  # where NaN differs is documented, and tested by itself
                 is_bf16 = policy.startswith(_BF16)
-                wrong = differ(without_ties(program, kept, got, expected), expected, _ROUNDER if is_bf16 else 1.0)
-                if wrong and not _is_noise(model, kept, expected, is_bf16):
+                wrong = differ(without_ties(program, kept, got, expected), expected, ROUNDER if is_bf16 else 1.0)
+                if wrong and not is_noise(model, kept, expected, is_bf16):
                     return f"{policy}, run {seed}: {wrong}"
                 if any(not torch.equal(a, b) for a, b in zip(inputs, kept, strict=True)):
                     return f"{policy}, run {seed}: an input was changed"
@@ -433,7 +441,7 @@ def without_ties(program: Program, inputs: Sequence[torch.Tensor], got: Any, exp
     ]
     if not odd or len(ours) != len(program.outputs):
         return got
-    values = _values(replace(program, inputs=dict(zip(program.inputs, inputs, strict=True))))
+    values = values_of(replace(program, inputs=dict(zip(program.inputs, inputs, strict=True))))
     values = {**program.parameters, **dict(zip(program.inputs, inputs, strict=True)), **values}
     for i in odd:
         step = next((s for s in program.steps if program.outputs[i] in s.results), None)
@@ -457,14 +465,14 @@ def _are_as_good(numbers: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor
     return bool(error <= TOLERANCE[torch.float32] * numbers.abs().max().clamp(min=1e-3))
 
 
-def _is_finite(results: Any) -> bool:
+def is_finite(results: Any) -> bool:
     leaves = torch.utils._pytree.tree_leaves(results)
     return all(bool(torch.isfinite(t).all()) for t in leaves if t.dtype.is_floating_point)
 
 
-def _is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, is_bf16: bool = False) -> bool:
+def is_noise(model: nn.Module, inputs: Sequence[torch.Tensor], expected: Any, is_bf16: bool = False) -> bool:
     """Tell whether PyTorch's own answer changes as much when inputs change in their last digits."""
-    epsilon, scale = (2e-3, 0.3 * _ROUNDER) if is_bf16 else (1e-6, 0.1)
+    epsilon, scale = (2e-3, 0.3 * ROUNDER) if is_bf16 else (1e-6, 0.1)
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
 
@@ -500,7 +508,7 @@ def minimise(program: Program, fails: Callable[[Program], bool]) -> Program:
 
 
 def _smaller(program: Program) -> list[Program]:
-    values = _values(program)
+    values = values_of(program)
     found = [replace(program, outputs=(name,), form="one") for name in program.outputs if len(program.outputs) > 1]
     if program.form != "one" and len(program.outputs) == 1:
         found.append(replace(program, form="one"))
@@ -519,7 +527,7 @@ def _smaller(program: Program) -> list[Program]:
     return [dead, *found] if len(dead.steps) < len(program.steps) else found
 
 
-def _values(program: Program) -> dict[str, torch.Tensor]:
+def values_of(program: Program) -> dict[str, torch.Tensor]:
     values = {name: t.clone() for name, t in {**program.inputs, **program.parameters}.items()}
     first: dict[str, torch.Tensor] = {}
     with torch.no_grad():
