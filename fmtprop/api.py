@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop import dnnl
 from fmtprop.compiling.compilation import Compilation
@@ -279,8 +280,14 @@ def compile_graph(
         As :func:`compile`.
     """
     options = _executable(options)
-    # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode
-    with torch.autocast("cpu", enabled=False), torch.inference_mode(mode=False), collector.paused():
+    # the caller's autocast must not affect the compilation, and tensors made in inference mode work only in that mode;
+    # AOTAutograd watches each operator of a function's first call, which would slow PyTorch's operators in a race
+    with (
+        torch.autocast("cpu", enabled=False),
+        torch.inference_mode(mode=False),
+        _disable_current_modes(),
+        collector.paused(),
+    ):
         if dnnl.fork_guard():
             net = dnnl.after_fork(lambda: _compile_graph(graph, options, owned, shapes))
         else:

@@ -17,6 +17,7 @@ from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
 from fmtprop.dynamo.pieces import Piece, Pieces, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region, compare
+from fmtprop.dynamo.unreached import Watch
 from fmtprop.dynamo.views import WithViews, without_views
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.training.capture import training_backend
@@ -37,6 +38,9 @@ _MODES: Mapping[str | None, str | None] = {
 
 #: a function that is called with each new region and training step
 Observer = Callable[[Any], None]
+
+#: PyTorch imports this module when it is asked for the backend by name; it tells nothing more before the first graph
+_WATCH = Watch()
 
 
 def backend(
@@ -69,6 +73,7 @@ def backend(
     UnsupportedOpError
         A mode or an option is unknown, or a value is not one of its values.
     """
+    _WATCH.end()
     return regions_by(options_of(mode, options), lambda region: None)(module, example_inputs)
 
 

@@ -134,12 +134,15 @@ class Context:
         """
         turn = self._turn()
         before = self._arena.clone() if again else None
+        made = [(memory, memory.tensor) for memory in self._kept] if again else ()
         outputs = self._outputs[turn.output :]
         self._bind(self._inputs[turn.input :], tangents, outputs)
         self._execute(self._halves[1])
         results = self._results(outputs)
         if before is not None:
             self._arena.copy_(before)
+        for memory, tensor in made:
+            memory.put(tensor)
         return results
 
     def profile(
@@ -244,10 +247,12 @@ class Context:
     # ------------------------------------------------------------------ building
 
     def _output(self, name: str, access: Access) -> _Output:
-        place, home = self._place(access), self.plan.buffers[access.buffer].home
+        place, buffer = self._place(access), self.plan.buffers[access.buffer]
         alone = sum(other.buffer == access.buffer for _, other in self.plan.outputs) == 1
-        is_made = home is Home.TENSOR and place.is_whole and alone
-        return _Output(Endpoint(name, access.desc), place, home is Home.OUTPUT, is_made)
+        # it may be a view, of all numbers
+        whole = place.is_whole or (access.desc.is_packed and access.desc.nbytes == buffer.nbytes)
+        is_made = buffer.home is Home.TENSOR and whole and alone
+        return _Output(Endpoint(name, access.desc), place, buffer.home is Home.OUTPUT, is_made)
 
     def _bound(self, step: Step, index: int) -> Bound:
         places = {name: self._place(access) for name, access in step.operands.items()}

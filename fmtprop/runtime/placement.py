@@ -79,10 +79,16 @@ def place_parts(graph: Graph, computed: Set[str]) -> Placement:
     return placement
 
 
+def _makes_results(node: Node) -> bool:
+    """Say whether a step allocates its results; a view is no step."""
+    return node.choice is not None and node.choice.handle is not None and implementation(node).makes_results
+
+
 def _made_whole(graph: Graph, value: Value, computed: Set[str]) -> Value | None:
     """Return the tensor that a step makes and of which the value is a complete view; otherwise None."""
     made = storage(graph, value)
-    if graph.node(made.node).is_boundary or made.node not in computed:
+    node = graph.node(made.node)
+    if node.is_boundary or made.node not in computed or _makes_results(node):
         return None
     stored, seen = graph.desc_of(made), graph.desc_of(value)
     return made if stored.is_dense and seen.is_dense and stored.nbytes == seen.nbytes else None

@@ -20,8 +20,9 @@ from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
 from fmtprop.targets.arguments import tail_arguments
 from fmtprop.targets.executable import Provider
-from fmtprop.targets.kernels import JIT, kernel_candidates
+from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
+from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 from fmtprop.targets.primitive import PrimitiveImplementation
 
 #: data types in which oneDNN computes; nodes of other types run on the reference target
@@ -55,8 +56,8 @@ class OneDnnTarget(Provider):
         self._attrs: dict[object, dnnl.PrimitiveAttr] = {}
 
     def reject(self, node: Node) -> None:
-        """Never offer again the implementation that a formatted node chose, if it is this target's: it was wrong."""
-        if node.choice is not None and node.choice.target in (self.name, JIT):
+        """Never offer again the implementation that a formatted node chose: it was wrong."""
+        if node.choice is not None:
             self._rejected.add(_identity(node, node.choice.impl, node.choice.operands, node.descs))
             self.forget()
 
@@ -102,7 +103,7 @@ class OneDnnTarget(Provider):
         kernel = _kernel_of(node)
         if kernel is not None and kernel.is_faster != (node.exact and loses_special_values(node)):
             yield from self._with_kernel(node, request, kernel)
-        for candidate in kernel_candidates(node, request):
+        for candidate in (*kernel_candidates(node, request), *recurrent_candidates(node, request)):
             if not self._is_rejected(node, candidate.impl, candidate.operands, candidate.results):
                 yield candidate
 

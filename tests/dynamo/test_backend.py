@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmtprop as fp
+from fmtprop.api import Options, compile_graph
 from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.errors import UnsupportedOpError
@@ -428,3 +430,16 @@ def test_training_with_sizes_that_change():
             one(x).square().sum().backward()
             found.append([parameter.grad.clone() for parameter in module.parameters()])
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_races_are_not_watched():
+    """AOTAutograd watches each operator of a function's first call, which makes PyTorch's operators slow."""
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(f"{function} is watched")
+
+    with Watching():
+        _, seconds = region.compare(lambda: torch.ones(2) + 1, lambda: torch.ones(2) - 1)
+        net = compile_graph(fp.load("chain"), Options(tune="model"))
+    assert min(seconds) > 0 and net.plan.steps

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on gloo: parameters as without fmtprop, in 2 and in 4 processes."""
+"""DistributedDataParallel on gloo, and Ray Train: parameters as without fmtprop, in 2 and in 4 processes."""
 
 from __future__ import annotations
 
@@ -23,3 +23,21 @@ def test_the_example_trains_as_pytorch_does(processes, door):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"{processes} processes, 4 steps" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_trains_under_ray():
+    pytest.importorskip("ray.train.torch", reason="Ray is not installed")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "train_ray.py"), "--workers", "2", "--steps", "4"],
+        env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "2 workers, 4 steps" in done.stdout

@@ -301,9 +301,12 @@ class _Enumerator:
                 yield {**first, **{name: plain(descs[name][0]) for name in others}}
 
     def _casts(self, node: Node, source: Value) -> Iterator[Mapping[str, MemoryDesc]]:
+        type_ = node.results[0]
         for src in self._formats(source):
-            for dst in self.usable_formats[Value(node.name)]:
-                yield {"src": src, "dst": dst}
+            same = like(MemoryDesc(type_.dims, type_.dtype), src)
+            for dst in dict.fromkeys((same, *self.usable_formats[Value(node.name)])):
+                if dst is not None:
+                    yield {"src": src, "dst": dst}
 
     def _in_place(self, node: Node, attrs: Concat, inputs: Mapping[str, Value]) -> Iterator[Candidate]:
         """Yield the concat that moves no data: its sources are written to their positions."""

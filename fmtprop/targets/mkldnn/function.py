@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fmtprop.ir.node import Node
+from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.layout import MemoryDesc
@@ -34,12 +35,18 @@ class TorchFunction(Implementation):
         Like ``call``, in place.
     may_share : bool
         Whether a result may be an operand or a view of one; such a result is copied.
+    takes_any_numbers : bool
+        As for every implementation.
+    workspace : callable, optional
+        Returns a workspace that it can read.
     """
 
     call: Callable[..., Any]
     residual_operand: str | None = None
     call_into: Callable[..., Any] | None = None
     may_share: bool = False
+    takes_any_numbers: bool = False
+    workspace: Callable[[], torch.Tensor] | None = None
 
     makes_results = True
     identity = MappingProxyType({"torch": torch.__version__})
@@ -64,8 +71,11 @@ class TorchFunction(Implementation):
         return self.residual_operand
 
     def needs_check(self, node: Node) -> bool:
-        """Return whether it is more than a copy, and its data type has a tolerance."""
-        return node.op != "reorder" and all(type_.dtype.is_floating for type_ in node.results)
+        """Return whether it is more than a copy, a check may choose its numbers, and their type has a tolerance."""
+        if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):
+            return False
+        read = zip(node.results, node.descs, strict=True)
+        return all(type_.dtype.is_floating for type_, desc in read if not desc.is_workspace)
 
 
 class _FunctionExecutable(Executable):
@@ -100,7 +110,10 @@ class _FunctionExecutable(Executable):
         return Bound(python=(node, run_simply if is_simple else run))
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        recipe: Any = None if node.choice is None else packing_of(node.choice.operands[name])
+        desc = None if node.choice is None else node.choice.operands[name]
+        if desc is not None and desc.is_workspace and self._kernel.workspace is not None:
+            return self._kernel.workspace()
+        recipe: Any = None if desc is None else packing_of(desc)
         laid_out: torch.Tensor = tensor.to_mkldnn() if recipe is None else recipe.pack(tensor)
         return laid_out
 

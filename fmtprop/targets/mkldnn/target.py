@@ -24,6 +24,7 @@ from fmtprop.targets.mkldnn.formats import is_opaque, opaque, packing_of, row_ma
 from fmtprop.targets.mkldnn.function import TorchFunction
 from fmtprop.targets.mkldnn.fused import ConvPacking, DeconvPacking, LinearPacking, fused_candidates
 from fmtprop.targets.mkldnn.opaque import opaque_candidates
+from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
 
 __all__ = ["MkldnnTarget"]
 
@@ -114,6 +115,7 @@ class MkldnnTarget(Provider):
             return  # PyTorch has no operator for two convolutions; as two nodes, their weights can be packed
         fused = tuple(fused_candidates(node, request))
         yield from fused
+        yield from recurrent_candidates(node, request)
         if not _packs_weights(node, request):
             yield from dense_candidates(node, request)
         yield from opaque_candidates(node, request)
