@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from fmtprop.errors import UnsupportedOpError
@@ -60,8 +59,10 @@ class Plans(Generic[Key, Plan]):
         """Return the plan of a key, if there is one; it counts as used."""
         plan = self._known.get(key)
         if plan is not None:
-            with suppress(KeyError):  # another thread's new plan has just taken its place
+            try:
                 self._known.move_to_end(key)
+            except KeyError:
+                return plan  # another thread's new plan has just taken its place
         return plan
 
     def get(self, key: Key, make: Callable[[], Plan], is_valid: Callable[[Plan], bool] = lambda plan: True) -> Plan:

@@ -6,11 +6,11 @@ Owns the options, and the choice of graphs that are worth a plan. :mod:`fmtprop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
 from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 from torch._guards import TracingContext
 
 from fmtprop.api import compile_graph
@@ -35,6 +35,9 @@ _MODES: Mapping[str | None, str | None] = {
     "max-autotune": "measure",
     "max-autotune-no-cudagraphs": "measure",
 }
+
+#: results without a tensor that they share memory with
+_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias)
 
 #: a function that is called with each new region and training step
 Observer = Callable[[Any], None]
@@ -106,6 +109,8 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
         pieces = parted(functional, _constant_inputs())
         is_all = len(pieces) == 1 and _changes_nothing()
         runs = [run_of(piece, is_all) for piece in pieces]
+        if views is None and isinstance(runs[0], Region):
+            runs[0].is_direct = is_all and _adds_nothing()
         made.extend(runs)
         for one in runs:
             observe(one)
@@ -132,7 +137,13 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         made.clear()
         run = functionalised(module, example_inputs)
-        return _beside(run, module.forward, tuple(made)) if made else run
+        if not made:
+            return run
+        only = made[0]
+        if isinstance(only, Region) and only.is_all:
+            only.is_direct &= only.arity == len(example_inputs)  # AOTAutograd passes a tensor once
+            return _instead(run, module.forward, only)
+        return _beside(run, module.forward, tuple(made))
 
     return compile_captured
 
@@ -140,24 +151,37 @@ def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule,
 def _beside(
     run: Callable[..., Any], captured: Callable[..., Any], parts: tuple[Region | InPyTorch, ...]
 ) -> Callable[..., Any]:
-    """Return a function that runs the parts of a graph, or the captured graph where PyTorch would run all parts.
-
-    The functional form has about twice as many calls: each linear layer is a transposition and a product there. So a
-    part that is the whole graph competes with the captured graph.
-    """
+    """Return a function that runs the parts of a graph, or the captured graph where PyTorch would run all parts."""
     settled = False
-    whole = parts[0] if isinstance(parts[0], Region) and parts[0].is_all else None
 
     def call(*args: Any) -> Any:
         nonlocal settled
         if settled:
             return captured(*args)
-        results, is_ours = None, False
-        with suppress(LeftToPyTorch):
-            results = run(*args)
-            is_ours = whole is None or whole.wins(lambda: run(*args), lambda: captured(*args))
+        results = run(*args)
         settled = all(part.is_left_to_pytorch for part in parts)
-        return results if is_ours else captured(*args)
+        return results
+
+    return call
+
+
+def _instead(run: Callable[..., Any], captured: Callable[..., Any], whole: Region) -> Callable[..., Any]:
+    """Return a function that runs a region that is a whole graph, or the captured graph where this is faster.
+
+    The functional form has about twice as many calls: each linear layer is a transposition and a product there. So the
+    region competes with the captured graph.
+    """
+
+    def call(*args: Any) -> Any:
+        if whole.is_left_to_pytorch:
+            return captured(*args)
+        try:
+            results = whole(args) if whole.is_direct else run(*args)
+        except LeftToPyTorch:
+            return captured(*args)
+        if whole.new.plan is None or whole.wins(lambda: run(*args), lambda: captured(*args)):
+            return results
+        return captured(*args)
 
     return call
 
@@ -167,6 +191,19 @@ def _changes_nothing() -> bool:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return metadata is not None and not any(one.mutates_data or one.mutates_metadata for one in metadata.input_info)
+
+
+def _adds_nothing() -> bool:
+    """Say whether AOTAutograd would change neither arguments nor results of the graph in the making at its calls."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return (
+        metadata is not None
+        and all(one.output_type in _OWN_MEMORY for one in metadata.output_info)
+        and all(isinstance(one, PlainTensorMeta) for one in metadata.subclass_inp_meta)
+        and not (metadata.num_intermediate_bases or metadata.tokens or metadata.is_rng_op_functionalized)
+        and metadata.grad_enabled_mutation is None
+    )
 
 
 def _constant_inputs() -> frozenset[int]:

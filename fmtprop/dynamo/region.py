@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -104,6 +105,17 @@ class Region:
     is_all : bool
         Whether the region is all of a captured graph, which changes no input. The region's caller runs that graph at
         :class:`LeftToPyTorch`, and asks whether a new plan :meth:`wins` beside it. Else plans compete with `module`.
+
+    Attributes
+    ----------
+    arity : int
+        Number of inputs.
+    is_direct : bool
+        Whether the captured graph has the same arguments and results, so that it can be called instead.
+    new : object
+        Its `plan` is the plan that this thread's last call has made and that was not compared; else None.
+    is_left_to_pytorch : bool
+        Whether PyTorch runs all calls from now on: there is one shape, and its plan is not faster.
     """
 
     _boxed_call = True
@@ -112,9 +124,12 @@ class Region:
         self, module: fx.GraphModule, constants: frozenset[int], options: Options, *, is_all: bool = False
     ) -> None:
         self.module, self.options, self.is_all = module, options, is_all
-        self._new = _New()
+        self.new = _New()
+        self.is_direct = self.is_left_to_pytorch = False
         self._constants = sorted(constants)
+        self._weights = _chooser(self._constants)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.arity = len(placeholders)
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in placeholders)
         self._plans: Plans[object, _Plan] = Plans(_MOST_PLANS)
@@ -131,18 +146,13 @@ class Region:
         reason = f"{rare} shapes were met less than {_CALLS_FOR_PLAN} times after the first {_FIRST_SHAPES} shapes"
         return [*outcomes, Outcome(None, reason)] if rare else outcomes
 
-    @property
-    def is_left_to_pytorch(self) -> bool:
-        """Whether PyTorch runs all calls from now on: there is one shape, and its plan is not faster."""
-        return not self._symbolic and bool(self._plans) and all(plan.weights is None for plan in self._plans.values())
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
+    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run the graph."""
-        key = self._key(args)
+        key = self._key(args) if self._symbolic else ()
         plan = self._plans.known(key)
         if plan is None and self._is_rare(key):
             return self._run_eager(args)
-        if plan is None or plan.is_stale([args[i] for i in self._constants]):
+        if plan is None or plan.is_stale(self._weights(args)):
             plan = self._plan(key, args)
         return plan.run(args)
 
@@ -159,25 +169,28 @@ class Region:
         return False
 
     def _key(self, args: Sequence[Any]) -> object:
-        """Return a key that differs between calls with different plans."""
-        if not self._symbolic:
-            return ()
+        """Return a key that differs between calls with different shapes."""
         varying = (args[i] for i in self._varying)
         return tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in varying)
 
     def _plan(self, key: object, args: Sequence[Any]) -> _Plan:
-        weights = [args[i] for i in self._constants]
+        weights = self._weights(args)
 
         def make() -> _Plan:
             self._changes += self._plans.known(key) is not None
             made = self._made(args, weights)
             if self.is_all and made.outcome.net is not None:
-                self._new.plan = made
+                self.new.plan = made
             else:
                 _tell(made.outcome)
             return made
 
-        return self._plans.get(key, make, lambda plan: not plan.is_stale(weights))
+        plan = self._plans.get(key, make, lambda plan: not plan.is_stale(weights))
+        self._settle(plan)
+        return plan
+
+    def _settle(self, plan: _Plan) -> None:
+        self.is_left_to_pytorch = plan.weights is None and not self._symbolic
 
     def _made(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> _Plan:
         if self._changes > _MOST_CHANGES:
@@ -213,10 +226,11 @@ class Region:
         bool
             Whether the plan is the faster, or was chosen before.
         """
-        made, self._new.plan = self._new.plan, None
+        made, self.new.plan = self.new.plan, None
         if made is None:
             return True
         self._decide(made, ours, theirs)
+        self._settle(made)
         _tell(made.outcome)
         return made.outcome.net is not None
 
@@ -254,7 +268,7 @@ class _Plan:
     """The executor of a graph. Without packed weights, it is right for any weights."""
 
     weights: Weights | None
-    run: Callable[[list[Any]], Sequence[Any]]
+    run: Callable[[Sequence[Any]], Sequence[Any]]
     outcome: Outcome
 
     def is_stale(self, weights: Sequence[torch.Tensor]) -> bool:
@@ -267,6 +281,13 @@ class _New(threading.local):
     """The plan that this thread has made and not yet compared."""
 
     plan: _Plan | None = None
+
+
+def _chooser(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
+    """Return a function that selects some arguments."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda args: [args[place] for place in places]
 
 
 def _tell(outcome: Outcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,8 +43,15 @@ class Functional:
 
     def results(self, outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
         """Return the program's results from the graph's outputs; some results are inputs or fixed numbers."""
+        if self._are_outputs:
+            return list(outputs)
         sources = {"output": outputs, "input": given}
         return [sources[kind][item] if kind in sources else item for kind, item in self._results]
+
+    @cached_property
+    def _are_outputs(self) -> bool:
+        """Whether the program's results are the graph's outputs."""
+        return [*self._results] == [("output", place) for place in range(len(self._results))]
 
 
 def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Tensor], name: str) -> Functional:

@@ -78,8 +78,6 @@ class Executor:
         """
         tensors = self._boundary.read(inputs)
         targets = self._boundary.check_out(out, inputs) if out is not None else None
-        if threads is None:
-            threads = current_threads()
         if dnnl.fork_guard():
             results = dnnl.after_fork(lambda: self._run(tensors, targets, threads))
         else:
@@ -129,11 +127,13 @@ class Executor:
             runner.close()
 
     def _run(
-        self, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None, threads: int
+        self, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None, threads: int | None
     ) -> list[torch.Tensor]:
+        here = current_threads()
+        threads = here if threads is None else threads
         runner = self._runners.get(threads) or self._runner(threads)
         context = runner.take()
-        if current_threads() == runner.plan.threads:
+        if here == runner.plan.threads:
             results = context.run(tensors, out)
         else:
             with running_with(runner.plan.threads):

@@ -78,6 +78,46 @@ def test_pytorch_runs_the_captured_graph_itself(monkeypatch):
     assert len(regions) == 1
 
 
+def returns_a_view(x):
+    return x.view(-1), F.relu(x) @ x.t()
+
+
+def changes_an_input(x):
+    return F.relu(x.add_(1)) @ x.t()
+
+
+def changes_the_mode(x):
+    torch.set_grad_enabled(True)
+    return F.relu(x) @ x.t()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("function", [returns_a_view, changes_an_input, changes_the_mode])
+def test_calls_that_pytorch_must_wrap_go_through_its_wrapper(function):
+    run, regions = compiled(function)
+    x = torch.randn(4, 4)
+    for _ in range(2):
+        with torch.no_grad():
+            other = x.clone()
+            expected = function(other)
+            mode = torch.is_grad_enabled()
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), expected)
+            assert torch.is_grad_enabled() == mode
+            torch.testing.assert_close(x, other)
+    assert not any(isinstance(one, region.Region) and one.is_direct for one in regions)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_plan_of_a_whole_graph_is_called_without_a_wrapper():
+    model = network()
+    run, regions = compiled(model)
+    with torch.no_grad():
+        for batch in (1, 1):
+            assert_alike(model, run, image(batch))
+    assert regions[0].is_direct
+
+
 @pytest.mark.parametrize(
     ("mode", "options", "message"),
     [
