@@ -11,7 +11,8 @@ import logging
 import operator
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -78,11 +79,20 @@ def importers() -> dict[str, tuple[str, Importer]]:
 # ---------------------------------------------------------------- the walk
 
 
+class Nodes(Protocol):
+    """The calls of a program."""
+
+    @property
+    def nodes(self) -> Iterable[Any]:
+        """The calls in order."""
+        ...
+
+
 class Calls(Protocol):
     """A functional program: no mutation, no aliasing."""
 
     @property
-    def graph(self) -> fx.Graph:
+    def graph(self) -> Nodes:
         """Its calls."""
         ...
 
@@ -338,14 +348,19 @@ class _Walk:
 def _by_schema(node: fx.Node, target: OpOverload) -> dict[str, Any]:
     """Return every argument of a call by its schema name, including defaults."""
     args: dict[str, Any] = {}
-    for position, argument in enumerate(target._schema.arguments):
-        if position < len(node.args) and not argument.kwarg_only:
-            args[argument.name] = node.args[position]
-        elif argument.name in node.kwargs:
-            args[argument.name] = node.kwargs[argument.name]
+    given, named = node.args, node.kwargs
+    for position, (name, by_keyword, default) in enumerate(_arguments(target)):
+        if position < len(given) and not by_keyword:
+            args[name] = given[position]
         else:
-            args[argument.name] = argument.default_value
+            args[name] = named.get(name, default)
     return args
+
+
+@cache
+def _arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+    """Return name, whether it is by keyword only, and default of each argument: PyTorch makes new objects of them."""
+    return tuple((at.name, at.kwarg_only, at.default_value) for at in target._schema.arguments)
 
 
 def _spelled(value: Any) -> Any:
@@ -408,6 +423,8 @@ def _origin(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     # strict export may spell it as Python: L['self'].layer1[0].conv1
+    if "[" not in path:
+        return path.lstrip(".")
     path = re.sub(r"^L\['(self|fn)'\]\.?", "", path)
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).lstrip(".")
 

@@ -73,7 +73,7 @@ class Graph:
             There is none.
         """
         try:
-            node: Node = self._graph.nodes[name]["node"]
+            node: Node = self._graph._node[name]["node"]
         except KeyError:
             raise GraphError(f"graph {self.name} has no node {name!r}") from None
         return node
@@ -93,7 +93,7 @@ class Graph:
         GraphError
             The graph has a cycle; the message names it.
         """
-        data = self._graph.nodes
+        data = self._graph._node
         ranks = self._ranked()
         return [data[name]["node"] for name in (ranks if names is None else sorted(names, key=ranks.__getitem__))]
 
@@ -135,7 +135,7 @@ class Graph:
         if known is None:
             edges = [
                 (data["position"], key, Value(producer, data["result"]))
-                for producer, between in self._graph.pred[name].items()
+                for producer, between in self._graph._pred[name].items()
                 for key, data in between.items()
             ]
             known = {key: value for _, key, value in sorted(edges, key=itemgetter(0))}
@@ -156,7 +156,7 @@ class Graph:
 
     def reading(self, value: Value) -> list[tuple[str, str]]:
         """Return :meth:`readers` in the order of connection, which takes less time while a graph is edited."""
-        edges = self._graph.succ[value.node].items()
+        edges = self._graph._succ[value.node].items()
         return [(to, key) for to, between in edges for key, data in between.items() if data["result"] == value.index]
 
     def ancestors(self, name: str) -> set[str]:
@@ -333,7 +333,7 @@ class Graph:
         """Remove every node that no output depends on, except inputs; return their number."""
         alive: set[str] = set()
         for node in self.output_nodes:
-            alive |= {node.name} | nx.ancestors(self._graph, node.name)
+            alive |= {node.name} | self.ancestors(node.name)
         dead = [n.name for n in self.nodes() if n.name not in alive and n.op != "input"]
         for name in reversed(dead):
             self.remove(name)

@@ -190,7 +190,8 @@ def _imported(program: Program, recording: Recording, results: Sequence[torch.Te
     outputs = [info.name for info in program.outputs]
     taken = {info.name for info in program.inputs} | set(outputs)
     constants = _Constants(graph, {id(tensor): key for key, tensor in program.body.constants.items()}, taken)
-    recording.graph.output([recording.node_of(result) for result in results])
+    made = [recording.node_of(result) for result in results]
+    recording.graph.add("output", "output", "output", None, (made,))
     for node, tensor in recording.constants.items():
         values[node.name] = constants.of(tensor)
     for output, source in zip(outputs, import_calls(graph, recording, values), strict=True):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import TensorProto, helper, inliner
+from onnx import AttributeProto, TensorProto, helper, inliner
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits, operators
@@ -274,6 +274,10 @@ def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | No
     return weights
 
 
+#: types of attributes that hold tensors, alone or in a graph
+_WITH_TENSORS = (AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
 def _refuse_external(graph: onnx.GraphProto, name: str) -> None:
     """Refuse external data, except in the graph's own initialisers, where exporters use it."""
     graphs = [graph]
@@ -282,6 +286,8 @@ def _refuse_external(graph: onnx.GraphProto, name: str) -> None:
         tensors = [] if current is graph else list(current.initializer)
         for node in current.node:
             for attribute in node.attribute:
+                if attribute.type not in _WITH_TENSORS:
+                    continue
                 tensors += [attribute.t, *attribute.tensors]
                 graphs += [g for g in (attribute.g, *attribute.graphs) if len(g.node) or len(g.initializer)]
         for tensor in tensors:

@@ -20,7 +20,11 @@ from fmtprop.frontends.onnx.elements import numpy_type, type_name
 __all__ = ["check_structure", "nbytes_of"]
 
 #: bits of types that share bytes
-_PACKED = {2: {"INT2", "UINT2"}, 4: {"INT4", "UINT4", "FLOAT4E2M1"}}
+_PACKED_BITS = {
+    number: int(name.removesuffix("E2M1")[-1])
+    for name, number in TensorProto.DataType.items()
+    if name in ("INT2", "UINT2", "INT4", "UINT4", "FLOAT4E2M1")
+}
 
 #: element types
 _KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
@@ -216,13 +220,9 @@ def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
         raise ImportModelError(f"{where} has the unknown element type {tensor.data_type}")
     if tensor.data_type == TensorProto.STRING:
         raise ImportModelError(f"{where} holds strings, which are not stored as bytes")
-    bits = next((n for n in _PACKED if _is_packed(tensor, n)), 8 * numpy_type(tensor.data_type).itemsize)
+    bits = _PACKED_BITS.get(tensor.data_type) or 8 * numpy_type(tensor.data_type).itemsize
     elements: int = math.prod(tensor.dims)
     return -(-elements * bits // 8)
-
-
-def _is_packed(tensor: onnx.TensorProto, bits: int) -> bool:
-    return type_name(tensor.data_type) in _PACKED[bits]
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
@@ -261,7 +261,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         each = next(
             ((name, kinds[tensor.data_type]) for name, kinds in _TYPED.items() if tensor.data_type in kinds), None
         )
-        packed = any(_is_packed(tensor, n) for n in _PACKED)
+        packed = tensor.data_type in _PACKED_BITS
         place, wanted = (each[0], count * each[1]) if each else ("int32_data", nbytes if packed else count)
     if sum(fields.values()) != wanted or any(name != place for name in fields):
         shown = ", ".join(f"{n} in {name}" for name, n in fields.items()) or "none"

@@ -6,6 +6,7 @@ these are parsed, and each is read from its place.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ class OwnData:
         self.places: dict[int, tuple[int, int]] = {}
         self._left = limits.FIELDS
         self._initialisers = 0
+        #: a part of the file, and its place: heads of fields lie close together
+        self._window, self._window_at = b"", 0
         size = os.fstat(file.fileno()).st_size
         try:
             self.rest = b"".join(self._pieces(0, size, 0))
@@ -90,7 +93,7 @@ class OwnData:
             The file has become shorter.
         """
         offset, length = self.places[index]
-        data = bytearray(length)
+        data: Any = np.empty(length, np.uint8)  # a bytearray would be filled with zeros first
         self.file.seek(offset)
         if self.file.readinto(data) != length:  # type: ignore[attr-defined]
             raise ImportModelError(f"{self.name} was cut off while it was read")
@@ -103,8 +106,7 @@ class OwnData:
             self._left -= 1
             if not self._left:
                 raise ImportModelError(f"{self.name} has more than {limits.FIELDS} fields; is it a model at all?")
-            self.file.seek(at)
-            found = field_at(self.file.read(min(_LONGEST_HEAD, end - at)))
+            found = field_at(self._head(at, end))
             if found is None or (stop := at + found[1] + found[2]) > end:
                 raise _DamagedError
             number, head, length = found
@@ -122,6 +124,14 @@ class OwnData:
         yield self._between(start, end)
         self._initialisers += depth == _TENSOR_DEPTH
 
+    def _head(self, at: int, end: int) -> bytes:
+        """Return the first bytes of a field."""
+        begin = at - self._window_at
+        if not 0 <= begin <= len(self._window) - _LONGEST_HEAD:
+            self.file.seek(at)
+            self._window, self._window_at, begin = self.file.read(_WINDOW_NBYTES), at, 0
+        return self._window[begin : begin + min(_LONGEST_HEAD, end - at)]
+
     def _between(self, start: int, end: int) -> bytes:
         self.file.seek(start)
         return self.file.read(end - start)
@@ -136,6 +146,7 @@ _GRAPH, _INITIALISER, _RAW_DATA = 7, 5, 9
 _TENSOR_DEPTH = 2
 #: most bytes of a field's number and length
 _LONGEST_HEAD = 20
+_WINDOW_NBYTES = 1 << 12
 #: smaller tensors stay in their messages
 _LARGE_NBYTES = 1 << 16
 
@@ -155,7 +166,7 @@ class ExternalData:
         self.folder = folder
         self.name = name
         self.left = memory_nbytes()
-        self.ranges: dict[tuple[str, int, int], bytearray] = {}
+        self.ranges: dict[tuple[str, int, int], Any] = {}
 
     def read(self, tensor: onnx.TensorProto, where: str) -> Any:
         """Return the data of a tensor.
@@ -177,7 +188,7 @@ class ExternalData:
             self.ranges[key] = self._bytes(*key, where)
         return _value(tensor, self.ranges[key])
 
-    def _bytes(self, location: str, offset: int, length: int, where: str) -> bytearray:
+    def _bytes(self, location: str, offset: int, length: int, where: str) -> Any:
         file = self._file(location, where)
         self.left -= length
         if self.left < 0:
@@ -193,7 +204,7 @@ class ExternalData:
                         f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}"
                     )
                 opened.seek(offset)
-                data = bytearray(length)
+                data: Any = np.empty(length, np.uint8)
                 read = opened.readinto(data)
         except OSError as error:
             raise ImportModelError(f"{where}: {location!r} cannot be read: {error.strerror}") from error
@@ -224,10 +235,10 @@ def _size(text: str, where: str) -> int:
     return int(text)
 
 
-def _value(tensor: onnx.TensorProto, data: bytearray) -> Any:
+def _value(tensor: onnx.TensorProto, data: np.ndarray[Any, Any]) -> Any:
     """Return a tensor with these data, which it shares if possible."""
-    kind = numpy_type(tensor.data_type)
-    if kind.itemsize * int(np.prod(tensor.dims)) == len(data):
-        return from_array(np.frombuffer(data, dtype=kind).reshape(tuple(tensor.dims)))
-    inside = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=bytes(data))
+    kind, dims = numpy_type(tensor.data_type), tuple(tensor.dims)
+    if kind.itemsize * math.prod(dims) == len(data):
+        return from_array(data.view(kind).reshape(dims))
+    inside = TensorProto(dims=dims, data_type=tensor.data_type, raw_data=data.tobytes())
     return from_proto(inside)  # several numbers share a byte
