@@ -11,12 +11,16 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.api import Options, compile_graph
 from fmtprop.compiling.stages import normalise
+from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import OPSET, OpDef
+from fmtprop.ir.op import OPSET, OpDef, Sample
 from fmtprop.ir.ports import result_names
+from fmtprop.ir.types import TensorType
 from fmtprop.jit import unavailable
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops import Conv, emit
 from fmtprop.passes.formats import channel_blocked, channels_last, plain, unspecified
 from fmtprop.passes.optimal import OptimalFormats, expansions
 from fmtprop.passes.target import Setting
@@ -207,3 +211,42 @@ def test_exact_is_refused_where_it_is_not_known():
         fp.compile(nn.ReLU(), x, special_values="exact", target="mkldnn")
     with pytest.raises(fp.UnsupportedOpError, match=r"'special_values' parameter .* one of 'fast', 'exact'"):
         fp.compile(nn.ReLU(), x, special_values="slow")
+
+
+# ---------------------------------------------------------------- as post-ops
+
+
+def functions() -> list[object]:
+    found = []
+    for declaration in OPSET.values():
+        if declaration.as_post_op is not None and (declaration.elementwise or declaration.as_post_op.kind == "prelu"):
+            images = [s for s in declaration.samples() if s.types[_first(s)].dims == (2, 17, 5, 7)]
+            found += [pytest.param(declaration, s, id=f"{declaration.name}-{s.name}") for s in images]
+    return found
+
+
+def _first(sample: Sample) -> str:
+    return next(iter(sample.types))
+
+
+@pytest.mark.parametrize(("declaration", "sample"), functions())
+def test_what_loses_special_values_as_a_post_op_is_declared(declaration: OpDef, sample: Sample) -> None:
+    graph, first, images = Graph("behind"), _first(sample), sample.types[_first(sample)]
+    ones = TensorType((images.dims[1], 1, 1, 1, 1))
+    weights = graph.constant("ones", ones, torch.ones(ones.dims))
+    # it passes each number on, so that the op may become its post-op
+    attrs = Conv.make(2, groups=images.dims[1])
+    conv = emit(graph, "convolution", {"src": graph.input("x", images), "weights": weights}, attrs)
+    inputs = {name: graph.input(name, type_) for name, type_ in sample.types.items() if name != first}
+    graph.output(emit(graph, declaration.name, {first: conv, **inputs}, sample.attrs))
+    net = compile_graph(graph, Options(special_values="exact", policy="propagate"))
+    generator = torch.Generator().manual_seed(0)
+    for kind, (step, value) in SPECIAL.items():
+        given = [torch.rand(type_.dims, generator=generator) + 0.5 for type_ in sample.types.values()]
+        given[0].view(-1)[::step] = value
+        # in f64, since PyTorch has two kinds of GELU in f32
+        expected = declaration.reference(
+            sample.attrs, {n: x.double() for n, x in zip(sample.types, given, strict=True)}
+        )
+        for got, wanted in zip(net.run_flat(given), expected, strict=True):
+            assert relative_error(got, wanted) < 1e-4, (kind, [step.node.choice for step in net.plan.steps])
