@@ -250,8 +250,12 @@ def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy that can also run in PyTorch: the strides of real tensors are not always the traced ones."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
     return fx.GraphModule(module, graph)
 
 

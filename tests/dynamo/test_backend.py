@@ -483,3 +483,22 @@ def test_races_are_not_watched():
         _, seconds = region.compare(lambda: torch.ones(2) + 1, lambda: torch.ones(2) - 1)
         net = compile_graph(fp.load("chain"), Options(tune="model"))
     assert min(seconds) > 0 and net.plan.steps
+
+
+def test_a_step_in_pytorch_takes_other_strides_than_traced(monkeypatch):
+    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (False, (2.0, 1.0)))
+
+    @torch.library.custom_op("fmtprop_tests::turned", mutates_args=())
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous().t()
+
+    @turned.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (turned(x).reshape(-1) * w).sum()
+
+    x, w = torch.randn(3, 4), torch.randn(12, requires_grad=True)
+    torch.compile(function, backend="fmtprop", options=OPTIONS)(x, w).backward()
+    torch.testing.assert_close(w.grad, x.reshape(-1))
