@@ -15,7 +15,7 @@
     └── LibraryError          the oneDNN library
         ├── LoadError         cannot be found or loaded
         ├── DnnlError         answered with an error status
-        └── HandleError       a native handle was used after it was closed, or somebody tried to copy it
+        └── HandleError       a native handle was used after it was closed, or copied
 
 A message names the node, the operand and axis, the value, the rule and the remedy.
 """
@@ -102,7 +102,7 @@ class LoadError(LibraryError, ImportError):
 
 
 class HandleError(LibraryError):
-    """A native handle was used after it was closed, or somebody tried to copy or pickle it."""
+    """A native handle was used after it was closed, copied or pickled."""
 
 
 class DnnlError(LibraryError, RuntimeError):

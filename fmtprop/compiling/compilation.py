@@ -65,7 +65,7 @@ class Compilation:
     options : Options
         How.
     owned : bool
-        Whether nobody else has the graph's constants: then they go one by one as they are packed, so that memory never
+        Whether the compilation alone has the graph's constants: each is dropped when it is packed, so memory never
         holds all weights twice.
     shared : SharedForms, optional
         Packed forms of the model's tensors that plans for other shapes have.
@@ -141,7 +141,7 @@ class Compilation:
         PlanError
             No plan passes its own check, or this machine has too little memory for any.
         UnsupportedOpError
-            Nobody can run an op, or a pin can't be obeyed.
+            No target can run an op, or a pin can't be obeyed.
         """
         check_memory(self.imported)
         self.normalise()
@@ -251,7 +251,7 @@ class Compilation:
         )
 
     def with_constants(self) -> Graph:
-        """Return the formatted graph with constants that are read from packed forms where somebody needs them.
+        """Return the formatted graph with constants that are read from packed forms when they are needed.
 
         Where only products of a constant are left, these are constants.
 
@@ -264,7 +264,7 @@ class Compilation:
             self.options.stage(_NEXT[ended])
 
     def _lap(self, stage: str) -> None:
-        """Note the time of a stage that ended; tell somebody of the one that begins."""
+        """Note the time of a stage that ended; announce the one that begins."""
         now = perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now

@@ -17,7 +17,7 @@ __all__ = ["with_constants"]
 
 
 def with_constants(formatted: Graph, weights: PackedForms) -> Graph:
-    """Return a graph with constants that are read from packed forms where somebody needs them.
+    """Return a graph with constants that are read from packed forms when they are needed.
 
     Parameters
     ----------

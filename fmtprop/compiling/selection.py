@@ -151,7 +151,7 @@ class Selection:
         return like_another_shape(self._normal, formatted, setting, self._costs)
 
     def rivals(self) -> Entrants:
-        """Return who may become the plan; where nobody packs for some readers any more, others run these."""
+        """Return the entrants; readers without any right packing get other implementations."""
         if self._options.policy == OPTIMAL:
             self._costs = self._costs or self._new_costs()
         setting = setting_for(self._target, self._options.boundary, self._fallback)

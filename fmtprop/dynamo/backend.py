@@ -187,14 +187,14 @@ def _instead(run: Callable[..., Any], captured: Callable[..., Any], whole: Regio
 
 
 def _changes_nothing() -> bool:
-    """Say whether the graph in the making changes none of its inputs."""
+    """Return whether the graph in the making changes none of its inputs."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return metadata is not None and not any(one.mutates_data or one.mutates_metadata for one in metadata.input_info)
 
 
 def _adds_nothing() -> bool:
-    """Say whether AOTAutograd would change neither arguments nor results of the graph in the making at its calls."""
+    """Return whether AOTAutograd would keep arguments and results of the calls in the graph in the making."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return (

@@ -33,7 +33,7 @@ class Watch:
 
     def _count(self, *_: Any) -> None:
         if "fmtprop" not in registry._COMPILER_FNS or not counters["frames"]["total"]:
-            return  # nobody asked torch.compile for the backend, or called the result
+            return  # torch.compile was not asked for the backend, or its result was not called
         if counters["stats"]["unique_graphs"]:
             return  # another backend's
         self._steps += 1

@@ -51,7 +51,7 @@ _FOREIGN = (
 def check_archive(path: str | os.PathLike[str]) -> None:
     r"""Refuse a ``.pt2`` archive that would execute anything when PyTorch opens it.
 
-    Call it right before ``torch.export.load``, on a file that nobody else can change in between. It reads pickles and
+    Call it right before ``torch.export.load``, on a file that nothing can change in between. It reads pickles and
     JSON, not the weights, so its time does not depend on the size of the model's data.
 
     Parameters

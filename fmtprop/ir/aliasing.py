@@ -62,7 +62,7 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
     """Return the reason why a node must not overwrite a value that it reads, or "" if it may.
 
     The answer depends only on edges, never on the order of independent nodes, so it stays valid after later passes. A
-    part of a buffer may be overwritten if nobody reads that part later.
+    part of a buffer may be overwritten if no node reads that part later.
 
     Parameters
     ----------

@@ -312,7 +312,7 @@ class Graph:
         return values
 
     def remove(self, name: str) -> None:
-        """Remove a node that nobody reads.
+        """Remove a node without readers.
 
         Raises
         ------

@@ -392,7 +392,7 @@ def linear_of(node: Node) -> Linear | None:
 
 
 def loses_special_values(node: Node) -> bool:
-    """Tell whether oneDNN may treat NaN or infinities in another way than PyTorch, in a node or its post-ops."""
+    """Return whether oneDNN may treat NaN or infinities differently from PyTorch, in a node or its post-ops."""
     parts = [(node.op, node.attrs), *((post_op.op, post_op.attrs) for post_op in node.post_ops)]
     return any(opdef(op).loses(attrs) for op, attrs in parts)
 

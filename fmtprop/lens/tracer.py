@@ -138,7 +138,7 @@ class Tracer:
     def watching(self, *, threads: bool = False) -> Iterator[Tracer]:
         """Watch the operators that this thread calls in the block.
 
-        Executions that nobody watches, such as those of a forked process, stay in the standard output.
+        Executions without a watcher, such as those of a forked process, stay in the standard output.
 
         Parameters
         ----------

@@ -225,7 +225,7 @@ def layer_inputs(call: Call) -> tuple[Value, dict[str, Value | None]] | None:
 
 
 def import_layer(call: Call) -> Value | None:
-    """Import a layer normalization; nobody reads its statistics."""
+    """Import a layer normalization without readers of its statistics."""
     inputs = layer_inputs(call)
     if inputs is None:
         return None

@@ -171,7 +171,7 @@ class Assignment:
         if self.spec.policy == "naive":
             for index, (name, desc) in enumerate(zip(result_names(node), candidate.results, strict=True)):
                 if desc.kind != "blocked":
-                    continue  # a workspace: nobody but its gradient reads it, and no reorder does
+                    continue  # a workspace: only its gradient reads it, and no reorder can
                 value = Value(node.name, index)
                 back = self._convert(Placed(value, desc), plain(desc), node, name)
                 self.root[back] = back  # readers start from the plain copy: this is the cost of this policy

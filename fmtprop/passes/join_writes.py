@@ -76,7 +76,7 @@ def _write(graph: Graph, node: Node) -> _Write | None:
 
 
 def _before(graph: Graph, write: _Write) -> _Write | None:
-    """Return the write into the same tensor right before, of which nobody else sees the result."""
+    """Return the write into the same tensor right before, if no other node reads its result."""
     before = _write(graph, graph.node(write.whole.node))
     alone = before is not None and before.axis == write.axis and only_reader(graph, write.whole) is not None
     return before if alone else None

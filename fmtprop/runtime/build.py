@@ -160,7 +160,7 @@ class _Builder:
         self._place(node, 0, place.buffer, place.desc.offset0 - self.graph.desc_of(value).offset0)
 
     def _supply(self, node: Node) -> None:
-        """Store a constant, or compute a node of constants; where another plan has it in its format, that is taken."""
+        """Store a constant, or compute a node of constants; another plan's copy in this format is shared."""
         if node.op != "constant" and is_view(self.graph, node.name):
             self._view(node)
             return

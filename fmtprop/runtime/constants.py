@@ -44,7 +44,7 @@ class ConstantStore:
         return nbytes_of(self._bytes[index])
 
     def keep(self, flat: torch.Tensor) -> int:
-        """Store flat bytes, or a tensor, that nobody else can change; return their number, an old one if known."""
+        """Store flat bytes, or a tensor, that no other code can change; return their number, an old one if known."""
         shared = WEIGHTS.share(flat)
         known = self._numbers.get(id(shared))
         if known is None:

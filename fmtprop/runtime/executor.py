@@ -87,7 +87,7 @@ class Executor:
         return results
 
     def lease(self) -> tuple[Context, Callable[[], None]]:
-        """Return a context that nobody else has, for the caller's number of threads, and its release function."""
+        """Return a context that no other run has, for the caller's number of threads, and its release function."""
         runner = self._runner(current_threads())
         context = runner.take()
 

@@ -45,7 +45,7 @@ class Halves:
     Notes
     -----
     Tensors that the backward half reads stay in the arena, in their planned formats. Their memory belongs to a ticket,
-    a small tensor. Nobody else gets the memory as long as the ticket exists, for instance saved by autograd.
+    a small tensor. No other call gets the memory as long as the ticket exists, for instance saved by autograd.
     """
 
     def __init__(self, plan: Plan, plan_for: Callable[[int], Plan] | None = None) -> None:

@@ -80,7 +80,7 @@ def place_parts(graph: Graph, computed: Set[str]) -> Placement:
 
 
 def _makes_results(node: Node) -> bool:
-    """Say whether a step allocates its results; a view is no step."""
+    """Return whether a step allocates its results; a view is no step."""
     return node.choice is not None and node.choice.handle is not None and implementation(node).makes_results
 
 

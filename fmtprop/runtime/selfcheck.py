@@ -278,7 +278,7 @@ class _Trial:
             memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD_BYTE))
             if index == 0 and self.added_to is not None:
                 memory = places[self.added_to].memory
-            # a result with another shape than the exporter's fails at run time if anybody reads it
+            # a result with another shape than the exporter's fails at run time if a node reads it
             readable = expected[index].shape == torch.Size(desc.dims) and not desc.is_workspace
             places[name] = Place(memory, desc, is_read=readable)
             written.append(places[name])

@@ -48,7 +48,7 @@ class WeightStore:
         Parameters
         ----------
         flat : torch.Tensor
-            Flat bytes that nobody changes any more; an opaque tensor of PyTorch is not compared.
+            Flat bytes that do not change any more; an opaque tensor of PyTorch is not compared.
         """
         if flat.layout is not torch.strided or flat.dtype is not torch.uint8 or flat.dim() != 1:
             return flat

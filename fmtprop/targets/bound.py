@@ -84,7 +84,7 @@ class Place:
     desc : MemoryDesc
         Its format; ``offset0`` counts from the memory's start.
     is_read : bool
-        Whether anybody reads a result that a step writes here.
+        Whether a node or the caller reads a result that a step writes here.
     """
 
     __slots__ = ("desc", "is_read", "is_whole", "memory")

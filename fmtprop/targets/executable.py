@@ -166,7 +166,7 @@ class Implementation(ABC):
         return None
 
     def may_add_to(self, node: Node) -> str | None:
-        """Return the operand that it can add to, instead of allocating a result, if nobody else reads it."""
+        """Return the operand that it can add to, instead of allocating a result, if no other node reads it."""
         return None
 
     def needs_check(self, node: Node) -> bool:
@@ -187,7 +187,7 @@ class Targets:
         return self._made[type(way)]
 
     def reject(self, node: Node) -> None:
-        """Tell all of them never to offer a formatted node's choice again."""
+        """Exclude a formatted node's choice from all further answers."""
         self.of(implementation(node)).reject(node)
 
 

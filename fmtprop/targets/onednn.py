@@ -217,7 +217,7 @@ class OneDnnTarget(Provider):
 
 
 class _Answers:
-    """The candidates of one request, computed as far as somebody reads them, then kept."""
+    """The candidates of one request, computed as far as they are read, then kept."""
 
     __slots__ = ("_known", "_source")
 

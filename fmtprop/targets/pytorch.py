@@ -107,7 +107,7 @@ def write_results(node: Node, places: Sequence[torch.Tensor | None], values: Seq
     node : Node
         The node of the results.
     places : sequence of torch.Tensor or None
-        None for a result that nobody reads: its type may differ from the exporter's (``aten._embedding_bag``).
+        None for a result without readers: its type may differ from the exporter's (``aten._embedding_bag``).
     values : sequence of torch.Tensor
         The results.
 

@@ -116,7 +116,7 @@ class ReferenceImplementation(Implementation):
         return _OperatorExecutable(by_operator=self.impl != MEANING)
 
     def needs_check(self, node: Node) -> bool:
-        """Say whether it runs otherwise than the reference does: by an operator, or on strides."""
+        """Return whether it runs in another way than the reference: by an operator, or on strides."""
         if node.op == "reorder" or not opdef(node.op).checkable(node.attrs):
             return False  # which copies
         by_operator = opdef(node.op).operator is not None and self.impl != MEANING
@@ -158,7 +158,7 @@ class _OperatorExecutable(Executable):
 
 
 def reads_strides(node: Node) -> bool:
-    """Say whether a formatted node has operands that are not row-major."""
+    """Return whether a formatted node has operands that are not row-major."""
     operands = node.choice.operands if node.choice is not None else {}
     return any(desc.at_start() != plain(desc) for desc in operands.values())
 
@@ -168,7 +168,7 @@ def _identity(node: Node) -> object:
 
 
 def _is_read_in_place(node: Node, desc: MemoryDesc) -> bool:
-    """Say whether PyTorch's operator works on a format, and not on a copy."""
+    """Return whether PyTorch's operator works on a format, and not on a copy."""
     reads = opdef(node.op).reads
     if reads is Reads.ANY or not desc.is_plain or desc.at_start() == plain(desc):
         return True

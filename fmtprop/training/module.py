@@ -221,7 +221,7 @@ def _check(module: Any, options: Options) -> None:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    """Say whether PyTorch's data parallelism wraps a module: its own communication cannot be captured."""
+    """Return whether PyTorch's data parallelism wraps a module: its own communication cannot be captured."""
     return type(module).__module__.startswith(("torch.nn.parallel.", "torch.distributed.fsdp."))
 
 

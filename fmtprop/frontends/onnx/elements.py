@@ -112,7 +112,7 @@ def from_array(array: Any) -> Any:
 
 
 def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    if not array.flags.writeable:  # the bytes of a file; torch warns, though nobody writes to constants
+    if not array.flags.writeable:  # the bytes of a file; torch warns, but constants are never written
         array = array.view()
         try:
             array.flags.writeable = True

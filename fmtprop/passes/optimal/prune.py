@@ -3,7 +3,7 @@
 Owns the three rules of dominance below; each keeps at least one optimal choice. Removed are:
 
 * A reorder that is not cheaper than a chain of others.
-* A format that nobody reads or writes, if chains through it are not cheaper than chains around it.
+* A format that no alternative reads or writes, if chains through it are not cheaper than chains around it.
 * An alternative, if another one executes the same ops and is not dearer together with reorders between their formats.
 """
 
