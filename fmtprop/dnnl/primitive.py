@@ -30,7 +30,7 @@ _lock = ProcessLock()
 # several times the implementations of any primitive: oneDNN may restart at one that is in its primitive cache
 _MOST_IMPLEMENTATIONS = 200
 
-_LAST_IMPL = _abi.ENUMS["dnnl_status_t"]["last_impl_reached"]
+_LAST_IMPL, _FAILED = (_abi.ENUMS["dnnl_status_t"][name] for name in ("last_impl_reached", "runtime_error"))
 _EXEC_ARG_MD = QUERY["query_exec_arg_md"]
 
 # Name -> (query, index). An indexed name such as "src_1" is split when it is not listed here.
@@ -356,7 +356,9 @@ class Primitive(Handle[_abi.dnnl_primitive_t]):
         out = _abi.dnnl_primitive_t()
         status = lib().primitive_create(byref(out), desc.handle)
         if status:
-            raise_status("dnnl_primitive_create", status, f"{desc}", desc.repro)
+            # Xbyak keeps the error of code that it could not generate (3.2.0)
+            spoilt = "; no further code may be generated in this process: start another" if status == _FAILED else ""
+            raise_status("dnnl_primitive_create", status, f"{desc}{spoilt}", desc.repro)
         super().__init__(out, lib().primitive_destroy)
         self.desc = desc
 
