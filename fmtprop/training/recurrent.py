@@ -87,6 +87,7 @@ class _Layers:
                 found.append(state.squeeze(0).to(made))
             if train and dropout and layer < layers - 1:
                 src = torch.nn.functional.dropout(src, dropout)
+        src = src.clone()  # the gradient reads the numbers; the caller may change them
         src = src.transpose(0, 1) if batch_first else src
         return src, *(torch.cat(found) for found in ends)
 

@@ -117,9 +117,35 @@ def test_a_frozen_layer_and_recomputation():
     check(net, module, args)
 
 
+class Changed(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.copies = getattr(nn, kind)(7, 16), False
+
+    def forward(self, x):
+        dst = self.layer(x)[0]
+        dst = dst.clone() if self.copies else dst
+        dst.select(0, 1).add_(1.0)
+        return dst * 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_has_no_workspace(kind):
-    module, args = Net(kind), (torch.randn(6, 4, 7),)
+def test_results_may_be_changed_in_place(kind):
+    module, x = Changed(kind), torch.randn(6, 4, 7)
+    net = fp.compile(module, x, training=True, tune="model", confirm=False)
+    net(x).square().sum().backward()
+    eager = Changed(kind)
+    eager.copies = True  # PyTorch's own LSTM refuses the change
+    eager(x).square().sum().backward()
+    for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_has_no_workspace(kind, bidirectional):
+    module, args = Net(kind, bidirectional=bidirectional), (torch.randn(6, 4, 7),)
     net = fp.compile(module, args, training=True, tune="model", confirm=False)
     with torch.no_grad():
         for got, want in zip(net(*args), module(*args), strict=True):

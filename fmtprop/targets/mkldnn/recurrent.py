@@ -102,7 +102,7 @@ class _Layer:
 
     def infer(self, given: Tensors) -> Sequence[torch.Tensor]:
         """Return sequence and states."""
-        return self._forward(given, trains=False)[:-1]
+        return self._forward(given, trains=False)
 
     def train(self, given: Tensors) -> Sequence[torch.Tensor]:
         """Return sequence, states and workspace."""
@@ -159,7 +159,8 @@ class _Layer:
                 )  # fmt: skip
             found.append(one)
         dst, states, cells, workspace = zip(*found, strict=True)
-        return _joined(dst, -1), _beside(states, 1), _beside(cells, 1), _joined(workspace, 0)
+        results = _joined(dst, -1), _beside(states, 1), _beside(cells, 1)
+        return (*results, _joined(workspace, 0)) if trains else results
 
     # ---------------------------------------------------------------- parameters
 
