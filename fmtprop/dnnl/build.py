@@ -49,7 +49,7 @@ def create(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:
     blocks = _blocks(desc)
     if desc.tag is not None:
         # By the tag, dimensions of size 1 get the strides that oneDNN's implementations compare with.
-        pointer = _create_dense(desc.dims, desc, str(desc.tag))
+        pointer = _create_dense(desc.dims, desc, _usual_tag(desc))
     elif not desc.inner_blocks and desc.padded_dims == desc.dims and desc.offset0 == 0:
         pointer = _create_strided(desc)
     else:
@@ -65,6 +65,19 @@ def _check_sizes(desc: MemoryDesc) -> None:
     nbytes = 0 if desc.kind is FormatKind.ANY else desc.nbytes
     if max(elements * 8, nbytes) > INT64_MAX:
         raise ShapeError(f"desc {desc}: {elements} elements do not fit in 64 bits of address; split the tensor")
+
+
+def _usual_tag(desc: MemoryDesc) -> str:
+    """Return the tag by which implementations know a dense layout: of those that fit, channels-last is named so.
+
+    An image of one row in channels-last is ``adbc`` too, but by this tag its axis of size 1 has another stride, and no
+    kernel takes it.
+    """
+    tag, letters = str(desc.tag), _LETTERS[: len(desc.dims)]
+    if 1 not in desc.dims[2:] or desc.inner_blocks or tag == letters:
+        return tag
+    channels_last = letters[0] + letters[2:] + letters[1]
+    return channels_last if MemoryDesc(desc.dims, desc.dtype, tag=channels_last) == desc else tag
 
 
 def _create_any(desc: MemoryDesc) -> _abi.dnnl_memory_desc_t:

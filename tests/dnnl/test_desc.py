@@ -73,6 +73,15 @@ def test_size_1_dimensions_do_not_matter() -> None:
     assert odd.fields.strides == (6, 3, 1)
 
 
+def test_an_image_of_one_row_has_the_strides_that_kernels_compare_with() -> None:
+    """Its tag is ``adbc`` too; with the strides of that tag, oneDNN has no kernel but its reference."""
+    native = NativeDesc.from_desc(MemoryDesc((2, 64, 1, 9), "f32", tag="acdb"))
+    assert native.fields.strides == (576, 1, 576, 64)
+    assert native == NativeDesc.from_desc(MemoryDesc((2, 64, 1, 9), "f32", tag="adbc"))
+    volume = NativeDesc.from_desc(MemoryDesc((2, 64, 1, 1, 9), "f32", tag="acdeb"))
+    assert volume.fields.strides == (576, 1, 576, 576, 64)
+
+
 def test_any_and_zero() -> None:
     native = any_of(DIMS)
     assert native.is_any and native.desc == MemoryDesc.any(DIMS, "f32") and native.nbytes == 0

@@ -16,6 +16,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops.attention_fusion import attention
 from fmtprop.ops.depthwise_fusion import Fused, fused
 from fmtprop.passes.base import Pass
+from fmtprop.passes.depthwise_planes import DepthwisePlanes
 from fmtprop.passes.expand import ExpandingPass
 from fmtprop.passes.merge_groups import MergeGroups
 from fmtprop.passes.norm_as_convolution import NormAsConvolution
@@ -67,6 +68,10 @@ EXPANSIONS: tuple[Variant[ExpandingPass], ...] = (
     Variant("filtering", Winograd(), "VGG-16 0.62, ResNet-50 0.92 (AVX2, docs/performance.md)"),
     Variant("filtering, finer", Winograd(most=MOST_GROWTH), "VGG-16 0.77 (AVX2, docs/experiments.md)"),
     Variant("norm as convolution", NormAsConvolution(), "DenseNet-121 0.78, 0.84 on AVX-512 (docs/experiments.md)"),
+    Variant("depthwise planes", DepthwisePlanes(), "Conv-TasNet 0.40 (AVX-512, docs/experiments.md)"),
+    Variant(
+        "depthwise planes, upright", DepthwisePlanes(upright=True), "Conv-TasNet 0.40 (AVX-512, docs/experiments.md)"
+    ),
     Variant("groups merged", MergeGroups(), "ResNeXt-50 32x4d 0.86 (AVX2, docs/experiments.md)"),
 )
 
