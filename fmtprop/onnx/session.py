@@ -195,9 +195,8 @@ class InferenceSession:
         Raises
         ------
         InputError
-            A name is unknown or missing, or an array is not of the declared type and shape.
-        ImportModelError
-            A node cannot run on these inputs.
+            A name is unknown or missing, an array is not of the declared type and shape, or a node cannot run on these
+            sizes or values.
         """
         from fmtprop.frontends.onnx.elements import array_of
 
@@ -223,10 +222,11 @@ class InferenceSession:
     # ------------------------------------------------------------------ running
 
     def _results(self, values: dict[str, Any], binding: IOBinding | None = None) -> list[Any]:
+        reason = self.reason
         plan = self._planned(values)
         bound = {} if binding is None else binding.outputs
         if plan is None:
-            results = self._program.run(values)
+            results = self._by_node(values, reason)
             return [
                 _written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
             ]
@@ -238,6 +238,21 @@ class InferenceSession:
         made = plan(*args)
         results = list(made) if isinstance(made, tuple | list) else [made]
         return [_written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
+
+    def _by_node(self, values: Mapping[str, Any], reason: str | None) -> list[Any]:
+        """Run node by node; inputs that no node accepts are no reason to run others so."""
+        from fmtprop.frontends.onnx.program import OperandsError
+
+        try:
+            return self._program.run(values)
+        except OperandsError as error:
+            self.reason = reason
+            shapes = ", ".join(
+                f"{name} {list(value.shape)}" for name, value in values.items() if hasattr(value, "shape")
+            )
+            raise InputError(
+                f"{error}; the inputs are {shapes}: pass sizes and values that this node accepts"
+            ) from error
 
     def _planned(self, values: Mapping[str, Any]) -> CompiledModel | None:
         """Return the plan for these inputs; None if the model runs node by node."""

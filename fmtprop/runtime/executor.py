@@ -10,11 +10,13 @@ from math import inf
 import torch
 
 from fmtprop import dnnl
+from fmtprop.errors import InputError
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.system.locks import ProcessLock
+from fmtprop.targets.bound import OutsideError
 
 
 class Executor:
@@ -74,17 +76,39 @@ class Executor:
         Raises
         ------
         InputError
-            Number, shape, data type or device of the tensors does not fit, or one of ``out`` overlaps another.
+            Number, shape, data type or device of the tensors does not fit, or one of ``out`` overlaps another, or an
+            index does not exist in its tensor.
         """
         tensors = self._boundary.read(inputs)
         targets = self._boundary.check_out(out, inputs) if out is not None else None
-        if dnnl.fork_guard():
-            results = dnnl.after_fork(lambda: self._run(tensors, targets, threads))
-        else:
-            results = self._run(tensors, targets, threads)
+        try:
+            if dnnl.fork_guard():
+                results = dnnl.after_fork(lambda: self._run(tensors, targets, threads))
+            else:
+                results = self._run(tensors, targets, threads)
+        except OutsideError as error:
+            raise self._outside(error, tensors) from error
         for target in targets or ():
             torch.autograd.graph.increment_version(target)  # for graphs that saved the tensor
         return results
+
+    def _outside(self, error: OutsideError, tensors: Sequence[torch.Tensor]) -> InputError:
+        """Return the error of an index that its tensor does not have, with the inputs that may hold it."""
+        operands = [
+            f"{access.desc.dtype.value}{list(access.desc.dims)}"
+            for step in self.plan.steps
+            if step.node.name == error.node.name
+            for access in step.operands.values()
+        ]
+        held = [
+            f"input {given.name} holds {int(tensor.min())} to {int(tensor.max())}"
+            for given, tensor in zip(self._boundary.inputs, tensors, strict=True)
+            if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex())
+        ]
+        return InputError(
+            f"{error}; its operands are {', '.join(operands)}. An index must exist along its axis: "
+            f"{', '.join(held) or 'no input holds whole numbers, so the model computes it'}; pass indices that do"
+        )
 
     def lease(self) -> tuple[Context, Callable[[], None]]:
         """Return a context that no other run has, for the caller's number of threads, and its release function."""

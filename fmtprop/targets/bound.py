@@ -20,7 +20,18 @@ from fmtprop.jit import Call
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.memory import view, view_of_tensor
 
-__all__ = ["REFUSED", "SCRATCHPAD", "Bound", "Memory", "Place", "PythonCalls", "Stream", "as_planned", "failed"]
+__all__ = [
+    "REFUSED",
+    "SCRATCHPAD",
+    "Bound",
+    "Memory",
+    "OutsideError",
+    "Place",
+    "PythonCalls",
+    "Stream",
+    "as_planned",
+    "failed",
+]
 
 #: name of the scratchpad's place
 SCRATCHPAD = "scratchpad"
@@ -176,10 +187,29 @@ class PythonCalls:
         return 0
 
 
+class OutsideError(PlanError):
+    """An operator read an index that its tensor does not have.
+
+    Parameters
+    ----------
+    node : Node
+        The operator.
+    message : str
+        The message.
+    """
+
+    def __init__(self, node: Node, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
 def failed(node: Node, target: str, error: Exception) -> PlanError:
     """Return the error of a failed operator, with its node and target."""
     where = f" from {node.origin}" if node.origin else ""
-    return PlanError(f"{node.label}{where} failed on the {target} target: {error}")
+    text = str(error)
+    if "out of range" in text or "out of bounds" in text:  # PyTorch has no class of its own for these
+        return OutsideError(node, f"{node.label}{where}: {text}")
+    return PlanError(f"{node.label}{where} failed on the {target} target: {text}")
 
 
 class Bound:

@@ -22,7 +22,7 @@ from fmtprop.frontends.onnx.reference import run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 from fmtprop.ops.without_data import without_data
 
-__all__ = ["Program"]
+__all__ = ["OperandsError", "Program"]
 
 #: nodes of branches and loops that an imported model may have, after loops are unrolled
 MOST_UNROLLED_STEPS: Final = 1_000
@@ -32,6 +32,10 @@ _SMALL_NBYTES: Final = 4096
 _FEW_ELEMENTS: Final = 64
 #: bytes that nodes may make of constants, plus eight times the bytes of the weights
 MOST_FOLDED_NBYTES: Final = 1 << 29
+
+
+class OperandsError(ImportModelError):
+    """A node cannot run on its operands: the model is wrong, or the inputs of a run are."""
 
 
 class Program:
@@ -173,7 +177,7 @@ class _Run:
             raise ImportModelError(f"{step.label}: {_first_line(error)} is not supported") from error
         except _FAILURES as error:
             given = ", ".join(map(_described, arguments))
-            raise ImportModelError(f"{step.label} cannot run on {given or 'nothing'}: {_first_line(error)}") from error
+            raise OperandsError(f"{step.label} cannot run on {given or 'nothing'}: {_first_line(error)}") from error
 
     def _checked(self, step: Step, results: Any) -> Sequence[Any]:
         # a sequence is a list, several results are a tuple

@@ -204,15 +204,15 @@ ENDLESS = """
     }"""
 
 
-@pytest.mark.parametrize("body, message", [
-    ("u = Neg(s)", "loops have run 2000 nodes in this run, and may run no more"),
-    ("u = Concat<axis = 0>(s, s)", "after 8 rounds its state and rows have 2048 bytes; they may have 1024"),
+@pytest.mark.parametrize("body, kind, message", [
+    ("u = Neg(s)", ImportModelError, "loops have run 2000 nodes in this run, and may run no more"),
+    ("u = Concat<axis = 0>(s, s)", InputError, "after 8 rounds its state and rows have 2048 bytes; they may have 1024"),
 ])  # fmt: skip
-def test_a_loop_that_does_not_end_is_an_error(body, message, monkeypatch):
+def test_a_loop_that_does_not_end_is_an_error(body, kind, message, monkeypatch):
     monkeypatch.setattr(limits, "LOOP_STEPS", 2000)
     monkeypatch.setattr(limits, "LOOP_NBYTES", 1024)
     made = session(ENDLESS.replace("BODY", body))
-    with pytest.raises(ImportModelError, match=message):
+    with pytest.raises(kind, match=message):
         made.run(None, {"m": np.int64(10**12), "c": np.bool_(True), "x": np.float32([1, 2])})
 
 
@@ -250,3 +250,29 @@ def test_an_output_may_be_named_twice():
     session = fp.onnx.InferenceSession(onnx.parser.parse_model(text), policy="propagate", confirm=False)
     assert session.reason is None
     assert [result.tolist() for result in session.run(None, {"x": np.float32([1, -2])})] == [[1, 0], [1, 0]]
+
+
+def test_an_index_that_does_not_exist_is_an_error_of_the_input():
+    made = session(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[4, 3] w, int64[n] i) => (float[n, 3] y) { y = Gather(w, i) }'
+    )
+    table = np.ones((4, 3), np.float32)
+    message = r"node .* from y: .*operands are f32\[4, 3\], s64\[2\].* input i holds 0 to 9; pass indices that do"
+    with pytest.raises(InputError, match=message):
+        made.run(None, {"w": table, "i": np.array([0, 9])})
+    assert made.run(None, {"w": table, "i": np.array([0, 3])})[0].shape == (2, 3)
+    assert made.reason is None
+
+
+def test_a_size_that_no_node_accepts_is_an_error_of_the_input():
+    made = session(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, h, w] x, float[4, 3, 5, 5] f) => '
+        "(float[1, 4, a, b] y) { y = Conv(x, f) }"
+    )
+    weights = np.ones((4, 3, 5, 5), np.float32)
+    message = r"node y \(Conv\) cannot run on .*; the inputs are x \[1, 3, 3, 3\], f .*: pass sizes and values that"
+    with pytest.raises(InputError, match=message):
+        made.run(None, {"x": np.ones((1, 3, 3, 3), np.float32), "f": weights})
+    # the next run has a plan all the same
+    made.run(None, {"x": np.ones((1, 3, 6, 5), np.float32), "f": weights})
+    assert made.reason is None and len(made.plans) == 1
