@@ -15,7 +15,8 @@ from torch._guards import TracingContext
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
-from fmtprop.dynamo.pieces import Piece, Pieces, in_place, parted
+from fmtprop.dynamo.caches import growing
+from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
 from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region, compare
 from fmtprop.dynamo.unreached import Watch
 from fmtprop.dynamo.views import WithViews, without_views
@@ -35,6 +36,9 @@ _MODES: Mapping[str | None, str | None] = {
     "max-autotune": "measure",
     "max-autotune-no-cudagraphs": "measure",
 }
+
+#: option of this door alone
+_GROW = "grow_caches"
 
 #: results without a tensor that they share memory with
 _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias)
@@ -64,7 +68,9 @@ def backend(
     mode : str, optional
         ``"max-autotune"`` measures costs on this machine, as ``tune="measure"`` does.
     options : mapping, optional
-        Options of :func:`fmtprop.compile`: ``dtype``, ``policy``, ``target``, ``tune``, ``verify``, …
+        Options of :func:`fmtprop.compile`: ``dtype``, ``policy``, ``target``, ``tune``, ``verify``, …; and
+        ``grow_caches``, False by default: caches that grow by ``torch.cat`` get memory with room behind them, so that
+        the next concat copies only the new elements. Then old and new cache share memory, and neither is contiguous.
 
     Returns
     -------
@@ -77,7 +83,11 @@ def backend(
         A mode or an option is unknown, or a value is not one of its values.
     """
     _WATCH.end()
-    return regions_by(options_of(mode, options), lambda region: None)(module, example_inputs)
+    given = dict(options or {})
+    grow = given.pop(_GROW, False)
+    if not isinstance(grow, bool):
+        raise UnsupportedOpError(f"backend 'fmtprop': {_GROW!r} must be True or False, got {grow!r}")
+    return regions_by(options_of(mode, given), lambda region: None, grow=grow)(module, example_inputs)
 
 
 def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
@@ -94,19 +104,25 @@ def options_of(mode: str | None, given: Mapping[str, Any] | None) -> Options:
     known_options = [field.name for field in fields(Options) if field.name not in _NAMELESS]
     for name in given or {}:
         if name not in known_options:
-            raise UnsupportedOpError(f"backend 'fmtprop' has no option {name!r}; it has {', '.join(known_options)}")
+            known = ", ".join([*known_options, _GROW])
+            raise UnsupportedOpError(f"backend 'fmtprop' has no option {name!r}; it has {known}")
     tune = _MODES[mode]
     return Options(**({"tune": tune} if tune else {}) | dict(given or {}))
 
 
-def regions_by(options: Options, observe: Observer) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+def regions_by(
+    options: Options, observe: Observer, *, grow: bool = False
+) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """Return a backend with these options; an observer is told of its regions."""
     made: list[Region | InPyTorch] = []  # PyTorch captures one graph at a time
 
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         functional, views = without_views(functional)
         functional = in_place(functional)
-        pieces = parted(functional, _constant_inputs())
+        constants = _constant_inputs()
+        if grow and has_fixed_products(functional, constants):
+            functional = growing(functional)
+        pieces = parted(functional, constants)
         is_all = len(pieces) == 1 and _changes_nothing()
         runs = [run_of(piece, is_all) for piece in pieces]
         if views is None and isinstance(runs[0], Region):

@@ -20,7 +20,7 @@ from fmtprop.frontends.fx_import import importers
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
 
-__all__ = ["Piece", "Pieces", "in_place", "is_symbolic", "parted"]
+__all__ = ["Piece", "Pieces", "has_fixed_products", "in_place", "is_symbolic", "parted"]
 
 _ATEN = torch.ops.aten
 
@@ -101,7 +101,7 @@ def parted(module: fx.GraphModule, constants: frozenset[int]) -> list[Piece]:
     Calls with symbolic sizes are in PyTorch's pieces only if products of weights have fixed sizes, as in a decoder's
     step. Otherwise a plan for each size is the better way.
     """
-    by_shape = not _has_fixed_products(module, constants)
+    by_shape = not has_fixed_products(module, constants)
     calls = list(_calls(module))
     random = {node for node in calls if _is_random(node)}
     theirs = {n for n in calls if n in random or _writes(n) or (not by_shape and _meets_symbols(n))}
@@ -235,7 +235,7 @@ def _meets_symbols(node: fx.Node) -> bool:
     return any(is_symbolic(one.meta.get("val")) for one in (node, *node.all_input_nodes))
 
 
-def _has_fixed_products(module: fx.GraphModule, constants: frozenset[int]) -> bool:
+def has_fixed_products(module: fx.GraphModule, constants: frozenset[int]) -> bool:
     """Return whether there are products of constants, and all of them have fixed sizes."""
     fixed = {node for place, node in enumerate(_placeholders(module)) if place in constants}
     found = False

@@ -24,6 +24,7 @@ from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
+from fmtprop.dynamo.caches import Grow
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
 from fmtprop.errors import FmtpropError
@@ -83,7 +84,8 @@ class InPyTorch:
     def __init__(self, module: fx.GraphModule, reason: str) -> None:
         self.module, self._run = module, module.forward
         self.outcomes = [Outcome(None, reason)]
-        self.is_left_to_pytorch = True
+        #: the captured graph would copy caches
+        self.is_left_to_pytorch = not any(isinstance(node.target, Grow) for node in module.graph.nodes)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the calls."""

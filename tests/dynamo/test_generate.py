@@ -112,3 +112,30 @@ def test_greedy_tokens_are_those_of_eager(make: Callable[[], nn.Module], cache: 
         assert torch.equal(model.generate(**given, **how), expected)
     plans = [outcome for one in regions for outcome in one.outcomes if outcome.net is not None]
     assert 0 < len(plans) <= MOST_PLANS
+
+
+def test_a_static_cache_is_written_in_place_and_never_copied():
+    torch.manual_seed(0)
+    model = decoder("Llama").eval()
+    regions: list = []
+    caches = [transformers.StaticCache(config=model.config, max_cache_len=16) for _ in range(2)]
+    run = torch.compile(
+        model, backend=regions_by(options_of(None, {"tune": "model", "confirm": False}), regions.append)
+    )
+    with torch.no_grad():
+        for start, tokens in ((0, 5), (5, 1), (6, 1)):
+            given = {"input_ids": torch.randint(2, VOCABULARY, (1, tokens))}
+            given |= {"cache_position": torch.arange(start, start + tokens)}
+            expected = model(**given, past_key_values=caches[0]).logits
+            places = [tensor.data_ptr() for tensor in (caches[1].layers[0].keys, caches[1].layers[0].values) if start]
+            torch.testing.assert_close(run(**given, past_key_values=caches[1]).logits, expected, rtol=1e-3, atol=1e-4)
+            kept = [tensor.data_ptr() for tensor in (caches[1].layers[0].keys, caches[1].layers[0].values) if start]
+            assert kept == places
+            if not start:
+                regions.clear()  # of prefill, which makes the cache
+    torch.testing.assert_close(caches[1].layers[0].keys, caches[0].layers[0].keys)
+    calls = [node for one in regions for node in one.module.graph.nodes if node.op == "call_function"]
+    # the counter of tokens is copied
+    names = [str(node.target) for node in calls if "copy" in str(node.target) and node.meta["val"].numel() > 1]
+    assert names.count("aten.index_copy_.default") == 2  # keys and values
+    assert not {"aten.copy_.default", "aten.index_copy.default"} & set(names)
