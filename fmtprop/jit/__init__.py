@@ -10,6 +10,7 @@ from fmtprop.jit.gemv import GemvKernel, Tail, gemv_kernel_for
 from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.norms import GroupNormKernel, group_norm_kernel_for
+from fmtprop.jit.rms_norm import RmsNormKernel, rms_norm_kernel_for
 from fmtprop.jit.rows import AverageKernel, FoldKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 
@@ -23,6 +24,7 @@ __all__ = [
     "GemvKernel",
     "GroupNormKernel",
     "Kernel",
+    "RmsNormKernel",
     "StandaloneKernel",
     "StandaloneWork",
     "Tail",
@@ -35,5 +37,6 @@ __all__ = [
     "group_norm_kernel_for",
     "kernel_for",
     "no_code",
+    "rms_norm_kernel_for",
     "unavailable",
 ]

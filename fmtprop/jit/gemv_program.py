@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
-from iced_x86 import Code, Instruction, Register
+from iced_x86 import Register
 
 from fmtprop.jit.assembler import Isa, at
 from fmtprop.jit.functions import FUNCTIONS
@@ -99,7 +99,7 @@ class _Gemv(Program):
                     self.advance(count * self.isa.nbytes, _SRC, _WEIGHTS)
             for chain in chains[1:]:
                 self.v("VADDPS", chains[0], chains[0], chain)
-            self._across()
+            self.across()
             self.emit("VEX_VMOVSS_M32_XMM", at(_SUM), Register.XMM0)
             self.advance(4, _SUM)
             self.add(_WEIGHTS, self.argument("gap"))
@@ -108,20 +108,6 @@ class _Gemv(Program):
         self.emit("PREFETCHT2_M8", at(_WEIGHTS, offset + _AHEAD_NBYTES))
         self.v("VMOVUPS", x, at(_SRC, offset))
         self.v("VDPBF16PS" if self.bf16 else "VFMADD231PS", total, x, at(_WEIGHTS, offset))
-
-    def _across(self) -> None:
-        """Add up the numbers of the first vector; its first number is the sum."""
-        x, y = Register.XMM0, Register.XMM1
-        if self.isa.nbytes == 64:
-            self._half(Code.EVEX_VEXTRACTF64X4_YMMM256_K1Z_ZMM_IMM8, Register.YMM1, Register.ZMM0)
-            self.emit("VEX_VADDPS_YMM_YMM_YMMM256", Register.YMM0, Register.YMM0, Register.YMM1)
-        self._half(Code.VEX_VEXTRACTF128_XMMM128_YMM_IMM8, y, Register.YMM0)
-        self.emit("VEX_VADDPS_XMM_XMM_XMMM128", x, x, y)
-        for _ in range(2):
-            self.emit("VEX_VHADDPS_XMM_XMM_XMMM128", x, x, x)
-
-    def _half(self, code: Any, half: Any, whole: Any) -> None:
-        self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))
 
     def finish(self, dst: DataType, bias: DataType | None, tail: Sequence[Tail]) -> None:
         """Apply bias and post-ops to the sums of a task, and store them."""

@@ -6,8 +6,9 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
-from iced_x86 import MemoryOperand, Register
+from iced_x86 import Code, Instruction, MemoryOperand, Register
 
 from fmtprop.jit.assembler import Assembler, Isa, at
 
@@ -168,3 +169,17 @@ class Program(Assembler):
             return place
         self.load(free, place)
         return free
+
+    def across(self) -> None:
+        """Add up the numbers of the first vector, by means of the second: the sum is its first number."""
+        x, y = Register.XMM0, Register.XMM1
+        if self.isa.nbytes == 64:
+            self._half(Code.EVEX_VEXTRACTF64X4_YMMM256_K1Z_ZMM_IMM8, Register.YMM1, Register.ZMM0)
+            self.emit("VEX_VADDPS_YMM_YMM_YMMM256", Register.YMM0, Register.YMM0, Register.YMM1)
+        self._half(Code.VEX_VEXTRACTF128_XMMM128_YMM_IMM8, y, Register.YMM0)
+        self.emit("VEX_VADDPS_XMM_XMM_XMMM128", x, x, y)
+        for _ in range(2):
+            self.emit("VEX_VHADDPS_XMM_XMM_XMMM128", x, x, x)
+
+    def _half(self, code: Any, half: Any, whole: Any) -> None:
+        self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))

@@ -37,6 +37,7 @@ from fmtprop.ops.recurrent_training import OPS as RECURRENT_TRAINING
 from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
+from fmtprop.ops.rms_norm import RMS_NORMALIZATION, RmsNorm
 from fmtprop.ops.shuffle import SHUFFLE, Shuffle
 from fmtprop.ops.slice1 import slice1
 from fmtprop.ops.softmax import SOFTMAX, Softmax
@@ -68,6 +69,7 @@ OPS = (
     LAYER_NORMALIZATION_TRAINING,
     LAYER_NORMALIZATION_BACKWARD,
     GROUP_NORMALIZATION,
+    RMS_NORMALIZATION,
     LRN,
     LRN_TRAINING,
     LRN_BACKWARD,
@@ -121,6 +123,7 @@ __all__ = [
     "Reorder",
     "Resampling",
     "Reshape",
+    "RmsNorm",
     "Shuffle",
     "Slice",
     "Softmax",

@@ -18,6 +18,7 @@ from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
+from fmtprop.passes.recognise_rms_norm import RecogniseRmsNorm
 from fmtprop.passes.remove_identities import RemoveIdentities
 
 __all__ = ["NORMALISE"]
@@ -36,6 +37,7 @@ NORMALISE: tuple[Pass, ...] = (
     RecogniseShuffle(),
     # before its steps become post-ops of other nodes
     RecogniseFunctions(),
+    RecogniseRmsNorm(),
     # before FoldPadding, since a spelled-out LRN contains a padding
     RecogniseLrn(),
     FoldPadding(),

@@ -20,6 +20,7 @@ from fmtprop.jit import (
     broadcast_kernel_for,
     fold_kernel_for,
     group_norm_kernel_for,
+    rms_norm_kernel_for,
 )
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.attention import Attention
@@ -31,6 +32,7 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
+from fmtprop.ops.rms_norm import RmsNorm
 from fmtprop.passes.formats import channels_last, dense, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
@@ -67,6 +69,8 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         return
     if isinstance(node.attrs, GroupNorm):
         yield from _group_normalization(node.attrs, request)
+    if isinstance(node.attrs, RmsNorm):
+        yield from _rms_normalization(node.attrs, request)
     if isinstance(node.attrs, BatchStatistics):
         yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
@@ -159,6 +163,17 @@ def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candida
     kernel = group_norm_kernel_for(images, prod(places), channels, attrs.groups, attrs.epsilon, src.dtype)
     if fits and kernel is not None:
         yield _candidate(kernel, {"src": src, **vectors}, src.at_start() if dst.kind == "any" else dst)
+
+
+def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
+    src, dst = plain(request["src"]), request["dst"]
+    if not _is_served(request["src"], src) or not _is_served(dst, src) or dst.dtype != src.dtype:
+        return
+    vectors = {name: plain(request[name]) for name in ("scale",) if name in request}
+    kernel = rms_norm_kernel_for(prod(src.dims[:-1]), src.dims[-1], attrs.epsilon, src.dtype)
+    if kernel is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
+        given = {name: src if desc.kind == "any" else desc for name, desc in request.items() if name in ("src", "dst")}
+        yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
 
 
 def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[Candidate]:

@@ -1,0 +1,96 @@
+"""Kernels of RMS normalization: each row is read twice, the second time from the nearest cache."""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_float, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+from fmtprop.jit.assembler import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.rows import UNROLLED
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = ["RmsNormArguments", "RmsNormKernel", "rms_norm_kernel_for"]
+
+_FloatVector = c_float * 16
+
+
+class RmsNormArguments(Arguments):
+    """Arguments of the code."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src", "scale", "dst")),
+        *((name, c_uint64) for name in ("rows", "row", "blocks", "vectors")),
+        *((name, _FloatVector) for name in ("divisor", "epsilon", "one")),
+    )
+
+
+@dataclass(frozen=True)
+class RmsNormKernel(StandaloneKernel):
+    """``dst[r, c] = src[r, c] / sqrt(mean over c of src[r, c]² + epsilon) * scale[c]``; dst may be src.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Sizes of src; whole vectors of columns.
+    epsilon : float
+        Added to the mean.
+    dtype : DataType
+        Data type of src and dst; computed in f32, as scale is.
+    """
+
+    rows: int
+    columns: int
+    epsilon: float
+    dtype: DataType
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "rms_norm"
+
+    def assembled(self) -> Kernel:
+        """Return the code; all problems of a data type share it."""
+        return _assembled(isa(), self.dtype)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later, scale if there is one."""
+        row, ones = self.columns * self.dtype.nbytes, (c_float * self.columns)(*[1.0] * self.columns)
+        blocks, vectors = divmod(self.columns // _lanes(), UNROLLED)
+        arguments = RmsNormArguments(
+            scale=addressof(ones),
+            rows=self.rows,
+            row=row,
+            blocks=blocks,
+            vectors=vectors,
+            divisor=_FloatVector(*[self.columns] * 16),
+            epsilon=_FloatVector(*[self.epsilon] * 16),
+            one=_FloatVector(*[1.0] * 16),
+        )
+        return StandaloneWork(self.kernel, arguments, threads_for(self.rows * row, threads), ones)
+
+
+def rms_norm_kernel_for(rows: int, columns: int, epsilon: float, dtype: DataType) -> RmsNormKernel | None:
+    """Return a kernel; None if this machine has none for this number of columns.
+
+    Parameters
+    ----------
+    rows, columns, epsilon, dtype
+        See :class:`RmsNormKernel`.
+    """
+    if unavailable() or not takes(dtype) or 0 in (rows, columns) or columns % _lanes():
+        return None
+    return RmsNormKernel(rows, columns, epsilon, dtype)
+
+
+def _lanes() -> int:
+    return isa().nbytes // 4
+
+
+@cache
+def _assembled(isa: Isa, dtype: DataType) -> Kernel:
+    from fmtprop.jit.rms_norm_program import rms_norm  # few networks need the assembler
+
+    return Kernel("rms_norm", rms_norm(isa, bf16=dtype is DataType.BF16))

@@ -1,0 +1,100 @@
+"""Recognition of RMS normalization, which models write out and PyTorch's exporter decomposes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node, Value
+from fmtprop.ops.binary import Binary
+from fmtprop.ops.eltwise import Eltwise
+from fmtprop.ops.reduction import Reduction
+from fmtprop.ops.rms_norm import RmsNorm
+from fmtprop.passes.editing import bypass, is_constant, only_reader, viewed_constant
+
+#: function of the mean, and what is done with its result: a factor, or a divisor
+_ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
+
+
+@dataclass(frozen=True)
+class RecogniseRmsNorm:
+    """Replace ``x / sqrt(mean of x² over the last axis + epsilon) * scale`` by one ``rms_normalization``.
+
+    Notes
+    -----
+    Requires folded constants, and a graph before fusion. Ensures that no such chain is left, unless its inner values
+    have other readers. A scale that is no constant vector stays a product of its own.
+
+    References
+    ----------
+    ``torch.nn.functional.rms_norm``.
+    """
+
+    name: ClassVar[str] = "recognise-rms-norm"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.name in graph and isinstance(node.attrs, Binary) and node.attrs.alg in ("mul", "div"):
+                _recognise(graph, node, node.attrs.alg)
+        graph.remove_dead()
+        return graph
+
+
+def _recognise(graph: Graph, product: Node, alg: str) -> None:
+    operands = graph.inputs(product.name)
+    pairs = [(operands["src_0"], operands["src_1"]), (operands["src_1"], operands["src_0"])]
+    for src, root in pairs if alg == "mul" else pairs[:1]:
+        epsilon = _epsilon(graph, src, root, alg)
+        if epsilon is not None and graph.type_of(src) == product.results[0]:
+            last, inputs = product, {"src": src}
+            scaled = _scaled(graph, product)
+            if scaled is not None:
+                last, vector = scaled
+                inputs["scale"] = viewed_constant(graph, vector, lambda data: data.reshape(-1), last, last.origin)
+            name = graph.fresh_name("rms_normalization")
+            node = Node(name, "rms_normalization", RmsNorm(epsilon), last.results, origin=last.origin)
+            bypass(graph, last, graph.insert(node, inputs, before=last.name))
+            return
+
+
+def _epsilon(graph: Graph, src: Value, root: Value, alg: str) -> float | None:
+    """Return the number that is added to the mean of the squares of src; None if `root` is another value."""
+    node = _producer(graph, root)
+    attrs = None if node is None else node.attrs
+    if not isinstance(attrs, Eltwise) or _ROOTS.get((attrs.alg, attrs.beta)) != alg or attrs.alpha not in (0.0, 1.0):
+        return None
+    epsilon, node = 0.0, _producer(graph, graph.inputs(node.name)["src"]) if node else None
+    if node is not None and isinstance(node.attrs, Eltwise) and (node.attrs.alg, node.attrs.alpha) == ("linear", 1.0):
+        epsilon, node = node.attrs.beta, _producer(graph, graph.inputs(node.name)["src"])
+    last = graph.type_of(src).ndim - 1
+    if node is None or node.attrs != Reduction("mean", (last,)):
+        return None
+    squares = _producer(graph, graph.inputs(node.name)["src"])
+    return epsilon if squares is not None and _is_square(graph, squares, src) else None
+
+
+def _is_square(graph: Graph, node: Node, src: Value) -> bool:
+    alg = getattr(node.attrs, "alg", "")
+    is_power = (alg, getattr(node.attrs, "alpha", 0.0), getattr(node.attrs, "beta", 0.0)) == ("pow", 1.0, 2.0)
+    named = (node.op, alg) in (("binary", "mul"), ("eltwise", "square"))
+    return set(graph.inputs(node.name).values()) == {src} and (named or is_power)
+
+
+def _scaled(graph: Graph, product: Node) -> tuple[Node, Value] | None:
+    """Return the only reader of a normalized tensor and its vector, if it is a product with one."""
+    reader, value = only_reader(graph, Value(product.name)), Value(product.name)
+    if reader is None or not isinstance(reader.attrs, Binary) or reader.attrs.alg != "mul":
+        return None
+    (vector,) = [one for one in graph.inputs(reader.name).values() if one != value]
+    type_, dims = graph.type_of(vector), product.results[0].dims
+    is_vector = type_.dims[-1:] == dims[-1:] and type_.size == dims[-1] and type_.dtype == product.results[0].dtype
+    return (reader, vector) if is_vector and is_constant(graph, vector) else None
+
+
+def _producer(graph: Graph, value: Value) -> Node | None:
+    """Return the producer of a value if it has no other reader."""
+    node = graph.node(value.node)
+    return None if node.is_boundary or only_reader(graph, value) is None else node
