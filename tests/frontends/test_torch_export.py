@@ -588,7 +588,8 @@ def test_a_second_claim_is_an_error(monkeypatch):
 
 
 def test_every_claimed_overload_exists():
-    importlib.import_module("fmtprop.training.recurrent")  # it registers calls
+    for name in ("recurrent", "lrn"):
+        importlib.import_module(f"fmtprop.training.{name}")  # it registers calls
     for overload in importers():
         namespace, name, variant = overload.split(".")
         assert hasattr(getattr(getattr(torch.ops, namespace), name), variant), overload
