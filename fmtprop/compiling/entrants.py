@@ -191,9 +191,10 @@ class Entrants:
         """Return the best entrant of a variant of the graph; None if it changes nothing or no target can run it."""
         if self._options.policy != OPTIMAL or self._options.pin:  # pins name nodes of the original graph
             return None
-        rewritten = Pipeline((variant.rewrite,), Stage.IMPORTED).run(self._normal)
-        if rewritten is self._normal:
+        rewritten = variant.rewrite.run(self._normal)
+        if rewritten is self._normal:  # it was verified
             return None
+        verify(rewritten, Stage.IMPORTED)
         try:
             return self._first(name, rewritten, variant.pins(self._normal))
         except UnsupportedOpError:  # no kernel supports the rewritten graph: this is not a failure
