@@ -91,13 +91,40 @@ def name_of(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
-def check(info: Any, most: int | None, special: str, door: Door, **options: Any) -> Iterator[Outcome]:
+def check(
+    info: Any, most: int | None, special: str, door: Door, dtype: torch.dtype = torch.float32, **options: Any
+) -> Iterator[Outcome]:
     """Yield the outcome of an operator's samples, of some where there are more than `most`."""
     name = name_of(info)
-    samples = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))
+    samples = (
+        list(info.sample_inputs("cpu", dtype, requires_grad=False)) if dtype in info.supported_dtypes("cpu") else []
+    )
     for index, sample in enumerate(samples[:most]):
         model = One(info.op, ((sample.input, *sample.args), sample.kwargs)).eval()
         yield Outcome(name, index, *outcome_of(model, special, door, options))
+
+
+def check_errors(info: Any, most: int | None, door: Door, **options: Any) -> Iterator[Outcome]:
+    """Yield the outcome of an operator's inputs that PyTorch refuses: they are refused by a door, too."""
+    cases = list(info.error_inputs("cpu")) if info.error_inputs_func is not None else []
+    for index, case in enumerate(cases[:most]):
+        sample = case.sample_input
+        model = One(info.op, ((sample.input, *sample.args), sample.kwargs)).eval()
+        yield Outcome(name_of(info), index, *outcome_of_error(model, door, options))
+
+
+def outcome_of_error(model: One, door: Door, options: Any) -> tuple[str, str]:
+    inputs = model.tensors()
+    try:
+        with torch.no_grad():
+            model(*(tensor.clone() for tensor in inputs))
+    except Exception:
+        try:
+            door(model, inputs, options)
+        except Exception:
+            return "right", ""
+        return "wrong", "raised nothing"
+    return "skipped", "PyTorch itself raises nothing"
 
 
 def outcome_of(model: One, special: str, door: Door, options: Any) -> tuple[str, str]:
@@ -128,20 +155,25 @@ def by_export(model: One, inputs: Sequence[torch.Tensor], options: Any) -> Any:
     return fp.compile(model, tuple(inputs), **options)(*inputs)
 
 
+def by_backend(model: One, inputs: Sequence[torch.Tensor], options: Any) -> Any:
+    """Return the results of plans of the captured graphs."""
+    region.compare = lambda ours, theirs: (ours() is not None, (0.0, 1.0))
+    return _captured(model, inputs, regions_by(options_of(None, options), lambda region: None))
+
+
 def by_dynamo(model: One, inputs: Sequence[torch.Tensor], options: Any) -> Any:
     """Return the results of plans of the captured graphs; eager PyTorch's where PyTorch cannot capture them."""
-    region.compare = lambda ours, theirs: (ours() is not None, (0.0, 1.0))
-
-    def through(backend: Any) -> Any:
-        torch._dynamo.reset()
-        with torch.no_grad():
-            return torch.compile(model, backend=backend)(*(tensor.clone() for tensor in inputs))
-
     try:
-        through("aot_eager")
+        _captured(model, inputs, "aot_eager")
     except Exception:
         return model(*inputs)
-    return through(regions_by(options_of(None, options), lambda region: None))
+    return by_backend(model, inputs, options)
+
+
+def _captured(model: One, inputs: Sequence[torch.Tensor], backend: Any) -> Any:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        return torch.compile(model, backend=backend)(*(tensor.clone() for tensor in inputs))
 
 
 def reason(text: str) -> str:
@@ -275,6 +307,8 @@ def main() -> None:
     parser.add_argument("--special", default="", choices=["", "nan", "inf", "all"])
     parser.add_argument("--exact", action="store_true", help="special_values='exact'")
     parser.add_argument("--dynamo", action="store_true", help="through torch.compile")
+    parser.add_argument("--bf16", action="store_true", help="samples in bf16")
+    parser.add_argument("--errors", action="store_true", help="inputs that PyTorch refuses, instead of samples")
     parser.add_argument("--default", action="store_true", help="compile with default settings")
     parser.add_argument("--write", action="store_true", help=f"write {REFUSED.name}")
     parser.add_argument("--results", type=Path, help="keep outcomes in this file, and go on where it ends")
@@ -288,7 +322,7 @@ def main() -> None:
     refused: list[Outcome] = []
     flags = [f"--most={options.most}"] if options.most else []
     flags += [f"--special={options.special}"] if options.special else []
-    flags += [f"--{flag}" for flag in ("exact", "default", "dynamo") if getattr(options, flag)]
+    flags += [f"--{flag}" for flag in ("exact", "default", "dynamo", "bf16", "errors") if getattr(options, flag)]
     seconds = 60 * options.minutes
     outcomes = resumed(names, flags, options.results, seconds) if options.results else run(names, flags)
     for outcome in outcomes:
@@ -311,9 +345,14 @@ def _child(options: argparse.Namespace) -> None:
     how: dict[str, Any] = {} if options.default else {"tune": "model", "confirm": False}
     if options.exact:
         how["special_values"] = "exact"
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
     for name in options.names:
         print(f"@{name}", flush=True)
-        for outcome in check(known[name], options.most, options.special, door, **how):
+        if options.errors:
+            outcomes = check_errors(known[name], options.most, by_backend if options.dynamo else door, **how)
+        else:
+            outcomes = check(known[name], options.most, options.special, door, dtype, **how)
+        for outcome in outcomes:
             print(f"#{outcome}", flush=True)
 
 

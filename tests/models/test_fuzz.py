@@ -39,6 +39,13 @@ def test_random_model_by_random_costs(seed):
     assert wrong is None, f"{program}\n{wrong}"
 
 
+@pytest.mark.parametrize("seed", [47, 1014])  # each of them was wrong once, or raised
+def test_random_model_behind_torch_compile(seed):
+    program = draw(seed)
+    wrong = check(program, [f"dynamo-{seed}"])
+    assert wrong is None, f"{program}\n{wrong}"
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 @pytest.mark.parametrize("seed", [38, 42, 152, 155])  # each of them was wrong once, or raised
 def test_random_network_of_real_sizes(seed):
@@ -101,7 +108,13 @@ def test_comparison():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--fast"], [], ["--fast", "--blocks"], ["--train"], ["--train", "--blocks"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--fast"], [], ["--fast", "--blocks"], ["--train"], ["--train", "--blocks"]),
+        ["--policies", "dynamo-{seed}", "--calls", "5"],
+    ],
+)
 def test_many_random_models(options):
     command = [sys.executable, "-m", "tests.models.fuzz", "--seeds", "1000:1300", *options]
     root = Path(__file__).parents[2]

@@ -26,3 +26,12 @@ def test_the_operator_database_is_right_through_dynamo():
     outcomes = list(op_db.run(names, ["--most=2", "--dynamo"]))
     assert sum(outcome.status == "right" for outcome in outcomes) > 1000
     assert [str(outcome) for outcome in outcomes if outcome.status not in ("right", "skipped")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--bf16", "--errors"])
+def test_bf16_and_errors_are_those_of_pytorch_through_dynamo(flag):
+    names = sorted({op_db.name_of(info) for info in op_db.operators()})
+    outcomes = list(op_db.run(names, ["--most=2", "--dynamo", flag]))
+    assert sum(outcome.status == "right" for outcome in outcomes) > 100
+    assert [str(outcome) for outcome in outcomes if outcome.status not in ("right", "skipped")] == []
