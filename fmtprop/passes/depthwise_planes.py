@@ -9,6 +9,7 @@ formats all views are free.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from fmtprop.errors import GraphError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, PostOp, Value
+from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.convolution import Conv
@@ -45,7 +47,7 @@ class DepthwisePlanes(ExpandingPass):
     upright: bool = False
 
     def applies(self, graph: Graph, node: Node) -> bool:
-        """Whether a node is such a convolution; of volumes only one, in f32: its result is added up in memory."""
+        """Whether a node is such a convolution; its source is one volume, or rows."""
         attrs = node.attrs
         if node.op != "convolution" or not isinstance(attrs, Conv) or attrs.groups == 1:
             return False
@@ -54,7 +56,13 @@ class DepthwisePlanes(ExpandingPass):
             return False
         if len(attrs.strides) == 1:
             return not self.upright or max(*attrs.pad_l, *attrs.pad_r) > _FEW_COLUMNS
-        return len(attrs.strides) == 3 and not self.upright and node.results[0].dims[0] == 1 and is_f32(graph, node)
+        return len(attrs.strides) == 3 and not self.upright and node.results[0].dims[0] == 1
+
+    def growth(self, graph: Graph, node: Node) -> float:
+        """Return the expected rounding error: narrow numbers are rounded once more with each plane that is added."""
+        if len(node.results[0].dims) < 5 or is_f32(graph, node):
+            return 1.0
+        return sqrt(graph.type_of(graph.inputs(node.name)["weights"]).dims[3])
 
     def replace(self, graph: Graph, out: Graph, node: Node) -> None:
         """Add the convolutions of images, and the views before and behind them."""
@@ -153,9 +161,14 @@ class _Volume:
 
     def _with_padding(self, images: Value) -> Value:
         """Return the images with those of the padding before and behind."""
-        _, *image = self.parts.out.type_of(images).dims
+        type_ = self.parts.out.type_of(images)
+        zero = torch.zeros((), dtype=torch_dtype(type_.dtype))
         sides = {"before": self.attrs.pad_l[0], "behind": self.attrs.pad_r[0]}
-        zeros = {side: self.parts.constant(side, torch.zeros(count, *image)) for side, count in sides.items() if count}
+        zeros = {
+            side: self.parts.constant(side, zero.expand(count, *type_.dims[1:]).contiguous())
+            for side, count in sides.items()
+            if count
+        }
         if not zeros:
             return images
         joined = [value for value in (zeros.get("before"), images, zeros.get("behind")) if value is not None]

@@ -20,7 +20,7 @@ from fmtprop.ops.building import emit
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.editing import unused_name
 
-__all__ = ["ExpandingPass", "Expansion", "has_constant_parameters", "is_f32"]
+__all__ = ["ExpandingPass", "Expansion", "constant_behind", "has_constant_parameters", "is_f32"]
 
 
 class Expansion:
@@ -126,11 +126,19 @@ def has_constant_parameters(graph: Graph, node: Node) -> bool:
     inputs = graph.inputs(node.name)
     learned = [inputs[one.name] for one in ports(node, inputs) if one.role is Role.PARAMETER]
     return (
-        all(graph.node(value.node).op == "constant" for value in learned)
+        all(constant_behind(graph, value) is not None for value in learned)
         and graph.node(inputs["src"].node).op != "constant"
         and all(opdef(post_op.op).elementwise for post_op in node.post_ops)
         and 0 not in node.results[0].dims
     )
+
+
+def constant_behind(graph: Graph, value: Value) -> Node | None:
+    """Return the constant that a value is, or that it is converted from to another data type; else None."""
+    node = graph.node(value.node)
+    if node.op == "reorder":
+        node = graph.node(graph.inputs(node.name)["src"].node)
+    return node if node.op == "constant" else None
 
 
 def is_f32(graph: Graph, node: Node) -> bool:

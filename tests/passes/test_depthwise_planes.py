@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.errors import GraphError
 from fmtprop.ir.verify import Stage
 from fmtprop.passes.base import Pipeline
@@ -104,3 +105,15 @@ def test_a_model_runs_on_kernels_for_depthwise_images(layer, dims):
     assert depthwise
     assert all(impl.startswith(("jit_dw", "brdgmm_dw")) for impl in depthwise), depthwise
     torch.testing.assert_close(net(x), module(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="no bf16 on this CPU")
+@pytest.mark.parametrize("channels", [16, 64], ids=["small", "deferred"])  # large weights are made on request
+def test_a_volume_in_bf16_has_converted_weights(channels):
+    torch.manual_seed(0)
+    layer = nn.Conv3d(channels, channels, (3, 9, 9), padding=(1, 4, 4), groups=channels)
+    module = nn.Sequential(nn.Conv3d(8, channels, 1), layer, nn.ReLU(), nn.Conv3d(channels, 8, 1)).eval()
+    x = torch.randn(1, 8, 10, 11, 12)
+    net = fp.compile(module, x, dtype="bf16", tune="model", confirm=False, verify="full")
+    assert [step.node.name for step in net.plan.steps if "plane_" in step.node.name]
+    torch.testing.assert_close(net(x), module(x).detach(), rtol=3e-2, atol=3e-2)

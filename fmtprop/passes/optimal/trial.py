@@ -7,13 +7,18 @@ from dataclasses import replace
 from math import inf, prod
 from typing import NamedTuple
 
+import torch
+
+from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.ports import Role, ports
+from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
 from fmtprop.passes.base import Pipeline
-from fmtprop.passes.expand import ExpandingPass
+from fmtprop.passes.expand import ExpandingPass, constant_behind
 from fmtprop.passes.formats import channels_last
 from fmtprop.passes.optimal.assign import OptimalFormats
 from fmtprop.passes.optimal.composition import Composition
@@ -125,7 +130,7 @@ def _alike(graph: Graph, rewrites: Sequence[ExpandingPass]) -> list[_Alike]:
             if isinstance(rewrite, Winograd) and not (_is_large(graph, node) and _is_another(graph, node, rewrite)):
                 continue
             inputs = graph.inputs(node.name)
-            types = [(key, graph.type_of(value), _is_constant(graph, value)) for key, value in inputs.items()]
+            types = [(key, graph.type_of(one), constant_behind(graph, one) is not None) for key, one in inputs.items()]
             tail = tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
             kind = (rewrite, node.op, node.attrs, tail, tuple(types), node.results)
             alike.setdefault(kind, _Alike(rewrite, growth, [])).nodes.append(node)
@@ -140,10 +145,6 @@ def _work(graph: Graph, node: Node) -> int:
     # summed channels and the window: the axes after groups, if any, and the result's channels
     summed = graph.type_of(weights).dims[1 - node.results[0].ndim :] if weights is not None else ()
     return node.results[0].size * prod(summed)
-
-
-def _is_constant(graph: Graph, value: Value) -> bool:
-    return graph.node(value.node).op == "constant"
 
 
 def _is_another(graph: Graph, node: Node, rewrite: Winograd) -> bool:
@@ -163,8 +164,9 @@ def _add(
     inputs = {}
     for operand, value in graph.inputs(node.name).items():
         type_, name = graph.type_of(value), f"{operand}_{number}"
-        if _is_constant(graph, value):
-            inputs[operand] = trial.constant(name, type_, graph.constants[value.node])
+        constant = constant_behind(graph, value)
+        if constant is not None:
+            inputs[operand] = trial.constant(name, type_, _converted(graph.constants[constant.name], type_))
         else:
             inputs[operand] = trial.input(name, type_)
             boundary[name] = channels_last(MemoryDesc(type_.dims, type_.dtype))
@@ -173,6 +175,14 @@ def _add(
         trial.output(result, f"{name}.out")
         boundary[f"{name}.out"] = channels_last(MemoryDesc(node.results[0].dims, node.results[0].dtype))
     return inputs
+
+
+def _converted(data: torch.Tensor | Deferred, type_: TensorType) -> torch.Tensor | Deferred:
+    """Return a constant's numbers in a data type."""
+    dtype = torch_dtype(type_.dtype)
+    if isinstance(data, Deferred):
+        return data if data.type_ == type_ else data.viewed(lambda tensor: tensor.to(dtype), type_, data.strides)
+    return data.to(dtype)
 
 
 def _original(number: int) -> str:
