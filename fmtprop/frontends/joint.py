@@ -81,7 +81,7 @@ class Joint:
     backward: Half
 
 
-def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> Joint:
+def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> Joint | None:
     """Import the two halves of a training step.
 
     Parameters
@@ -93,6 +93,11 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
         Number of the forward's results for its caller.
     name : str
         Name of the graph.
+
+    Returns
+    -------
+    Joint or None
+        None if both halves only give back their arguments.
 
     Raises
     ------
@@ -114,7 +119,7 @@ class _Importer:
         #: forward outputs of the graph
         self.made: dict[Value, int] = {}
 
-    def run(self) -> Joint:
+    def run(self) -> Joint | None:
         self._check_sizes()
         graph, (forward, backward) = self.graph, self.programs
         recorded = _results_of(forward)
@@ -128,6 +133,8 @@ class _Importer:
         origins = _layouts(_placeholders(forward), _results_of(backward))
         found = [self._gradient(value, origin, made) for value, origin in zip(gradients, origins, strict=True)]
         graph.remove_dead()
+        if not graph.output_nodes:
+            return None
         verify(graph, Stage.IMPORTED)
         inputs = [Value(node.name) for node in graph.input_nodes]
         return Joint(

@@ -119,7 +119,7 @@ class Step:
                 try:
                     with _no_hooks_for_saved_tensors():
                         self._made = self._planned()
-                        self.reason = self._race(args)
+                        self.reason = self._race(args) if self._made is not None else "it computes nothing"
                 except FmtpropError as error:
                     if self._compare is None:
                         raise
@@ -150,8 +150,10 @@ class Step:
             faster, seconds = self._compare(ours, theirs)
         return "" if faster else f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us"
 
-    def _planned(self) -> tuple[Joint, Halves]:
+    def _planned(self) -> tuple[Joint, Halves] | None:
         joint = import_joint(*self.programs, self.outputs, "step")
+        if joint is None:
+            return None
         self.net = self._plan(joint.graph, replace(self.options, boundary=joint.boundary))
         return joint, Halves(self.net.plan, self.net.compilation.plan_for)
 

@@ -523,3 +523,29 @@ def test_group_normalization_under_autocast():
     torch.testing.assert_close(*results, rtol=3e-2, atol=3e-2)
     for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.filterwarnings("ignore:torch.compile cannot capture")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_piece_that_computes_nothing():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.layer(x)
+            torch._dynamo.graph_break()
+            y = F.pad(y, (0, 0))
+            torch._dynamo.graph_break()
+            return self.layer(y)
+
+    module, x = Padded(), torch.randn(3, 4)
+    net = fp.compile(module, x, training=True, tune="model", confirm=False)
+    net(x).square().sum().backward()
+    mine = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    module(x).square().sum().backward()
+    for one, parameter in zip(mine, module.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
+    assert len(net.nets) == 2
