@@ -81,14 +81,16 @@ def overwrite_hazard(graph: Graph, value: Value, by: str, operand: str) -> str:
         return f"{value} lies in the buffer of {owner.label}"
     if graph.type_of(root).size < graph.type_of(value).size:
         return f"{value} repeats {root}"
-    before: set[str] | None = None
+    others: dict[str, Value] = {}
     for alias in aliases(graph, value):
         for reader, key in graph.reading(alias):
             if (reader == by and key == operand) or is_view(graph, reader):
                 continue
             if reader == by:
                 return f"it reads {alias} as {key} too"
-            before = graph.ancestors(by) if before is None else before
-            if reader not in before:
-                return f"{graph.node(reader).label} reads {alias} too and need not run before it"
+            others.setdefault(reader, alias)
+    missing = graph.missing_before(by, others)
+    for reader, alias in others.items():
+        if reader in missing:
+            return f"{graph.node(reader).label} reads {alias} too and need not run before it"
     return ""

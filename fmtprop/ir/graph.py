@@ -170,6 +170,16 @@ class Graph:
             waiting += fresh
         return found
 
+    def missing_before(self, name: str, wanted: Iterable[str]) -> set[str]:
+        """Return those of some nodes that a node does not depend on; near ones are found without a walk to inputs."""
+        left, seen, front = set(wanted), {name}, [name]
+        while front and left:
+            fresh = {source for node in front for source in self._graph._pred[node]} - seen
+            seen |= fresh
+            left -= fresh
+            front = list(fresh)
+        return left
+
     def dependents(self, names: Iterable[str] | None = None) -> set[str]:
         """Return the names of some nodes and of all nodes that depend on them.
 

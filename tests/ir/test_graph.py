@@ -131,6 +131,13 @@ def test_ancestors_are_all_that_a_node_depends_on():
     assert chain().ancestors("y") == {"x", "a", "b"}
 
 
+def test_missing_before_are_the_nodes_that_need_not_come_first():
+    graph = chain()
+    assert graph.missing_before("b", {"a", "x"}) == set()
+    assert graph.missing_before("a", {"x", "b", "y"}) == {"b", "y"}
+    assert graph.missing_before("a", {"a"}) == {"a"}
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
