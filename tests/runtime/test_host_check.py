@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def misreading(attrs, tensors):
 
 @pytest.fixture
 def _misread(monkeypatch):
-    wrong = OpDef(**{**vars(ATEN), "any_strides": lambda attrs: True, "reference": misreading, "operator": None})
+    wrong = replace(ATEN, any_strides=lambda attrs: True, reference=misreading, operator=None)
     monkeypatch.setitem(OPSET, "aten", wrong)
 
 
@@ -133,7 +134,7 @@ def negating(attrs, tensors, places):
 @pytest.mark.parametrize("operator", [overwriting, negating])
 @pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
 def test_an_operator_that_fails_its_check_on_row_major_tensors_is_left_out(monkeypatch, policy, operator):
-    monkeypatch.setitem(OPSET, "aten", OpDef(**{**vars(ATEN), "operator": operator}))
+    monkeypatch.setitem(OPSET, "aten", replace(ATEN, operator=operator))
     model, x = Gamma(), torch.randn(DIMS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)

@@ -100,7 +100,7 @@ def computed(node: Node, operands: Mapping[str, torch.Tensor]) -> list[torch.Ten
         places[name] = Place(places[residual].memory if residual else Memory(aligned_bytes(desc.nbytes)), desc)
     run_once(node, executable, places)
     return [
-        None if desc.is_workspace else torch.from_numpy(fp.unpack(numbers(places[name]).numpy(), desc).copy())
+        None if desc.is_workspace else torch.from_numpy(fp.unpack(numbers(places[name]).flatten().numpy(), desc).copy())
         for name, desc in zip(result_names(node), node.descs, strict=True)
     ]
 
