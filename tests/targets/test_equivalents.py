@@ -14,6 +14,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.ops import OPS, Binary, Conv, Eltwise, InnerProduct, MatMul, Sum
 from fmtprop.runtime import selfcheck
 from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.kernels import JIT
 from tests.targets.nodes import node_of, request
 
 WITH_EQUIVALENTS = [op for op in OPS if op.equivalents]
@@ -32,7 +33,7 @@ PROBLEMS = [
 
 
 def offers(op, attrs, types, post_ops=(), formats=None):
-    """Return the candidates as chosen nodes; formats are `any` where not given, bias plain."""
+    """Return the primitives as chosen nodes; formats are `any` where not given, bias plain."""
     node = node_of(
         op, attrs, {name: type_ for name, type_ in types.items() if not name.startswith("post_op")}, post_ops
     )
@@ -40,7 +41,7 @@ def offers(op, attrs, types, post_ops=(), formats=None):
     if "bias" in types:
         asked["bias"] = MemoryDesc(types["bias"].dims)
     found = OneDnnTarget().candidates(node, request(node, {**asked, **(formats or {})}))
-    return [node.with_(descs=offer.results, choice=offer.choice("offered")) for offer in found]
+    return [node.with_(descs=offer.results, choice=offer.choice("offered")) for offer in found if offer.target != JIT]
 
 
 def others(nodes):
