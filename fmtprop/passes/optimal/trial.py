@@ -7,13 +7,12 @@ from dataclasses import replace
 from math import inf, prod
 from typing import NamedTuple
 
-import torch
-
 from fmtprop.ir.deferred import Deferred
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, Value
 from fmtprop.ir.ports import Role, ports
-from fmtprop.ir.tensors import torch_dtype
+from fmtprop.ir.tensors import Constant, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage
 from fmtprop.layout import DataType, FormatKind, MemoryDesc
@@ -177,9 +176,11 @@ def _add(
     return inputs
 
 
-def _converted(data: torch.Tensor | Deferred, type_: TensorType) -> torch.Tensor | Deferred:
-    """Return a constant's numbers in a data type."""
+def _converted(data: Constant, type_: TensorType) -> Constant:
+    """Return a constant's numbers in a data type; a seed gives them in any."""
     dtype = torch_dtype(type_.dtype)
+    if isinstance(data, Initialiser):
+        return data
     if isinstance(data, Deferred):
         return data if data.type_ == type_ else data.viewed(lambda tensor: tensor.to(dtype), type_, data.strides)
     return data.to(dtype)
