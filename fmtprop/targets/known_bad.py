@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
+from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import LayerNorm
@@ -102,6 +103,13 @@ def _binary_of_narrow_elements_in_blocks_of_4(node: Node, formats: Request, impl
     return src.kind == "blocked" and src.dtype.nbytes < 4 and any(block.size == 4 for block in src.inner_blocks[:1])
 
 
+def _odd_channels_of_narrow_pixels(node: Node, formats: Request, impl: str) -> bool:
+    if not isinstance(node.attrs, Conv) or "jit_bf16_1x1" not in impl or "src" not in formats:
+        return False
+    src = formats["src"]
+    return src.kind == "blocked" and src.is_plain and src.dims[1] % 2 == 1
+
+
 def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, Recurrent) or "diff_dst_layer" not in formats:
         return False
@@ -160,6 +168,12 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,  # seen in 3.2.0 and 3.6.2, with AVX-512
         _binary_of_narrow_elements_in_blocks_of_4,
         "binary in bf16 reads the wrong elements if the outermost of the inner blocks has 4",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0, for most sizes of images
+        _odd_channels_of_narrow_pixels,
+        "the compiled 1x1 convolution of bf16 is wrong for an odd number of channels that are innermost",
     ),
     KnownBad(
         (3, 0),

@@ -14,6 +14,7 @@ from fmtprop.ir.op import opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
+from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.pooling import Pooling
@@ -326,6 +327,34 @@ def test_known_bad_pooling(version, tag, tail, impl, bad):
     assert (known_bad(version, node, formats, impl) is not None) is bad
     formats["post_op_0"] = MemoryDesc((1, 32, 1, 1), "f32")
     assert known_bad(version, node, formats, impl) is None  # only a source of dst's size is misread
+
+
+@pytest.mark.parametrize(
+    ("channels", "tag", "impl", "bad"),
+    [
+        (5, "acdb", "jit_bf16_1x1:avx512_core_bf16", True),
+        (33, "acdb", "jit_bf16_1x1:avx512_core_bf16+swish", True),
+        (6, "acdb", "jit_bf16_1x1:avx512_core_bf16", False),
+        (5, "aBcd16b", "jit_bf16_1x1:avx512_core_bf16", False),
+        (5, "acdb", "brgconv_1x1:avx512_core_bf16", False),
+    ],
+)
+def test_known_bad_pointwise_convolution_of_odd_channels(channels, tag, impl, bad):
+    types = {"src": TensorType((2, channels, 2, 60), "bf16"), "weights": TensorType((33, channels, 1, 1), "bf16")}
+    node = node_of("convolution", Conv((1, 1), (0, 0), (0, 0), (0, 0), 1), types)
+    formats = {"src": MemoryDesc((2, channels, 2, 60), "bf16", tag=tag)}
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+@pytest.mark.parametrize("size", [(2, 60), (1, 30), (7, 7)])
+def test_pointwise_convolutions_of_odd_channels_pass_their_check(size):
+    types = {"src": TensorType((2, 5, *size), "bf16"), "weights": TensorType((33, 5, 1, 1), "bf16")}
+    node = node_of("convolution", Conv((1, 1), (0, 0), (0, 0), (0, 0), 1), types)
+    formats = {"src": MemoryDesc((2, 5, *size), "bf16", tag="acdb"), "weights": MemoryDesc.any((33, 5, 1, 1), "bf16")}
+    for candidate in OneDnnTarget().candidates(node, request(node, formats)):
+        chosen = node.with_(descs=candidate.results, choice=candidate.choice("offered"))
+        assert check_node(chosen) is None, candidate.impl
 
 
 @pytest.mark.parametrize(
