@@ -171,7 +171,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     ),
     KnownBad(
         (3, 0),
-        _NOT_YET,  # seen in 3.2.0, for most sizes of images
+        _NOT_YET,  # seen in 3.2.0, for some sizes of images
         _odd_channels_of_narrow_pixels,
         "the compiled 1x1 convolution of bf16 is wrong for an odd number of channels that are innermost",
     ),
