@@ -41,6 +41,13 @@ def channels_last(desc: MemoryDesc) -> MemoryDesc:
 
 
 @_kept
+def by_columns(desc: MemoryDesc) -> MemoryDesc:
+    """Return the dense descriptor of a matrix, or of several, in which the numbers of a column follow one another."""
+    order = (*range(desc.ndim - 2), desc.ndim - 1, desc.ndim - 2)
+    return MemoryDesc(tuple(desc.dims[axis] for axis in order), desc.dtype).transpose(order)
+
+
+@_kept
 def channel_blocked(desc: MemoryDesc, block: int) -> MemoryDesc:
     """Return the descriptor with axis 1 blocked (``aBcd16b`` for rank 4); plain below rank 3."""
     if desc.ndim < 3:

@@ -8,7 +8,7 @@ from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for,
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import operand_list
-from fmtprop.passes.formats import plain
+from fmtprop.passes.formats import by_columns, plain
 from fmtprop.passes.target import Request
 
 __all__ = ["attention_kernels"]
@@ -51,11 +51,7 @@ def _with_rows(desc: MemoryDesc, axis: int) -> MemoryDesc:
     """Return a format in which the numbers along one of the last two axes follow one another: the given one if so."""
     if _has_rows(desc, axis):
         return desc
-    row_major = plain(desc)
-    if axis == -1:
-        return row_major
-    order = (*range(desc.ndim - 2), desc.ndim - 1, desc.ndim - 2)
-    return MemoryDesc(tuple(desc.dims[a] for a in order), desc.dtype).transpose(order)
+    return plain(desc) if axis == -1 else by_columns(desc)
 
 
 def _has_rows(desc: MemoryDesc, axis: int) -> bool:

@@ -12,7 +12,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.sum import Sum
-from fmtprop.passes.formats import plain
+from fmtprop.passes.formats import by_columns, plain
 from fmtprop.passes.target import Request
 
 __all__ = ["gemv_kernels"]
@@ -35,7 +35,7 @@ def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Req
     is_matmul = not isinstance(node.attrs, InnerProduct)
     formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
     if is_matmul and request["weights"].kind == "any":
-        formats["weights"] = _by_columns(request["weights"])
+        formats["weights"] = by_columns(request["weights"])
     if not all(desc.kind == "blocked" and desc.is_plain for desc in formats.values()):
         return
     src, weights, dst = (formats[name] for name in ("src", "weights", "dst"))
@@ -47,7 +47,7 @@ def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Req
         is_row = dst.dims[-2] == 1 and pitch >= depth and (items == 1 or bool(steps["weights"]))
     else:
         depth, pitch, steps = prod(src.dims), 0, {}
-        is_row = items == 1 and _lies_like(src) and _lies_like(weights)
+        is_row = items == 1 and _is_row_major(src) and _is_row_major(weights)
     tail = [_tail(post_op, formats, outputs) for post_op in node.post_ops]
     if not is_row or src.dtype != weights.dtype or None in tail:
         return
@@ -76,8 +76,8 @@ def _step(desc: MemoryDesc, row: int, dst: MemoryDesc) -> int | None:
     """
     if desc.dims[row] > 1 and desc.strides[row] != 1:
         return None
-    if desc.ndim < dst.ndim:
-        return 0
+    if desc.ndim < dst.ndim:  # a vector or one matrix; others have the axes of dst's batch
+        return 0 if prod(desc.dims[:-2]) == 1 else None
     sizes = zip(dst.dims[:-2], desc.dims, desc.strides, strict=False)
     axes = [(size, 0 if own == 1 else step) for size, own, step in sizes if size > 1]
     expected = first = axes[-1][1] if axes else 0
@@ -88,16 +88,10 @@ def _step(desc: MemoryDesc, row: int, dst: MemoryDesc) -> int | None:
     return first
 
 
-def _lies_like(desc: MemoryDesc) -> bool:
+def _is_row_major(desc: MemoryDesc) -> bool:
     """Return whether a tensor's numbers follow one another row by row."""
     steps = zip(desc.dims, desc.strides, plain(desc).strides, strict=True)
     return all(size == 1 or here == there for size, here, there in steps)
-
-
-def _by_columns(desc: MemoryDesc) -> MemoryDesc:
-    """Return the format of a matrix, or of several, whose columns lie one after another."""
-    order = (*range(desc.ndim - 2), desc.ndim - 1, desc.ndim - 2)
-    return MemoryDesc(tuple(desc.dims[axis] for axis in order), desc.dtype).transpose(order)
 
 
 def _tail(post_op: PostOp, formats: Request, outputs: int) -> Tail | None:
