@@ -174,8 +174,8 @@ PRELU_BACKWARD = OpDef(
     reference=reference_backward,
     primitive=primitive_backward,
     summands=summands,
-    # of a NaN in src, the gradient of its slope is a number
-    loses=lambda attrs: frozenset({"nan"}),
+    # of a NaN in src, the gradient of its slope is a number; with AVX2, of an infinity it may be NaN
+    loses=lambda attrs: frozenset({"nan", "inf"}),
     # PyTorch writes a gradient of the slopes for each element, and sums these afterwards
     cost=Cost(pytorch=0.05),
     short="prelu_back",
