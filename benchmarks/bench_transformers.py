@@ -134,8 +134,8 @@ def _cases() -> dict[str, Case]:
     bert, gpt2 = ("BertModel", "BertConfig", {}), ("GPT2LMHeadModel", "GPT2Config", _GPT2)
     llama = ("LlamaForCausalLM", "LlamaConfig", _LLAMA)
     cases = {f"bert-{n}x{tokens}": Case(*bert, n, tokens) for n in (1, 8) for tokens in (32, 128, 512)}
-    cases["vit"] = Case("ViTForImageClassification", "ViTConfig", {})
-    cases["swin"] = Case("SwinForImageClassification", "SwinConfig", {})
+    cases["vit"] = Case("ViTForImageClassification", "ViTConfig", {"num_labels": 1000})
+    cases["swin"] = Case("SwinForImageClassification", "SwinConfig", {"num_labels": 1000})
     cases["gpt2-prefill128"] = Case(*gpt2, 1, 128)
     for name, model in (("gpt2", gpt2), ("llama", llama)):
         for cached in (128, 1024):
