@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
@@ -43,7 +43,7 @@ try:
     if case["library"]:
         dnnl.lib()  # without it, a plan would be for another library
     options = Options(policy=case["policy"], dtype=case["dtype"], tune=case["tune"], pin=case["pin"])
-    graph = load(case["model"])
+    graph = load(case["model"], shapes=case["shapes"])
     if case["batch"]:
         graph = ChangeBatch(case["batch"]).run(graph)
     told["report"] = compile_graph(graph, options).report(repeats=case["repeats"]).to_dict()
@@ -126,7 +126,13 @@ def _numbers(name: str, words: Sequence[str]) -> list[int | None]:
 
 
 def side_by_side(
-    model: str, found: Sequence[Case], *, tune: str, repeats: int, progress: Callable[[str, int, int], None]
+    model: str,
+    found: Sequence[Case],
+    *,
+    tune: str,
+    repeats: int,
+    progress: Callable[[str, int, int], None],
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Outcome]:
     """Plan and measure each case, one after the other.
 
@@ -142,16 +148,18 @@ def side_by_side(
         Runs over which medians are taken.
     progress : callable
         Called with a description, cases done and cases in all.
+    shapes : mapping of str to sequence of int, optional
+        Dimensions of the inputs of an ONNX model with dynamic axes.
     """
     outcomes = []
     for done, case in enumerate(found):
         progress(str(case), done, len(found))
-        outcomes.append(_run(model, case, tune, repeats))
+        outcomes.append(_run(model, case, shapes or {}, tune, repeats))
     return outcomes
 
 
-def _run(model: str, case: Case, tune: str, repeats: int) -> Outcome:
-    asked = {"model": model, "tune": tune, "repeats": repeats, **asdict(case)}
+def _run(model: str, case: Case, shapes: Mapping[str, Sequence[int]], tune: str, repeats: int) -> Outcome:
+    asked = {"model": model, "shapes": shapes, "tune": tune, "repeats": repeats, **asdict(case)}
     environment = dict(os.environ)
     if case.isa:
         environment["ONEDNN_MAX_CPU_ISA"] = case.isa

@@ -48,7 +48,7 @@ def program(
 ) -> None:
     """Plan the memory format of every tensor of a neural network, run it on oneDNN, and report each reorder's cost.
 
-    MODEL is a built-in name, a graph file (.json) or an exported program (.pt2).
+    MODEL is a built-in name, a graph file (.json), an exported program (.pt2) or an ONNX model (.onnx).
     """
     del version
     TRACEBACK.set(traceback)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,17 @@ Model = Annotated[
         metavar="MODEL",
         callback=_named,
         help="A built-in graph (`fmtprop models` lists them), a graph file (.json), an exported program (.pt2) or an "
-        "ONNX model (.onnx) of fixed shapes.",
+        "ONNX model (.onnx).",
+        show_default=False,
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=SIZE,...",
+        help="For an ONNX model with dynamic axes: the sizes of all axes of an input, such as x=1,3,224,224. Repeated "
+        "for several inputs.",
         show_default=False,
     ),
 ]
@@ -130,4 +141,24 @@ def words(values: Sequence[str]) -> list[str]:
     found = [word.strip() for value in values for word in value.split(",") if word.strip()]
     if not found:
         raise typer.BadParameter(f"{','.join(values)!r} has no name in it")
+    return found
+
+
+def shapes_of(values: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of ``--shape`` by input.
+
+    Examples
+    --------
+    >>> shapes_of(["x=1,3,224,224", "mask=1"])
+    {'x': (1, 3, 224, 224), 'mask': (1,)}
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for text in values or ():
+        parts = re.fullmatch(r"(.+)=(\d{1,18}(?:,\d{1,18})*)", text, re.ASCII | re.DOTALL)
+        if parts is None:
+            raise typer.BadParameter(f"--shape {text!r} is no input with its sizes; one is x=1,3,224,224")
+        name, sizes = parts.groups()
+        if name in found:
+            raise typer.BadParameter(f"--shape gives input {name!r} twice")
+        found[name] = tuple(map(int, sizes.split(",")))
     return found

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Repeats, SpecialValues, Target, Threads, Tune, words
+from fmtprop.cli.arguments import (
+    Dtype,
+    Json,
+    Model,
+    Policy,
+    Repeats,
+    Shapes,
+    SpecialValues,
+    Target,
+    Threads,
+    Tune,
+    shapes_of,
+    words,
+)
 from fmtprop.cli.console import FAILED, USAGE, emit, failing, note, progress, save
 
 if TYPE_CHECKING:
@@ -77,6 +90,7 @@ def check(
     special_values: SpecialValues = None,
     threads: Threads = None,
     repeats: Repeats = 5,
+    shape: Shapes = None,
     as_json: Json = False,
 ) -> None:
     """Check a model's plan against limits, for automatic tests: one line for each violation, and exit code 1.
@@ -104,7 +118,7 @@ def check(
             options = Options(
                 policy=policy, dtype=dtype, tune=tune, target=target, special_values=special_values or "fast"
             )
-            graph = load(model)
+            graph = load(model, shapes=shapes_of(shape))
         use_threads(threads)
         say("compiling", 0, 2)
         net = compile_graph(graph, options)
@@ -189,6 +203,7 @@ def whatif(
         list[str] | None,
         typer.Option("--pin", metavar="NODE.OPERAND=TAG", help="One more case, with this format; repeat it."),
     ] = None,
+    shape: Shapes = None,
     tune: Tune = "model",
     repeats: Repeats = 5,
     as_json: Json = False,
@@ -206,7 +221,8 @@ def whatif(
                 batches=words(batch) if batch else [""], threads=words(threads) if threads else [""],
                 isas=words(isa) if isa else [""], libraries=library or [""], pins=pin or [],
             )  # fmt: skip
-        outcomes = side_by_side(model, found, tune=tune, repeats=repeats, progress=say)
+            shapes = shapes_of(shape)
+        outcomes = side_by_side(model, found, shapes=shapes, tune=tune, repeats=repeats, progress=say)
     emit(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1) if as_json else table(outcomes))
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(FAILED)

@@ -16,12 +16,14 @@ from fmtprop.cli.arguments import (
     Policies,
     Repeats,
     ReportFile,
+    Shapes,
     SpecialValues,
     Target,
     Threads,
     Train,
     Tune,
     Verify,
+    shapes_of,
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
@@ -44,6 +46,7 @@ def run(
     target: Target = "onednn",
     special_values: SpecialValues = None,
     repeats: Repeats = 10,
+    shape: Shapes = None,
     train: Train = False,
     inputs: Inputs = None,
     report: ReportFile = None,
@@ -58,7 +61,7 @@ def run(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["naive,propagate,optimal" if train else "optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, report, train, inputs)
+    comparison = _compare(model, policies, options, threads, repeats, report, train, inputs, shape)
     emit(comparison.to_json() if as_json else comparison.summary())
     finish(comparison, report)
 
@@ -77,6 +80,7 @@ def report(
     target: Target = "onednn",
     special_values: SpecialValues = None,
     repeats: Repeats = 10,
+    shape: Shapes = None,
     train: Train = False,
     inputs: Inputs = None,
     as_json: Json = False,
@@ -89,7 +93,7 @@ def report(
     """
     options = {"dtype": dtype, "verify": verify, "tune": tune, "target": target, "special_values": special_values}
     policies = words(policy or ["plain,naive,propagate,optimal"])
-    comparison = _compare(model, policies, options, threads, repeats, output, train, inputs)
+    comparison = _compare(model, policies, options, threads, repeats, output, train, inputs, shape)
     if output is None or as_json:
         emit(comparison.to_json() if as_json else comparison.to_text())
     finish(comparison, output)
@@ -104,6 +108,7 @@ def _compare(
     destination: Path | None,
     train: bool,
     inputs: Sequence[str] | None,
+    shape: Sequence[str] | None,
 ) -> Comparison:
     with progress() as say:
         from fmtprop.api import Options
@@ -120,6 +125,10 @@ def _compare(
                 raise FmtpropError(f"policy {twice[0]!r} is given twice")
             special = given["special_values"] or ("exact" if train else "fast")
             ways = [Options(policy=name, **{**given, "special_values": special}) for name in policies]
-            make = module_maker(model, inputs, train)
-            run = partial(compare_policies, load(model)) if make is None else partial(compare_steps, make)
+            shapes = shapes_of(shape)
+            make = module_maker(model, inputs, train, shapes)
+            if make is None:
+                run = partial(compare_policies, load(model, shapes=shapes))
+            else:
+                run = partial(compare_steps, make)
         return run(ways, threads=threads, repeats=repeats, progress=say)

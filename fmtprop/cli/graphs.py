@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Target
+from fmtprop.cli.arguments import Dtype, Json, Model, Policy, Shapes, Target, shapes_of
 from fmtprop.cli.console import USAGE, emit, failing, keep_stdout, progress
 from fmtprop.errors import FmtpropError
 
@@ -25,6 +25,7 @@ def show(
     policy: Policy = "optimal",
     dtype: Dtype = "f32",
     target: Target = "onednn",
+    shape: Shapes = None,
     form: Annotated[str, typer.Option("--format", "-f", help="How it is printed: text, dot or json.")] = "text",
     output: Annotated[
         Path | None,
@@ -55,7 +56,7 @@ def show(
             if value not in known:
                 raise FmtpropError(f"--{option} must be one of {', '.join(known)}; got {value!r}")
         options = Options(policy=policy, dtype=dtype, target=target)
-        graph = load(model)
+        graph = load(model, shapes=shapes_of(shape))
     shots = snapshots(graph, stage, policy=options.policy, dtype=options.dtype, target=options.target, passes=passes)
     if output is not None:
         save(shots[-1].graph, output)

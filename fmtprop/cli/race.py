@@ -13,12 +13,14 @@ from fmtprop.cli.arguments import (
     Json,
     Model,
     Policy,
+    Shapes,
     SpecialValues,
     TableFile,
     Target,
     Threads,
     Train,
     Tune,
+    shapes_of,
     words,
 )
 from fmtprop.cli.console import USAGE, emit, failing, finish, progress
@@ -48,6 +50,7 @@ def bench(
     rounds: Annotated[
         int, typer.Option("--rounds", "-n", min=1, max=MAX_RUNS, help="Turns of every runtime, interleaved.")
     ] = 20,
+    shape: Shapes = None,
     train: Train = False,
     inputs: Inputs = None,
     report: TableFile = None,
@@ -73,10 +76,11 @@ def bench(
             special = special_values or ("exact" if train else "fast")
             options = Options(dtype=dtype, policy=policy, target=target, tune=tune, special_values=special)
             contenders = against(words(versus or ["torch"]), options)
-            make = module_maker(model, inputs, train)
+            shapes = shapes_of(shape)
+            make = module_maker(model, inputs, train, shapes)
             if make is not None:
                 check_contenders(contenders)
-            run = partial(race, load(model)) if make is None else partial(race_steps, make, dtype=dtype)
+            run = partial(race, load(model, shapes=shapes)) if make is None else partial(race_steps, make, dtype=dtype)
         result = run(contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)
     emit(result.to_json() if as_json else result.to_text())
     finish(result, report)

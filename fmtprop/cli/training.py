@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from fmtprop.frontends.trainable import Trainable
 
 
-def module_maker(model: str, inputs: Sequence[str] | None, train: bool) -> Callable[[], Trainable] | None:
+def module_maker(
+    model: str, inputs: Sequence[str] | None, train: bool, sizes: Mapping[str, object]
+) -> Callable[[], Trainable] | None:
     """Return a function that makes the module for ``--train``, after one trial; None without the option.
 
     Parameters
@@ -24,6 +26,8 @@ def module_maker(model: str, inputs: Sequence[str] | None, train: bool) -> Calla
         Shapes, as ``8x3x224x224``.
     train : bool
         Whether the option is given.
+    sizes : mapping
+        The shapes of ``--shape``, which other models have.
 
     Raises
     ------
@@ -35,6 +39,8 @@ def module_maker(model: str, inputs: Sequence[str] | None, train: bool) -> Calla
         if shapes:
             raise typer.BadParameter("--input is for --train: the inputs of other models have their shapes")
         return None
+    if sizes:
+        raise typer.BadParameter("--shape is for ONNX models, which have no --train; --input has the shapes")
     from fmtprop.frontends.trainable import trainable
 
     make = partial(trainable, model, shapes)

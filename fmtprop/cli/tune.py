@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fmtprop.cli.arguments import Dtype, Json, Model, Threads
+from fmtprop.cli.arguments import Dtype, Json, Model, Shapes, Threads, shapes_of
 from fmtprop.cli.console import USAGE, emit, failing, progress
 from fmtprop.system.printable import printable
 
@@ -17,6 +17,7 @@ def tune(
     model: Model,
     dtype: Dtype = "f32",
     threads: Threads = None,
+    shape: Shapes = None,
     budget: Annotated[
         float | None,
         typer.Option("--budget", "-b", min=0.001, help="Seconds after which measuring ends.", show_default="no end"),
@@ -43,7 +44,7 @@ def tune(
             options = Options(
                 dtype=dtype, tune="remeasure" if again else "measure", tune_budget=budget, progress=measuring
             )
-            graph = load(model)
+            graph = load(model, shapes=shapes_of(shape))
         use_threads(threads)
         net = compile_graph(graph, options)
     tuning, certificate = net.tuning, net.certificate

@@ -18,11 +18,14 @@ from fmtprop.errors import FmtpropError, ImportModelError
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
+from fmtprop.frontends.onnx.operators.values import is_repeated
 from fmtprop.frontends.onnx.program import Program
 from fmtprop.frontends.onnx.steps import Step
 from fmtprop.frontends.torch_call import parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
+from fmtprop.ir.deferred import SMALL_NBYTES
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 
@@ -100,9 +103,11 @@ def _declared(name: str, dims: tuple[int | str | None, ...] | None) -> tuple[int
         return tuple(dim for dim in dims if isinstance(dim, int))
     words = ", ".join(str(dim or "?") for dim in dims or ())
     shown = "no shape" if dims is None else f"the dynamic shape ({words})"
+    sizes = (1, 3, 224, 224) if dims is None else tuple(dim if isinstance(dim, int) else 1 for dim in dims)
     raise ImportModelError(
-        f"input {name} has {shown}; a plan has fixed shapes: pass them, such as shapes={{{name!r}: (1, 3, 224, 224)}}, "
-        "or use fmtprop.onnx.InferenceSession, which plans for each shape that it meets"
+        f"input {name} has {shown}; a plan has fixed shapes: pass them, such as shapes={{{name!r}: {sizes}}}, in the "
+        f"command line --shape {name}={','.join(map(str, sizes))}, or use fmtprop.onnx.InferenceSession, which plans "
+        "for each shape that it meets"
     )
 
 
@@ -201,6 +206,15 @@ def _imported(program: Program, recording: Recording, results: Sequence[torch.Te
     return graph
 
 
+def _data(tensor: torch.Tensor) -> torch.Tensor | Initialiser:
+    """Return a constant's data for the graph: a large tensor of one number as its description."""
+    if is_repeated(tensor) and tensor.nbytes > SMALL_NBYTES and not tensor.is_complex():
+        number = tensor.flatten()[0].item()
+        if math.isfinite(number) and float(number) == number:
+            return Initialiser.constant(float(number))
+    return parts_of(tensor).contiguous()
+
+
 class _Constants:
     """The graph's weights: each tensor once, under its name in the model."""
 
@@ -216,6 +230,6 @@ class _Constants:
             if not name or name in self.taken or name in self.graph:
                 name = self.graph.fresh_name("constant")
             type_ = tensor_type(tensor, f"constant {name}")
-            value = self.graph.constant(name, type_, parts_of(tensor.detach()).contiguous())
+            value = self.graph.constant(name, type_, _data(tensor.detach()))
             self.made[id(tensor)] = value, tensor
         return self.made[id(tensor)][0]

@@ -16,7 +16,7 @@ import torch
 from fmtprop.errors import FmtpropError, ImportModelError
 from fmtprop.frontends.onnx import limits, operators
 from fmtprop.frontends.onnx.modes import SizesOnly
-from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known
+from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
 from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.reference import run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
@@ -32,6 +32,8 @@ _SMALL_NBYTES: Final = 4096
 _FEW_ELEMENTS: Final = 64
 #: bytes that nodes may make of constants, plus eight times the bytes of the weights
 MOST_FOLDED_NBYTES: Final = 1 << 29
+#: bytes of constants that nodes may make of one number each; a graph describes them by this number
+MOST_REPEATED_NBYTES: Final = 1 << 30
 
 
 class OperandsError(ImportModelError):
@@ -88,7 +90,7 @@ class Program:
         Returns
         -------
         list
-            The graph's outputs.
+            The graph's outputs, in memory of their own.
 
         Raises
         ------
@@ -96,7 +98,9 @@ class Program:
             A node cannot run on its operands; the message names it.
         """
         with torch.no_grad():
-            return _Run(self).body(self.body, dict(inputs), {})
+            results = _Run(self).body(self.body, dict(inputs), {})
+            taken = set(map(_address, (*inputs.values(), *self.body.constants.values())))
+            return [_owned(result, taken) for result in results]
 
     def trace(self, inputs: Mapping[str, Any], around: Callable[[Step], AbstractContextManager[Any]]) -> list[Any]:
         """Run on tensors without data, under the caller's tracer.
@@ -138,6 +142,7 @@ class _Run:
         self.depth = 0
         self.steps = 0
         self.folded_nbytes = 0
+        self.repeated_nbytes = 0
 
     def body(self, body: Body, inputs: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Any]:
         values = _Scope(scope, body.constants)
@@ -253,8 +258,16 @@ class _Run:
         except DataDependentError:  # a function that reads all numbers: its result is no larger than they are
             return
         results = made if isinstance(made, tuple | list) else (made,)
-        size = sum(value.numel() * value.dtype.itemsize for value in results if isinstance(value, torch.Tensor))
+        sizes = [(value.nbytes, is_repeated(value)) for value in results if isinstance(value, torch.Tensor)]
+        size = sum(nbytes for nbytes, repeated in sizes if not repeated)
+        repeated = sum(nbytes for nbytes, repeated in sizes if repeated)
         self.folded_nbytes += size
+        self.repeated_nbytes += repeated
+        if self.repeated_nbytes > MOST_REPEATED_NBYTES:
+            raise ImportModelError(
+                f"{step.label} makes {repeated} bytes of one number; all nodes together may make "
+                f"{MOST_REPEATED_NBYTES}: use a tensor of one element, which operators broadcast"
+            )
         most = MOST_FOLDED_NBYTES + 8 * self.program.weights_nbytes
         if self.folded_nbytes > most:
             raise ImportModelError(
@@ -287,6 +300,23 @@ def _small_or_without_data(value: Any) -> Any:
         return list(map(_small_or_without_data, value))
     large = isinstance(value, torch.Tensor) and value.numel() > _FEW_ELEMENTS
     return without_data(value) if large else value
+
+
+def _address(value: Any) -> int | None:
+    """Return where a tensor's memory begins."""
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
+
+
+def _owned(value: Any, taken: set[int | None]) -> Any:
+    """Return a result that shares no memory with others or with itself, and note its memory as taken."""
+    if isinstance(value, list):
+        return [_owned(item, taken) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    if _address(value) in taken or value.nbytes > value.untyped_storage().nbytes():
+        value = value.clone(memory_format=torch.contiguous_format)
+    taken.add(_address(value))
+    return value
 
 
 def _in_torch(value: Any) -> bool:

@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 import fmtprop as fp
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import from_onnx, open_program
+from fmtprop.ir.initialiser import Initialiser
 
 #: for a process that starts elsewhere: the package under test, wherever it lies
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(fp.__file__).parents[1])}
@@ -91,6 +92,35 @@ def test_shapes_fix_dynamic_axes():
         from_onnx(model, {"z": (3, 4)})
     with pytest.raises(ImportModelError, match="shapes are for ONNX models"):
         fp.load("chain", shapes={"x": (1,)})
+
+
+def test_a_large_constant_of_one_number_takes_no_memory():
+    """ONNX's own light models have such weights, 574 MB of them in one of VGG-19."""
+    weights = " ".join(f"w{i} = ConstantOfShape<value = float {{0.5}}>(s)" for i in range(3))
+    sums = "y0 = MatMul(x, w0) y1 = MatMul(y0, w1) y = MatMul(y1, w2)"
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 8000] x) => (float[1, 8000] y) {{ s = Constant<value_ints = [8000, 8000]>() {weights} {sums} }}
+    """
+    graph = from_onnx(parser.parse_model(text))  # 768 MB
+    described = [data for data in graph.constants.values() if isinstance(data, Initialiser)]
+    assert described and set(described) == {Initialiser.constant(0.5)}
+    with pytest.raises(ImportModelError, match=r"w4 .* makes 256000000 bytes of one number; all nodes together may"):
+        from_onnx(
+            parser.parse_model(text.replace(sums, "w3 = ConstantOfShape(s) w4 = ConstantOfShape(s) y = MatMul(x, w4)"))
+        )
+
+
+def test_results_of_one_number_can_be_written_to():
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (int64[2] s, float[1] x) => (float[a, b] y, float[c] z)'
+    model = parser.parse_model(f"{text} {{ y = ConstantOfShape(s) z = Expand(x, s) }}")
+    del model.graph.output[1].type.tensor_type.shape.dim[0]
+    model.graph.output[1].type.tensor_type.shape.dim.extend(model.graph.output[0].type.tensor_type.shape.dim)
+    x = np.ones(1, np.float32)
+    for result in fp.onnx.InferenceSession(model).run(None, {"s": np.array([2, 3]), "x": x}):
+        result[0, 0] = 7
+        assert (result == 7).sum() == 1
+    assert x == 1
 
 
 def test_shape_arithmetic_is_folded():

@@ -247,10 +247,10 @@ def _constant(
 def _constant_of_shape(shape: Tensor, *, value: Any = None) -> Tensor:
     dims = ints(shape, "shape")
     if value is None:
-        return torch.zeros(dims, dtype=torch.float32)
+        value = torch.zeros(1, dtype=torch.float32)
     if not isinstance(value, Tensor):
         raise NotInTorchError("an element type that PyTorch does not compute with")
-    return value.reshape(1).expand(math.prod(dims)).reshape(dims).clone()
+    return value.reshape(()).expand(dims)  # one number in memory; nothing writes to a result
 
 
 def _eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:

@@ -25,6 +25,7 @@ __all__ = [
     "floats",
     "ints",
     "is_known",
+    "is_repeated",
     "known",
     "number",
 ]
@@ -47,6 +48,18 @@ class NotInTorchError(Exception):
 def is_known(value: Any) -> bool:
     """Return whether a value has data: it is a constant, computed from constants, or given for a run."""
     return not has_unknown(value)
+
+
+def is_repeated(value: torch.Tensor) -> bool:
+    """Return whether a tensor has one number in memory, which stands for all.
+
+    Examples
+    --------
+    >>> is_repeated(torch.ones(1).expand(2, 3)), is_repeated(torch.ones(2, 3))
+    (True, False)
+    """
+    steps = zip(value.stride(), value.shape, strict=True)
+    return value.numel() > 1 and not any(step for step, size in steps if size > 1)
 
 
 def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
