@@ -6,6 +6,7 @@ Each row has the versions, a matching rule and the defect. A combination that fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import LayerNorm
+from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.recurrent import Recurrent
 from fmtprop.ops.softmax import Softmax
 from fmtprop.passes.formats import plain
@@ -110,12 +112,35 @@ def _odd_channels_of_narrow_pixels(node: Node, formats: Request, impl: str) -> b
     return src.kind == "blocked" and src.is_plain and src.dims[1] % 2 == 1
 
 
+def _slopes_of_channels_between_other_axes(node: Node, formats: Request, impl: str) -> bool:
+    src = formats.get("src")
+    if not isinstance(node.attrs, Prelu) or is_loop(impl) or src is None or src.kind != "blocked":
+        return False
+    if not src.is_plain or formats["weights"].dims == src.dims or src.dims[1] == 1:
+        return False
+    step = src.strides[1]
+    outside = any(stride > step for stride, size in zip(src.strides[2:], src.dims[2:], strict=True) if size > 1)
+    return outside and step > 1
+
+
+def _slopes_of_padded_elements(node: Node, formats: Request, impl: str) -> bool:
+    src = formats.get("src")
+    if not isinstance(node.attrs, Prelu) or is_loop(impl) or src is None or src.kind != "blocked":
+        return False
+    if formats["weights"].dims != src.dims or src.padded_dims == src.dims:
+        return False
+    return math.prod(src.padded_dims) % _LONGEST_VECTOR != 0
+
+
 def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, Recurrent) or "diff_dst_layer" not in formats:
         return False
     data = [desc for name, desc in formats.items() if "weights" not in name and desc.kind == "blocked"]
     return any(desc.at_start() != plain(desc) for desc in data)
 
+
+#: numbers of f32 in a vector of AVX-512
+_LONGEST_VECTOR = 16
 
 #: `fixed` of defects that the newest tested version, 3.13.2, still has
 _NOT_YET: Version = (4, 0)
@@ -174,6 +199,18 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,  # seen in 3.2.0, for some sizes of images
         _odd_channels_of_narrow_pixels,
         "the compiled 1x1 convolution of bf16 is wrong for an odd number of channels that are innermost",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0, forward and backward, in every data type
+        _slopes_of_channels_between_other_axes,
+        "PReLU's compiled kernels take channels for outermost or innermost, although other axes lie on both sides",
+    ),
+    KnownBad(
+        (3, 0),
+        _NOT_YET,  # seen in 3.2.0
+        _slopes_of_padded_elements,
+        "PReLU's compiled kernels with a slope of each element count the last elements without padding",
     ),
     KnownBad(
         (3, 0),

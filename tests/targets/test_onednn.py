@@ -18,6 +18,7 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.deconvolution import Deconv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.pooling import Pooling
+from fmtprop.ops.prelu import Prelu
 from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.resampling import Resampling
 from fmtprop.ops.softmax import Softmax
@@ -355,6 +356,49 @@ def test_pointwise_convolutions_of_odd_channels_pass_their_check(size):
     for candidate in OneDnnTarget().candidates(node, request(node, formats)):
         chosen = node.with_(descs=candidate.results, choice=candidate.choice("offered"))
         assert check_node(chosen) is None, candidate.impl
+
+
+VOLUME = (2, 8, 4, 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("dims", "weights", "tag", "bad"),
+    [
+        (VOLUME, (1, 8, 1, 1, 1), "adebc", "other axes lie on both sides"),
+        (VOLUME, (1, 8, 1, 1, 1), "adbce", "other axes lie on both sides"),
+        (VOLUME, (1, 8, 1, 1, 1), "acdeb", None),
+        (VOLUME, (1, 8, 1, 1, 1), "abecd", None),
+        (VOLUME, (1, 8, 1, 1, 1), "aBcde16b", None),
+        ((1, 8, 1, 7), (1, 8, 1, 1), "acbd", None),
+        (VOLUME, VOLUME, "adebc", None),
+        ((1, 17, 2), (1, 17, 2), "aBc4b", "without padding"),
+        ((1, 17, 2), (1, 17, 2), "aBc16b", None),
+        ((1, 16, 2), (1, 16, 2), "aBc4b", None),
+    ],
+)
+@pytest.mark.parametrize("op", ["prelu", "prelu_backward"])
+def test_known_bad_prelu(op, dims, weights, tag, bad):
+    gradient = {"diff_dst": TensorType(dims)} if op == "prelu_backward" else {}
+    node = node_of(op, Prelu(), {"src": TensorType(dims), "weights": TensorType(weights), **gradient})
+    formats = {"src": MemoryDesc(dims, "f32", tag=tag), "weights": MemoryDesc(weights, "f32")}
+    why = known_bad((3, 2, 0), node, formats, "jit_uni")
+    assert (why is None) if bad is None else (bad in why)
+    assert known_bad((3, 2, 0), node, formats, "ref:any") is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "weights", "tag"),
+    [(VOLUME, (1, 8, 1, 1, 1), tag) for tag in ("adebc", "adbce", "acdeb", "abecd")]
+    + [((1, 17, 2), (1, 17, 2), "aBc4b"), ((3, 5, 5, 3), (3, 5, 5, 3), "aBcd8b")],
+)
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=needs_bf16)])
+def test_prelu_in_any_order_of_axes_passes_its_check(target, dims, weights, tag, dtype):
+    node = node_of("prelu", Prelu(), {"src": TensorType(dims, dtype), "weights": TensorType(weights, dtype)})
+    src, slopes = MemoryDesc(dims, dtype, tag=tag), MemoryDesc(weights, dtype)
+    formats = {"src": src, "weights": src if dims == weights else slopes}
+    for candidate in target.candidates(node, request(node, formats)):
+        done = node.with_(descs=candidate.results, choice=candidate.choice("offered"))
+        assert check_node(done) is None, candidate.impl
 
 
 @pytest.mark.parametrize(
