@@ -123,11 +123,15 @@ class Case:
 
 
 def read_nbytes(module: nn.Module, inputs: Sequence[torch.Tensor], dtype: str) -> int:
-    """Return the bytes of weights, keys and values that a step reads; of an embedding, it reads one row."""
+    """Return the bytes that a step reads: weights in its data type, and the caller's keys and values as they are.
+
+    Of an embedding, it reads one row.
+    """
     embedded = {part.weight for part in module.modules() if isinstance(part, nn.Embedding)}
     output = module.body.get_output_embeddings()
     weights = {*module.parameters()} - (embedded - {output.weight})
-    return sum(one.numel() for one in (*weights, *inputs[1:])) * (4 if dtype == "f32" else 2)
+    read = sum(one.numel() for one in weights) * (4 if dtype == "f32" else 2)
+    return read + sum(one.nbytes for one in inputs[1:])
 
 
 def _cases() -> dict[str, Case]:

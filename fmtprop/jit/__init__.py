@@ -11,6 +11,7 @@ from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailab
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.norms import GroupNormKernel, group_norm_kernel_for
 from fmtprop.jit.rms_norm import RmsNormKernel, rms_norm_kernel_for
+from fmtprop.jit.rotary import RotaryKernel, rotary_kernel_for
 from fmtprop.jit.rows import AverageKernel, FoldKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 
@@ -25,6 +26,7 @@ __all__ = [
     "GroupNormKernel",
     "Kernel",
     "RmsNormKernel",
+    "RotaryKernel",
     "StandaloneKernel",
     "StandaloneWork",
     "Tail",
@@ -38,5 +40,6 @@ __all__ = [
     "kernel_for",
     "no_code",
     "rms_norm_kernel_for",
+    "rotary_kernel_for",
     "unavailable",
 ]

@@ -14,7 +14,7 @@ __all__ = ["StandaloneKernel", "StandaloneWork"]
 #: operands and results that a program's arguments can point to
 _TENSORS = frozenset(
     {"src", "src_0", "src_1", "key", "value", "mask_0", "mask_1", "scale", "shift", "mean", "variance", "dst"}
-    | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias"}
+    | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias", "cos", "sin"}
     | {f"post_op_{number}" for number in range(4)}
 )
 

@@ -38,6 +38,7 @@ from fmtprop.ops.reduction import REDUCTION, Reduction
 from fmtprop.ops.reorder import REORDER, Reorder
 from fmtprop.ops.resampling import RESAMPLING, Resampling
 from fmtprop.ops.rms_norm import RMS_NORMALIZATION, RmsNorm
+from fmtprop.ops.rotary_embedding import ROTARY_EMBEDDING, RotaryEmbedding
 from fmtprop.ops.shuffle import SHUFFLE, Shuffle
 from fmtprop.ops.slice1 import slice1
 from fmtprop.ops.softmax import SOFTMAX, Softmax
@@ -70,6 +71,7 @@ OPS = (
     LAYER_NORMALIZATION_BACKWARD,
     GROUP_NORMALIZATION,
     RMS_NORMALIZATION,
+    ROTARY_EMBEDDING,
     LRN,
     LRN_TRAINING,
     LRN_BACKWARD,
@@ -124,6 +126,7 @@ __all__ = [
     "Resampling",
     "Reshape",
     "RmsNorm",
+    "RotaryEmbedding",
     "Shuffle",
     "Slice",
     "Softmax",

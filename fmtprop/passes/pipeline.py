@@ -19,6 +19,7 @@ from fmtprop.passes.pair_max_poolings import PairMaxPoolings
 from fmtprop.passes.recognise_functions import RecogniseFunctions
 from fmtprop.passes.recognise_lrn import RecogniseLrn
 from fmtprop.passes.recognise_rms_norm import RecogniseRmsNorm
+from fmtprop.passes.recognise_rotary import RecogniseRotary
 from fmtprop.passes.remove_identities import RemoveIdentities
 
 __all__ = ["NORMALISE"]
@@ -38,6 +39,7 @@ NORMALISE: tuple[Pass, ...] = (
     # before its steps become post-ops of other nodes
     RecogniseFunctions(),
     RecogniseRmsNorm(),
+    RecogniseRotary(),
     # before FoldPadding, since a spelled-out LRN contains a padding
     RecogniseLrn(),
     FoldPadding(),

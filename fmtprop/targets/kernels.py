@@ -21,6 +21,7 @@ from fmtprop.jit import (
     fold_kernel_for,
     group_norm_kernel_for,
     rms_norm_kernel_for,
+    rotary_kernel_for,
 )
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.attention import Attention
@@ -33,6 +34,7 @@ from fmtprop.ops.normalization import GroupNorm
 from fmtprop.ops.pooling import Pooling
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
+from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.passes.formats import channels_last, dense, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
@@ -71,6 +73,8 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         yield from _group_normalization(node.attrs, request)
     if isinstance(node.attrs, RmsNorm):
         yield from _rms_normalization(node.attrs, request)
+    if isinstance(node.attrs, RotaryEmbedding):
+        yield from _rotary_embedding(request)
     if isinstance(node.attrs, BatchStatistics):
         yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
@@ -174,6 +178,24 @@ def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
     if kernel is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
         given = {name: src if desc.kind == "any" else desc for name, desc in request.items() if name in ("src", "dst")}
         yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
+
+
+def _rotary_embedding(request: Request) -> Iterator[Candidate]:
+    """Yield the kernel where each row lies side by side; the angles are row-major."""
+    src, dst, angles = request["src"], request["dst"], {name: plain(request[name]) for name in ("cos", "sin")}
+    if not _is_in_rows(src) or src.strides[-1] != 1 or dst.dtype != src.dtype:
+        return
+    result = dense(src.at_start())
+    wide = all(desc.dtype is DataType.F32 and _is_served(request[name], desc) for name, desc in angles.items())
+    if not wide or angles["cos"].dims != angles["sin"].dims or result.strides[-1] != 1 or not _is_served(dst, result):
+        return
+    of_angles = angles["cos"]
+    steps = [0 if size == 1 else step for size, step in zip(of_angles.dims, of_angles.strides, strict=True)]
+    order = sorted(range(src.ndim - 1), key=lambda axis: -result.strides[axis])
+    axes = tuple((src.dims[axis], steps[axis], src.strides[axis]) for axis in order)
+    kernel = rotary_kernel_for(axes, src.dims[-1] // 2, src.dtype)
+    if kernel is not None:
+        yield _candidate(kernel, {"src": src, **angles}, result if dst.kind == "any" else dst)
 
 
 def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[Candidate]:

@@ -309,7 +309,14 @@ def other_norm(d: Draw) -> object:
     axis = rng.randrange(-len(shape), len(shape))
     if rng.random() < 0.5:
         return d.call(f"normalize({axis})", lambda x: F.normalize(x, dim=axis), [x])
+    if rng.random() < 0.5 and shape[-1] % 2 == 0:
+        return d.call("rotary", _rotary, [x, *(d.weight(*shape[-2:]) for _ in range(2))])
     return d.call(f"rms_norm({shape[-1]})", lambda x: F.rms_norm(x, (shape[-1],)), [x])
+
+
+def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
 
 
 @call(4)

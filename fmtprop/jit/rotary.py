@@ -1,0 +1,88 @@
+"""Kernels of rotary embeddings: one pass over rows that may lie anywhere."""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+from fmtprop.jit.assembler import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = ["RotaryArguments", "RotaryKernel", "rotary_kernel_for"]
+
+#: bytes of a cosine or sine, and of a row's entry in the table: where its angles start, and where it starts itself
+ANGLE_NBYTES, START_NBYTES = 4, 16
+
+#: widest half of a row, whose bytes are displacements in the code
+_HALF_LIMIT = 1 << 16
+
+
+class RotaryArguments(Arguments):
+    """Arguments of the code."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src", "cos", "sin", "dst", "table")),
+        *((name, c_uint64) for name in ("rows", "row", "vectors", "rest")),
+    )
+
+
+@dataclass(frozen=True)
+class RotaryKernel(StandaloneKernel):
+    """``dst[r] = src[r] * cos[a] + (-second half of src[r], first half) * sin[a]`` with the angles `a` of each row `r`.
+
+    Parameters
+    ----------
+    axes : tuple of (int, int, int)
+        The axes above a row, outermost first: size, stride of cos and sin, stride of src, in elements.
+    half : int
+        Elements of half a row.
+    dtype : DataType
+        Data type of src and of dst, which is packed; cos and sin are f32.
+    """
+
+    axes: tuple[tuple[int, int, int], ...]
+    half: int
+    dtype: DataType
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "rotary"
+
+    def assembled(self) -> Kernel:
+        """Return the code; all problems of a data type and size of rows share it."""
+        return _assembled(isa(), self.half, self.dtype)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        starts = [(0, 0)]
+        for size, angles, src in self.axes:
+            starts = [(a + angles * index, s + src * index) for a, s in starts for index in range(size)]
+        nbytes, row = self.dtype.nbytes, 2 * self.half * self.dtype.nbytes
+        table = (c_int64 * (2 * len(starts)))(*(start for a, s in starts for start in (a * ANGLE_NBYTES, s * nbytes)))
+        vectors, rest = divmod(self.half, isa().nbytes // 4)
+        arguments = RotaryArguments(table=addressof(table), rows=len(starts), row=row, vectors=vectors, rest=rest)
+        return StandaloneWork(self.kernel, arguments, threads_for(len(starts) * row, threads), table)
+
+
+def rotary_kernel_for(axes: tuple[tuple[int, int, int], ...], half: int, dtype: DataType) -> RotaryKernel | None:
+    """Return a kernel; None if this machine has none for these rows.
+
+    Parameters
+    ----------
+    axes, half, dtype
+        See :class:`RotaryKernel`.
+    """
+    if unavailable() or not takes(dtype) or not 0 < half <= _HALF_LIMIT or 0 in (size for size, *_ in axes):
+        return None
+    return RotaryKernel(axes, half, dtype)
+
+
+@cache
+def _assembled(isa: Isa, half: int, dtype: DataType) -> Kernel:
+    from fmtprop.jit.rotary_program import rotary  # few networks need the assembler
+
+    return Kernel("rotary", rotary(isa, half, bf16=dtype is DataType.BF16))

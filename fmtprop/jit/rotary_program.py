@@ -1,0 +1,66 @@
+"""The program of rotary embeddings: the instructions for a thread's share of the rows."""
+
+from __future__ import annotations
+
+from iced_x86 import Register
+
+from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.program import Program
+from fmtprop.jit.rotary import ANGLE_NBYTES, START_NBYTES, RotaryArguments
+
+__all__ = ["rotary"]
+
+#: the thread's current row, and the row after its last; the turns that are left within a row
+_ITEM, _END, _LEFT = Register.R8, Register.R9, Register.RCX
+
+_SRC, _DST, _COS, _SIN, _START = Register.RSI, Register.RDI, Register.R11, Register.RAX, Register.R10
+
+
+def rotary(isa: Isa, half: int, *, bf16: bool) -> bytes:
+    """Return the program that turns pairs of numbers of each row; dst may be src.
+
+    Parameters
+    ----------
+    isa : Isa
+        For which machine.
+    half : int
+        Elements of half a row.
+    bf16 : bool
+        Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
+    """
+    p = Program(isa, RotaryArguments, bf16=bf16)
+    first, second, cos, sin, turned = (isa.register(index) for index in range(5))
+    halves = ((0, 0), (half * p.number_nbytes, half * ANGLE_NBYTES))  # offsets of data, and of cosines and sines
+
+    def turn(count: int) -> None:
+        """Turn `count` pairs of numbers at the pointers: one, or a vector of them."""
+        load, store, angles = (p.load, p.store, "VMOVUPS") if count > 1 else (p.load_one, p.store_one, "VBROADCASTSS")
+        for number, (data, _) in zip((first, second), halves, strict=True):
+            load(number, at(_SRC, data))
+        for own, other, product, (data, angle) in zip(
+            (first, second), (second, first), ("VFNMADD231PS", "VFMADD231PS"), halves, strict=True
+        ):
+            p.v(angles, cos, at(_COS, angle))
+            p.v(angles, sin, at(_SIN, angle))
+            p.v("VMULPS", turned, own, cos)
+            p.v(product, turned, other, sin)
+            store(at(_DST, data), turned)
+        p.advance(count * p.number_nbytes, _SRC, _DST)
+        p.advance(count * ANGLE_NBYTES, _COS, _SIN)
+
+    p.share(_ITEM, _END, "rows")
+    p.point(_DST, "dst", _ITEM, "row")
+    p.point(_START, "table", _ITEM, START_NBYTES)
+    with p.until(_ITEM, _END):
+        p.move(_COS, at(_START))
+        p.move(_SIN, _COS)
+        p.move(_SRC, at(_START, START_NBYTES // 2))
+        for pointer, name in ((_COS, "cos"), (_SIN, "sin"), (_SRC, "src")):
+            p.add(pointer, p.argument(name))
+        with p.repeat(p.argument("vectors"), _LEFT):
+            turn(isa.nbytes // 4)
+        with p.repeat(p.argument("rest"), _LEFT):
+            turn(1)
+        p.advance(halves[1][0], _DST)
+        p.advance(START_NBYTES, _START)
+    return p.finished()

@@ -1,0 +1,105 @@
+"""Rotary embeddings: every spelling becomes one step, other computations stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop
+from fmtprop import dnnl
+
+HEADS, WIDTH = 3, 16
+
+
+def half_turned(x):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def sliced(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def of_a_part(x, cos, sin):
+    part, rest = x[..., : WIDTH // 2], x[..., WIDTH // 2 :]
+    cos, sin = cos[..., : WIDTH // 2], sin[..., : WIDTH // 2]
+    return torch.cat((part * cos + half_turned(part) * sin, rest), dim=-1)
+
+
+#: spelling of the embedding
+SPELLINGS = {
+    "llama": lambda x, cos, sin: x * cos + half_turned(x) * sin,
+    "slices": lambda x, cos, sin: cos * x + sin * sliced(x),
+    "the other way round": lambda x, cos, sin: half_turned(x) * sin + x * cos,
+    "a part of each row": of_a_part,
+}
+
+#: computations that look like it
+OTHERS = {
+    "difference": lambda x, cos, sin: x * cos - half_turned(x) * sin,
+    "first half negated": lambda x, cos, sin: x * cos + torch.cat((x.chunk(2, -1)[1], -x.chunk(2, -1)[0]), -1) * sin,
+    "halves not exchanged": lambda x, cos, sin: x * cos + torch.cat((-x.chunk(2, -1)[0], x.chunk(2, -1)[1]), -1) * sin,
+    "other tensor": lambda x, cos, sin: (x + 1.0) * cos + half_turned(x) * sin,
+    "other axis": lambda x, cos, sin: x * cos + torch.cat((-x.flip(2), x), 2)[:, :, : x.shape[2]] * sin,
+    "one angle a row": lambda x, cos, sin: x * cos[..., :1] + half_turned(x) * sin[..., :1],
+    "turned has a reader": lambda x, cos, sin: (turned := half_turned(x)) + (x * cos + turned * sin).relu(),
+}
+
+
+class Turned(nn.Module):
+    """A linear layer and an embedding of its heads, with angles that are constants or inputs."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function, self.layer = function, nn.Linear(8, HEADS * WIDTH)
+        angles = torch.outer(torch.arange(5), 10000 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2))).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x, cos=None, sin=None):
+        cos, sin = (self.cos, self.sin) if cos is None else (cos, sin)
+        heads = self.layer(x).view(*x.shape[:2], HEADS, WIDTH).transpose(1, 2)
+        return self.function(heads, cos[None, None], sin[None, None])
+
+
+def compiled(function, *angles, **options):
+    module, x = Turned(function).eval(), torch.randn(2, 5, 8)
+    net = fmtprop.compile(module, (x, *angles), **options)
+    return net, net(x, *angles), module(x, *angles)
+
+
+def ops(net):
+    return [node.op for node in net.graph.nodes()]
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("policy", ["optimal", "propagate", "plain"])
+def test_each_spelling_is_one_step(name, policy):
+    net, got, expected = compiled(SPELLINGS[name], policy=policy)
+    assert ops(net).count("rotary_embedding") == 1 and not {"binary", "eltwise"} & set(ops(net))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_computation_stays(name):
+    net, got, expected = compiled(OTHERS[name])
+    assert "rotary_embedding" not in ops(net)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_angles_may_be_inputs():
+    net, got, expected = compiled(SPELLINGS["llama"], *torch.randn(2, 5, WIDTH))
+    assert "rotary_embedding" in ops(net)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+def test_bf16_is_turned_in_f32():
+    net, got, expected = compiled(SPELLINGS["llama"], dtype="bf16")
+    (node,) = (node for node in net.graph.nodes() if node.op == "rotary_embedding")
+    dtypes = {name: net.graph.type_of(value).dtype.value for name, value in net.graph.inputs(node.name).items()}
+    assert dtypes == {"src": "bf16", "cos": "f32", "sin": "f32"}
+    assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
