@@ -34,7 +34,7 @@ __all__ = ["main"]
 _BAD = ("wrong", "crash", "timeout", "memory")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: imported once, in the process that all networks' are forked from; it computes nothing, so it has no threads
-_PRELOADED = ["benchmarks.sweep_network", "fmtprop.compiling.planner", "transformers.modeling_utils"]
+_PRELOADED = ["benchmarks.sweep_network", "fmtprop.compiling.compilation", "transformers.modeling_utils"]
 
 
 class Process:

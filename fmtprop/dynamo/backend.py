@@ -228,4 +228,5 @@ def _constant_inputs() -> frozenset[int]:
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
         return frozenset()
-    return frozenset(i for i in metadata.static_input_indices if not metadata.input_info[i].mutates_data)
+    tokens = len(metadata.tokens)  # inputs in front of all others, which keep calls with effects in order
+    return frozenset(i for i in metadata.static_input_indices if not metadata.input_info[i - tokens].mutates_data)

@@ -267,6 +267,11 @@ class DescBase:
         return self.kind is FormatKind.OPAQUE and self.dtype is DataType.U8
 
     @property
+    def takes_any_bytes(self) -> bool:
+        """False for opaque data, such as weights packed for a recurrent layer: their bytes have sizes and positions."""
+        return self.kind is not FormatKind.OPAQUE or self.is_workspace
+
+    @property
     def has_broadcast(self) -> bool:
         """True where an element is repeated (stride 0 along a dimension larger than 1)."""
         g = self._geometry

@@ -436,9 +436,9 @@ def computed_nodes(graph: Graph) -> set[str]:
 
 
 def is_indifferent(node: Node) -> bool:
-    """Return whether a formatted node accepts any numbers and takes equally long for all of them."""
+    """Return whether a formatted node takes equally long for any numbers, and its results may be any bytes."""
     choice = node.choice
-    if choice is None or choice.handle is None:
+    if choice is None or choice.handle is None or not all(desc.takes_any_bytes for desc in node.descs):
         return False
     # PyTorch's arithmetic too, but a whole number may be an index or a divisor
     floating = all(desc.dtype.is_floating for desc in choice.operands.values())
@@ -446,5 +446,7 @@ def is_indifferent(node: Node) -> bool:
 
 
 def any_numbers_do(graph: Graph, constant: str) -> bool:
-    """Return whether all readers of a constant accept any numbers."""
-    return all(is_indifferent(graph.node(reader)) for reader, _ in graph.readers(Value(constant)))
+    """Return whether a constant may be any bytes, and all its readers accept any numbers."""
+    return graph.node(constant).descs[0].takes_any_bytes and all(
+        is_indifferent(graph.node(reader)) for reader, _ in graph.readers(Value(constant))
+    )

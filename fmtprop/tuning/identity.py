@@ -46,9 +46,12 @@ def _declared(op: str) -> frozenset[str]:
 
 
 def is_timed(candidate: Candidate) -> bool:
-    """Return whether a way to run a node can be timed: integers are indices to all but those that take any numbers."""
+    """Return whether a way to run a node can be timed on random bytes.
+
+    Integers are indices to all but those that take any numbers; packed weights of a recurrent layer have sizes in them.
+    """
     handle = candidate.handle  # a view has none
-    if getattr(handle, "takes_any_numbers", False):
+    if getattr(handle, "takes_any_numbers", False) and all(d.takes_any_bytes for d in candidate.operands.values()):
         return True
     is_floating = all(desc.dtype.is_floating for desc in (*candidate.operands.values(), *candidate.results))
     return getattr(handle, "makes_results", False) and is_floating

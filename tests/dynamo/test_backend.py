@@ -108,6 +108,31 @@ def test_calls_that_pytorch_must_wrap_go_through_its_wrapper(function):
     assert not any(isinstance(one, region.Region) and one.is_direct for one in regions)
 
 
+class Whitened(nn.Module):
+    """Refuses numbers, so PyTorch keeps its checks in order: its graph has one more input."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.weight = nn.Linear(6, 6), nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x):
+        y = self.mix(x)
+        return torch.cholesky_solve(self.weight, torch.linalg.cholesky(y.t() @ y + torch.eye(6)))
+
+
+@pytest.mark.usefixtures("always")
+def test_calls_that_may_refuse_numbers():
+    model = Whitened()
+    run, _ = compiled(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_alike(model, run, torch.randn(8, 6))
+        model.weight.mul_(2)
+        assert_alike(model, run, torch.randn(8, 6))
+        with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+            run(torch.full((8, 6), float("nan")))
+
+
 @pytest.mark.usefixtures("always")
 def test_a_plan_of_a_whole_graph_is_called_without_a_wrapper():
     model = network()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fmtprop as fp
+from fmtprop import dnnl
 from fmtprop.compiling.race import race
 from fmtprop.compiling.stages import normalise
 from fmtprop.ir.deferred import Deferred
@@ -25,6 +26,8 @@ from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from tests.compiling.other_plans import unlike_any_other
 
 X = torch.randn(1, 3, 20, 20)
+#: bytes at the start of packed weights that have their sizes; between the numbers behind them are bytes without meaning
+_SIZES = 40
 
 
 def formatted(module: nn.Module, x: torch.Tensor, policy: str = "propagate") -> Graph:
@@ -82,6 +85,35 @@ def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
     }
     for plan in (*dummies([graph], OneDnnTarget()), without_weights(graph, OneDnnTarget())):
         assert plan.constant_nbytes > 16 * 18 * 18 * 8 * 4
+
+
+class Gated(nn.Module):
+    """A recurrent layer in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(32, 24, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+def test_weights_with_sizes_and_positions_among_their_bytes_are_the_real_ones() -> None:
+    x, target = torch.randn(17, 2, 32), OneDnnTarget()
+    normal, _ = normalise(fp.from_torch(Gated().eval(), x), dtype="bf16")
+    graph = AssignFormats("propagate", Setting(target, ReferenceTarget())).run(normal)
+    real, (stand_in,) = build_plan(graph, target), dummies([graph], target)
+    expected, given = structured(real), structured(stand_in)
+    assert len(expected) == (2 if dnnl.lib().version == (3, 2, 0) else len(given))
+    assert all(torch.equal(a[:_SIZES], b[:_SIZES]) for a, b in zip(expected, given, strict=True))
+    Executor(stand_in).run([x])  # with other bytes, oneDNN's packed products read addresses that do not exist
+
+
+def structured(plan: Plan) -> list[torch.Tensor]:
+    """Return the constants whose bytes have sizes and positions."""
+    accesses = [access for step in plan.steps for access in step.operands.values()]
+    return [plan.constants[plan.buffers[a.buffer].index] for a in accesses if not a.desc.takes_any_bytes]
 
 
 class Multiplied(nn.Module):

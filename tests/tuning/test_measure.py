@@ -21,6 +21,7 @@ from fmtprop.passes.target import Candidate
 from fmtprop.targets import OneDnnTarget
 from fmtprop.targets.bound import Bound, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation
+from fmtprop.tuning.identity import is_timed
 from fmtprop.tuning.measure import Bench, Job, job_of, job_of_reorder
 
 FAR = 1e9
@@ -175,6 +176,13 @@ def test_memory_holds_numbers_in_every_type(clock: list[float]) -> None:
 
     job = timed("looked at", look, channels=8)
     assert Bench([job], 1 << 20).seconds([[job]], perf_counter() + FAR)
+
+
+def test_ways_that_read_packed_weights_are_not_timed_on_random_bytes() -> None:
+    _, (candidate, *_) = ways(16, 14)
+    packed = MemoryDesc.opaque(candidate.operands["weights"].dims, "f32", 1 << 16, "the library's")
+    assert is_timed(candidate)
+    assert not is_timed(replace(candidate, operands={**candidate.operands, "weights": packed}))
 
 
 def test_a_reorder_is_timed_and_an_absent_one_has_no_job() -> None:
