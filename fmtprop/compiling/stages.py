@@ -45,6 +45,7 @@ def normalise(
     *,
     target: Provider | None = None,
     special_values: str = "fast",
+    is_known: bool = False,
 ) -> tuple[Graph, str]:
     """Bring an imported graph to normal form.
 
@@ -60,6 +61,8 @@ def normalise(
         Who will execute: oneDNN if not given.
     special_values : {"fast", "exact"}
         See :func:`fmtprop.compile`.
+    is_known : bool
+        Whether the graph of another shape was normalised before.
 
     Returns
     -------
@@ -74,7 +77,7 @@ def normalise(
         A pass failed, or its result breaks a rule.
     """
     target = target or OneDnnTarget()
-    normal = Pipeline(_passes(target, special_values), Stage.NORMAL).run(graph, observer)
+    normal = Pipeline(_passes(target, special_values), Stage.NORMAL, is_known).run(graph, observer)
     if dtype == "f32":
         return normal, "f32"
     if not target.computes_in(DataType.BF16):

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import fx
 
-from fmtprop.frontends.fx_import import import_calls
+from fmtprop.frontends.fx_import import Calls, import_calls
 from fmtprop.frontends.torch_call import check_real, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Value
@@ -54,12 +53,12 @@ class Functional:
         return [*self._results] == [("output", place) for place in range(len(self._results))]
 
 
-def import_functional(program: fx.GraphModule, constants: Mapping[int, torch.Tensor], name: str) -> Functional:
+def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], name: str) -> Functional:
     """Import a functional program.
 
     Parameters
     ----------
-    program : torch.fx.GraphModule
+    program : torch.fx.GraphModule, or object with a graph
         ATen calls without mutation, for fixed sizes; each node's ``meta["val"]`` is its result without data.
     constants : mapping of int to torch.Tensor
         The inputs that never change, by position.

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx.node import map_arg
 
 from fmtprop.errors import ImportModelError, InputError
+from fmtprop.frontends.fx_import import Calls
 
 __all__ = ["Sizes", "specialised", "specialised_module"]
 
@@ -141,11 +142,21 @@ def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> Expo
     with mode:
         known = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in zip(names, given, strict=True)}
     made = copy.copy(program)
-    made._graph_module = fx.GraphModule(program.graph_module, _Specialiser(program.graph, known, mode).graph)
+    made._graph_module = _Calls(program.graph_module, _Specialiser(program.graph, known, mode).graph)  # type: ignore[assignment]
     return made
 
 
-def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> fx.GraphModule:
+class _Calls:
+    """A graph with the attributes of a module; an ``fx.GraphModule`` would write and compile Python code for it."""
+
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph) -> None:
+        self._module, self.graph = module, graph
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> Calls:
     """Return a functional graph for the sizes of some inputs; any number of threads may call this.
 
     Parameters
@@ -168,7 +179,7 @@ def specialised_module(module: fx.GraphModule, given: Sequence[Any]) -> fx.Graph
     known = dict(zip((node.name for node in module.graph.nodes if node.op == "placeholder"), given, strict=True))
     known |= {node.name: attrgetter(node.target)(module) for node in module.graph.nodes if node.op == "get_attr"}
     fake = {name: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for name, one in known.items()}
-    return fx.GraphModule(module, _Specialiser(module.graph, fake, mode).graph)
+    return _Calls(module, _Specialiser(module.graph, fake, mode).graph)
 
 
 class _Symbols:
@@ -180,9 +191,12 @@ class _Symbols:
         Its placeholders record sizes, of which some are symbols.
     given : mapping of str to object
         The placeholders' tensors and numbers.
+    mode : FakeTensorMode
+        The mode of tensors without data.
     """
 
-    def __init__(self, graph: fx.Graph, given: Mapping[str, Any]) -> None:
+    def __init__(self, graph: fx.Graph, given: Mapping[str, Any], mode: FakeTensorMode) -> None:
+        self._mode = mode
         self._numbers: dict[Any, Any] = {}
         self._known: dict[Any, int | float | bool | None] = {}
         #: tensors without data are the same for all calls: making one takes a tenth of a millisecond
@@ -231,7 +245,9 @@ class _Symbols:
             return None
         key = tuple(sizes), tuple(strides), recorded.dtype, recorded.device
         if key not in self._tensors:
-            self._tensors[key] = torch.empty_strided(sizes, strides, dtype=recorded.dtype, device=recorded.device)
+            # under the mode, PyTorch would take a fifth of a millisecond
+            data = torch.empty_strided(sizes, strides, dtype=recorded.dtype, device="meta")
+            self._tensors[key] = FakeTensor(self._mode, data, recorded.device)
         return self._tensors[key]
 
 
@@ -240,9 +256,9 @@ class _Specialiser:
 
     def __init__(self, graph: fx.Graph, given: dict[str, Any], mode: FakeTensorMode) -> None:
         self.graph = fx.Graph()
-        self._given, self._symbols = given, _Symbols(graph, given)
+        self._given, self._symbols, self._mode = given, _Symbols(graph, given, mode), mode
         self._made: dict[fx.Node, Any] = {}
-        with mode, torch.no_grad():
+        with torch.no_grad():
             for node in graph.nodes:
                 self._made[node] = self._specialise(node)
 
@@ -271,11 +287,11 @@ class _Specialiser:
         made.meta = {**node.meta, "val": value}
         return made
 
-    @staticmethod
-    def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _called(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Return the result of a call on tensors without data: where it is not recorded, or its sizes are not known."""
         known = map_arg((args, kwargs), lambda made: made.meta["val"])
         try:
-            return node.target(*known[0], **known[1])  # type: ignore[operator]
+            with self._mode:
+                return node.target(*known[0], **known[1])  # type: ignore[operator]
         except Exception as error:  # a size that depends on data, or that the model's own checks refuse
             raise ImportModelError(f"{node.name}: {node.target} fails for these sizes: {error}") from error

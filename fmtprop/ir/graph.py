@@ -127,7 +127,8 @@ class Graph:
 
     def entries(self) -> Iterator[tuple[str, Node]]:
         """Yield (name, node) in the order of adding, also for a graph with a cycle."""
-        yield from self._graph.nodes(data="node")
+        for name, data in self._graph._node.items():
+            yield name, data["node"]
 
     def inputs(self, name: str) -> dict[str, Value]:
         """Return the operands of a node: operand name -> value, in the order of connection."""
@@ -221,7 +222,7 @@ class Graph:
         return self._of_op("output")
 
     def _of_op(self, op: str) -> list[Node]:
-        pairs = [(d["order"], d["node"]) for _, d in self._graph.nodes(data=True) if d["node"].op == op]
+        pairs = [(d["order"], d["node"]) for d in self._graph._node.values() if d["node"].op == op]
         return [node for _, node in sorted(pairs, key=lambda pair: pair[0])]
 
     def count(self, op: str) -> int:
@@ -341,12 +342,16 @@ class Graph:
 
     def remove_dead(self) -> int:
         """Remove every node that no output depends on, except inputs; return their number."""
-        alive: set[str] = set()
-        for node in self.output_nodes:
-            alive |= {node.name} | self.ancestors(node.name)
-        dead = [n.name for n in self.nodes() if n.name not in alive and n.op != "input"]
-        for name in reversed(dead):
-            self.remove(name)
+        alive = {node.name for node in self.output_nodes}
+        waiting = list(alive)
+        while waiting:
+            for source in self._graph._pred[waiting.pop()]:
+                if source not in alive:
+                    alive.add(source)
+                    waiting.append(source)
+        dead = [name for name, node in self.entries() if name not in alive and node.op != "input"]
+        for node in reversed(self.nodes(dead) if dead else []):
+            self.remove(node.name)
         return len(dead)
 
     def forward_names(self) -> set[str]:
@@ -417,6 +422,6 @@ def _copied(given: nx.MultiDiGraph[str]) -> nx.MultiDiGraph[str]:
         made._succ[name], made._pred[name] = {}, {}
     for name, readers in given._succ.items():
         for reader, edges in readers.items():
-            copies = {key: dict(data) for key, data in edges.items()}
-            made._succ[name][reader] = made._pred[reader][name] = copies
+            # an edge's data never change
+            made._succ[name][reader] = made._pred[reader][name] = dict(edges)
     return made

@@ -6,7 +6,7 @@ All are immutable: a pass replaces a node, but never edits it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from fmtprop.errors import GraphError
@@ -44,9 +44,9 @@ class Attrs:
         unknown = sorted(set(data) - known)
         if unknown:
             raise GraphError(f"{cls.__name__} has no attribute {unknown[0]!r}; it has {sorted(known)}")
-        for field in fields(cls):
-            if field.name not in data and field.default is MISSING and field.default_factory is MISSING:
-                raise GraphError(f"attribute {field.name!r} is missing; {cls.__name__} has {sorted(known)}")
+        for one in fields(cls):
+            if one.name not in data and one.default is MISSING and one.default_factory is MISSING:
+                raise GraphError(f"attribute {one.name!r} is missing; {cls.__name__} has {sorted(known)}")
         try:
             return cls(**{name: _frozen(value) for name, value in data.items()})
         except TypeError as error:
@@ -195,6 +195,8 @@ class Node:
     origin: str = ""
     exact: bool = False
     phase: str = ""
+    #: types of operands with which its results agree, if that is known: a node never changes, so it stays true
+    agreed: Mapping[str, TensorType] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def residual(self) -> str | None:
@@ -218,7 +220,21 @@ class Node:
 
     def with_(self, **changes: Any) -> Node:
         """Return a copy with some fields replaced."""
-        return replace(self, **changes)
+        if not changes.keys() <= _FIELDS:
+            raise TypeError(f"a node has no {', '.join(sorted(changes.keys() - _FIELDS))}")
+        made = object.__new__(Node)
+        made.__dict__.update(self.__dict__, **changes)  # dataclasses.replace takes three times as long
+        return made if changes.keys().isdisjoint(_TYPED) else made.agreeing_with(None)
+
+    def agreeing_with(self, types: Mapping[str, TensorType] | None) -> Node:
+        """Return this node, of which the results were inferred from operands of these types."""
+        object.__setattr__(self, "agreed", types)
+        return self
+
+
+#: fields of a node that can be replaced, and those that its results depend on
+_FIELDS = {one.name for one in fields(Node) if one.init}
+_TYPED = {"op", "attrs", "results", "post_ops"}
 
 
 def label_of(name: str, op: str) -> str:

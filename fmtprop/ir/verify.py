@@ -124,6 +124,8 @@ def operands_fit(graph: Graph) -> Iterator[str]:
     """Every node reads the operands that its op declares and its post-ops name: none missing, none unknown."""
     for _, node in graph.entries():
         given = set(graph.inputs(node.name))
+        if node.agreed is not None and node.agreed.keys() == given:
+            continue  # they were found to fit
         for post_op in node.post_ops:
             for name in post_op.operands:
                 if name not in given:
@@ -193,27 +195,31 @@ def _data_complaints(node: Node, data: object) -> Iterator[str]:
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):
         yield f"{node.label}: data must be a torch tensor or an Initialiser, got {type(data).__name__}"
         return
+    type_ = node.results[0]
     try:
-        found = TensorType(tuple(data.shape), DataType.from_any(data.dtype))
+        dtype = DataType.from_any(data.dtype)
+        if dtype is not type_.dtype or data.shape != type_.dims:
+            found = TensorType(tuple(data.shape), dtype)
+            yield f"{node.label}: data is {found}, but the node declares {type_}"
     except ShapeError as error:
         yield f"{node.label}: {error}"
-    else:
-        if found != node.results[0]:
-            yield f"{node.label}: data is {found}, but the node declares {node.results[0]}"
 
 
 def types_agree(graph: Graph) -> Iterator[str]:
     """Every recorded result type equals the inferred type, or is f32 if a compute op keeps its accumulator."""
     for node in graph.nodes():
-        if node.is_boundary:
+        types = _operand_types(graph, node)
+        if node.is_boundary or node.agreed == types:
             continue
         try:
-            _, inferred = types_along(node, _operand_types(graph, node))
+            _, inferred = types_along(node, types)
         except FmtpropError as error:
             yield f"{node.label}: {error}"
         else:
             if inferred != node.results and not _stores_accumulator(node, inferred):
                 yield f"{node.label}: recorded results are {list(node.results)}, inferred are {list(inferred)}"
+            else:
+                node.agreeing_with(types)
 
 
 def _stores_accumulator(node: Node, inferred: tuple[TensorType, ...]) -> bool:

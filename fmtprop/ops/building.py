@@ -64,10 +64,11 @@ def emit(
         )
     try:
         declaration.check_operands(present)
-        results = declaration.infer(attrs, {operand: graph.type_of(value) for operand, value in present.items()})
+        types = {operand: graph.type_of(value) for operand, value in present.items()}
+        results = declaration.infer(attrs, types)
     except ShapeError as error:
         raise ShapeError(f"{label_of(name, op)}{f' from {origin}' if origin else ''}: {error}") from error
-    return graph.add(Node(name, op, attrs, results, origin=origin), present)[0]
+    return graph.add(Node(name, op, attrs, results, origin=origin).agreeing_with(types), present)[0]
 
 
 def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None = None) -> Primitive:

@@ -58,18 +58,20 @@ class FusePostOps:
         nodes = graph.nodes()
         # once: to put a large graph in order again after each fusion takes longer than all else that this pass does
         ranks = {node.name: rank for rank, node in enumerate(nodes)}
+        known: dict[object, bool] = {}
         for node in nodes:
             form = None if node.is_boundary or node.post_ops else opdef(node.op).as_post_op
             # only a policy that compares costs fuses a convolution into a convolution
             if form is None or form.kind == "convolution":
                 continue
             for fusion in _fusions(graph, node, ranks):
-                if self._fits(graph, node, fusion) and self._is_optimized(graph, node, fusion):
+                if self._fits(graph, node, fusion) and self._is_optimized(graph, node, fusion, known):
                     self._absorb(graph, node, fusion)
                     break
         return graph
 
-    def _is_optimized(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
+    def _is_optimized(self, graph: Graph, node: Node, fusion: _Fusion, known: dict[object, bool]) -> bool:
+        """Return whether the target runs a node well with a further post-op; it is asked once for equal nodes."""
         loses = node.exact and loses_special_values(node)
         if loses and not graph.node(fusion.producer.node).exact:
             return False  # the fused node would not be exact
@@ -77,7 +79,11 @@ class FusePostOps:
             return not loses
         fused, added = self._fused(graph, node, fusion)
         types = {name: graph.type_of(value) for name, value in {**graph.inputs(fused.name), **added}.items()}
-        return is_optimized(self.target, fused, types)
+        tail = tuple((one.op, one.attrs, one.operands) for one in fused.post_ops)
+        key = fused.op, fused.attrs, fused.results, fused.exact, tail, tuple(types.items())
+        if key not in known:
+            known[key] = is_optimized(self.target, fused, types)
+        return known[key]
 
     def _fits(self, graph: Graph, node: Node, fusion: _Fusion) -> bool:
         producer = graph.node(fusion.producer.node)

@@ -62,13 +62,14 @@ def _infinite(graph: Graph) -> set[Value]:
     for node in graph.nodes():
         if node.op == "output" or _is_spoiled(node):
             continue
-        if node.op == "constant":
-            begins = _has_infinity(graph, node)
-        else:
-            begins = node.op == "input" or opdef(node.op).category is Category.HOST
+        begins = _has_infinity(graph, node) if node.op == "constant" else node.op == "input" or _is_pytorch(node)
         if begins or any(value in found for value in graph.inputs(node.name).values()):
             found |= {Value(node.name, index) for index, type_ in enumerate(node.results) if type_.dtype.is_floating}
     return found
+
+
+def _is_pytorch(node: Node) -> bool:
+    return not node.is_boundary and opdef(node.op).category is Category.HOST
 
 
 def _is_spoiled(node: Node) -> bool:
@@ -78,7 +79,9 @@ def _is_spoiled(node: Node) -> bool:
 def _has_infinity(graph: Graph, node: Node) -> bool:
     """Return whether a constant has a relevant infinity; weights have none, and may be too large to examine."""
     (type_,) = node.results
-    read = any(not _is_spoiled(graph.node(reader)) for reader, _ in graph.readers(Value(node.name)))
+    readers = (graph.node(reader) for reader, _ in graph.reading(Value(node.name)))
+    # those of PyTorch may make infinities themselves
+    read = any(not (_is_spoiled(one) or _is_pytorch(one)) for one in readers)
     data = graph.constants[node.name]
     # the packing refuses data that is not a constant's
     if not (read and type_.dtype.is_floating and type_.nbytes <= _LARGEST_NBYTES and isinstance(data, Constant)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from fmtprop.errors import FormatError, PassError
@@ -178,6 +179,7 @@ class _Transfer:
         return self.spec.costs.reorder(candidate.operands["src"], candidate.results[0]) or 0.0
 
 
+@lru_cache(maxsize=4096)
 def _moved(desc: MemoryDesc, type_: TensorType) -> MemoryDesc:
     """Return a format for another size of the tensor."""
     if desc.dims == type_.dims:

@@ -7,12 +7,12 @@ same implementation in the same formats; otherwise the check has its full size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import types_along
+from fmtprop.ir.op import linear_of, types_along
 from fmtprop.ir.ports import Role, ports, result_names, sources
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
@@ -22,13 +22,10 @@ from fmtprop.passes.target import Target
 __all__ = ["cut_down"]
 
 #: a node with more bytes of operands and results is cut down
-_LARGE_NBYTES = 8 << 20
+_LARGE_NBYTES = 2 << 20
 
 #: an axis keeps its remainder modulo _PERIOD_ELEMENTS (for strides, tiles and blocks), and at least _LEAST_ELEMENTS
 _LEAST_ELEMENTS, _PERIOD_ELEMENTS = 16, 16
-
-#: axes to cut, in this order: rows, images
-_AXES = (2, 0)
 
 
 def cut_down(node: Node, target: Target) -> Node | None:
@@ -44,19 +41,25 @@ def cut_down(node: Node, target: Target) -> Node | None:
     choice = node.choice
     if choice is None or sum(desc.nbytes for desc in (*choice.operands.values(), *node.descs)) <= _LARGE_NBYTES:
         return None
-    for axis in _AXES:
-        types = _cut_types(node, axis)
+    read = sources(node, choice.operands)
+    linear = linear_of(node)
+    # a product's rows are those of src alone
+    rows = (node.results[0].ndim - 2, [linear.roles[0]]) if linear is not None and linear.by_columns else (2, read)
+    for axis, cut in (rows, (0, read)):
+        types = _cut_types(node, axis, cut)
         small = None if types is None else _planned(node, types, target)
         if small is not None:
             return small
     return None
 
 
-def _cut_types(node: Node, axis: int) -> dict[str, TensorType] | None:
-    """Return the types of a node's operands with fewer elements along an axis; None if the axis cannot be cut."""
+def _cut_types(node: Node, axis: int, read: Sequence[str]) -> dict[str, TensorType] | None:
+    """Return the types of a node's operands if those of some sources have fewer elements along an axis.
+
+    None if the axis cannot be cut.
+    """
     descs = node.choice.operands if node.choice is not None else {}
     types = {name: TensorType(desc.dims, desc.dtype) for name, desc in descs.items()}
-    read = sources(node, types)
     if not read or node.results[0].ndim <= axis:
         return None
     size = max(types[name].dims[axis] if types[name].ndim > axis else 0 for name in read)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -28,15 +27,12 @@ from fmtprop.runtime.plan import Step
 from fmtprop.store import Store, key_of
 from fmtprop.targets.bound import Memory, Place
 from fmtprop.targets.executable import Executable, Targets, implementation, threads_here
-from fmtprop.targets.memory import ALIGNMENT_NBYTES, aligned_bytes
+from fmtprop.targets.memory import ALIGNMENT_NBYTES, aligned_bytes, view
 from fmtprop.targets.pytorch import call_reference
 from fmtprop.tuning.identity import persistent_text
 
 #: references of ops that PyTorch would run with its own copy of oneDNN
 _INDEPENDENT = {"convolution": convolve}
-
-#: (node, operand, data type) -> numbers for the operand
-Numbers = Callable[..., torch.Tensor]
 
 #: takes the place of a result that is wrong as a whole
 _NOTHING = torch.empty(0, 0, device="cpu")
@@ -96,15 +92,28 @@ def check_steps(steps: Iterable[Step], store: Store, packed: Iterable[Node] = ()
     covered = {node.name for step in steps for node in step.packing.values()}
     # nodes that do not pack for a step: their readers are others
     alone = [node for node in packed if _is_readable(node) and node.name not in covered]
-    work: dict[str, Callable[[], Mismatch | None]] = {}
-    room = _Room()
+    distinct: dict[object, Step | Node] = {}
     for step in steps:
-        work.setdefault(_step_key(step), partial(_wrong_in, step, room))
-    for node in alone:
-        work.setdefault(primitive_key(node), partial(_wrong, node, room))
-    found = {key: check() for key, check in work.items() if not store.has_passed(key)}
-    store.add_passed(key for key, mismatch in found.items() if mismatch is None)
-    return [mismatch for mismatch in found.values() if mismatch is not None]
+        distinct.setdefault(_likeness(step), step)
+    work: dict[str, Step | Node] = {}
+    for one in (*distinct.values(), *alone):
+        work.setdefault(_key(one), one)
+    room = _Room()
+    passed: set[str] = set()
+    mismatches = []
+    for key, one in work.items():
+        if store.has_passed(key):
+            continue
+        # steps of several sizes are alike when they are cut down
+        small = _key(one, room)
+        if small not in passed and not store.has_passed(small):
+            wrong = _wrong_in(one, room) if isinstance(one, Step) else _wrong(one, room)
+            if wrong is not None:
+                mismatches.append(wrong)
+                continue
+        passed |= {key, small}
+    store.add_passed(passed)
+    return mismatches
 
 
 def _wrong(node: Node, room: _Room) -> Mismatch | None:
@@ -129,10 +138,23 @@ def _mismatch(node: Node, error: float, reader: Node | None = None) -> Mismatch:
     return Mismatch(node, error, implementation(node).repro, reader)
 
 
-def _step_key(step: Step) -> str:
-    packing = {name: primitive_key(node) for name, node in step.packing.items()}
-    key, in_place = primitive_key(step.node), _adds_in_place(step)
-    return key_of({"step": key, "packing": packing, "in_place": in_place}) if packing or in_place else key
+def _likeness(step: Step) -> tuple[object, ...]:
+    """Return what is equal only for steps with the same key, which takes longer."""
+    node, handle = step.node, id(implementation(step.node))
+    formats = tuple(_choice(node).operands.items()), node.descs
+    packing = tuple((name, _choice(one).operands["src"], id(implementation(one))) for name, one in step.packing.items())
+    return handle, node.op, node.attrs, node.post_ops, formats, packing, _adds_in_place(step)
+
+
+def _key(one: Step | Node, room: _Room | None = None) -> str:
+    """Return the key of a check: of a step or a node, or, with a room, of its form that is cut down."""
+    node, packing = (one.node, one.packing) if isinstance(one, Step) else (one, {})
+    key = primitive_key(node if room is None else room.cut_down(node, packing))
+    in_place = isinstance(one, Step) and _adds_in_place(one)
+    if not packing and not in_place:
+        return key
+    packers = {name: primitive_key(packer) for name, packer in packing.items()}
+    return key_of({"step": key, "packing": packers, "in_place": in_place})
 
 
 def _adds_in_place(step: Step) -> bool:
@@ -167,18 +189,26 @@ class _Room:
     def __init__(self) -> None:
         self._block = aligned_bytes(_SHARED_NBYTES)
         self._next = 0
-        #: targets of cut-down nodes
-        self.targets = Targets()
+        self._targets = Targets()
+        self._small: dict[int, Node] = {}
+
+    def cut_down(self, node: Node, packing: Mapping[str, Node]) -> Node:
+        """Return a node cut down, or itself where it is small or cannot be cut; the room's user keeps the node."""
+        if id(node) not in self._small:
+            small = cut_down(node, self._targets.of(implementation(node)))
+            # a reorder's constant has its full size
+            fits = small is not None and all(_choice(small).operands[k] == _choice(node).operands[k] for k in packing)
+            self._small[id(node)] = small if small is not None and fits else node
+        return self._small[id(node)]
 
     def clear(self) -> None:
         """Make all memory free for the next check."""
         self._next = 0
 
-    def take(self, nbytes: int, fill: int) -> torch.Tensor:
-        """Return flat bytes of one value, aligned to 64 bytes."""
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Return flat bytes, aligned to 64 bytes."""
         start, self._next = self._next, self._next + -(-nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
-        taken = self._block[start : start + nbytes] if self._next <= _SHARED_NBYTES else aligned_bytes(nbytes)
-        return taken.fill_(fill)
+        return self._block[start : start + nbytes] if self._next <= _SHARED_NBYTES else aligned_bytes(nbytes)
 
 
 def check_node(
@@ -207,28 +237,49 @@ def check_node(
         Whether it adds to its operand in place.
     """
     room, way = room or _Room(), implementation(node)
-    small = cut_down(node, room.targets.of(way))
-    # a reorder's constant has its full size
-    if small is not None and all(
-        _choice(small).operands[name] == _choice(node).operands[name] for name in packing or ()
-    ):
+    small = room.cut_down(node, packing)
+    if small is not node:
         node, executable = small, None
     executable = executable or implementation(node).build(threads_here())
-    for numbers in (_small, _zeros):
+    for make in (_small, _zeros):
         try:
-            # weights are large: the reference's numbers are freed before the executable's are packed
-            given = {name: numbers(node, name) for name in _choice(node).operands}
-            expected = call_reference(node, given, _INDEPENDENT)
-            del given
+            numbers = {name: make(node, name) for name in _choice(node).operands}
+            expected = call_reference(node, numbers, _INDEPENDENT)
         except PlanError:
             if way.takes_any_numbers:
                 raise
             continue
+        if sum(tensor.nbytes for tensor in numbers.values()) > _SHARED_NBYTES:
+            numbers.clear()  # before the executable's are packed
         room.clear()
         added_to = way.may_add_to(node) if in_place else way.residual(node)
-        trial = _Trial(node, executable, room, packing, numbers, added_to)
+        trial = _Trial(node, executable, room, packing, _Numbers(node, make, numbers), added_to)
         return _worst(node, trial.results(expected), expected)
     return None
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a node's operands, as its reference got them.
+
+    Parameters
+    ----------
+    node : Node
+    make : callable
+        Makes them.
+    made : dict of str to torch.Tensor
+        Those that are in memory still.
+    """
+
+    node: Node
+    make: Callable[..., torch.Tensor]
+    made: dict[str, torch.Tensor]
+
+    def of(self, name: str, dtype: DataType | None = None) -> torch.Tensor:
+        """Return the numbers of an operand, in another data type if one is given, and let go of them."""
+        if dtype in (None, _choice(self.node).operands[name].dtype) and name in self.made:
+            return self.made.pop(name)
+        return self.make(self.node, name, dtype)
 
 
 def _choice(node: Node) -> Choice:
@@ -263,7 +314,7 @@ class _Trial:
         executable: Executable,
         room: _Room,
         packing: Mapping[str, Node],
-        numbers: Numbers,
+        numbers: _Numbers,
         added_to: str | None = None,
     ) -> None:
         self.node, self.executable, self.room, self.packing = node, executable, room, packing
@@ -275,7 +326,8 @@ class _Trial:
         places = {name: Place(Memory(self._laid_out(name)), desc) for name, desc in _choice(node).operands.items()}
         written = []
         for index, (name, desc) in enumerate(zip(result_names(node), node.descs, strict=True)):
-            memory = Memory() if way.makes_results else Memory(self.room.take(desc.nbytes + _GUARD_NBYTES, _GUARD_BYTE))
+            room = 0 if way.makes_results else desc.nbytes + _GUARD_NBYTES
+            memory = Memory(self.room.take(room).fill_(_GUARD_BYTE)) if room else Memory()
             if index == 0 and self.added_to is not None:
                 memory = places[self.added_to].memory
             # a result with another shape than the exporter's fails at run time if a node reads it
@@ -295,8 +347,8 @@ class _Trial:
         """Return an operand's numbers in the node's format."""
         desc, packer = _choice(self.node).operands[name], self.packing.get(name)
         if packer is not None:
-            return _packed_by(packer, self.numbers(self.node, name, _choice(packer).operands["src"].dtype), self.room)
-        tensor = self.numbers(self.node, name)
+            return _packed_by(packer, self.numbers.of(name, _choice(packer).operands["src"].dtype), self.room)
+        tensor = self.numbers.of(name)
         if desc.kind == "blocked":
             return _packed(tensor, desc, self.room)
         return self.executable.lay_out(self.node, name, tensor)
@@ -323,15 +375,19 @@ def _packed_by(packer: Node, tensor: torch.Tensor, room: _Room) -> torch.Tensor:
     # weights are large: if they have the source format already, they are not copied
     in_place = src == MemoryDesc(src.dims, src.dtype) and tensor.is_contiguous()
     source = tensor.view(-1).view(torch.uint8) if in_place else _packed(tensor, src, room)
-    result = Memory() if way.makes_results else Memory(room.take(packer.descs[0].nbytes, 0))
+    result = Memory() if way.makes_results else Memory(room.take(packer.descs[0].nbytes).fill_(0))
     places = {"src": Place(Memory(source), src), "dst": Place(result, packer.descs[0])}
     run_once(packer, way.build(threads_here()), places)
     return result.tensor
 
 
 def _packed(tensor: torch.Tensor, desc: MemoryDesc, room: _Room) -> torch.Tensor:
+    flat = room.take(desc.nbytes + _GUARD_NBYTES)
+    flat[desc.nbytes :] = _GUARD_BYTE  # a step that adds in place writes its result here
+    if desc.is_plain and desc.is_packed:  # PyTorch transposes faster than numpy
+        view(flat, desc).copy_(tensor)
+        return flat
     bits = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    flat = room.take(desc.nbytes + _GUARD_NBYTES, _GUARD_BYTE)  # a step that adds in place writes its result here
     pack(bits, desc, flat[: desc.nbytes].zero_().numpy())
     return flat
 

@@ -93,6 +93,7 @@ def _tail(node: Node) -> tuple[object, ...]:
     return tuple((post_op.op, post_op.attrs, post_op.operand) for post_op in node.post_ops)
 
 
+@lru_cache(maxsize=4096)
 def persistent_text(desc: MemoryDesc) -> str:
     """Return a text for a format, valid in other processes (an opaque format's token is a number of this process)."""
     if desc.kind is FormatKind.OPAQUE:

@@ -363,6 +363,23 @@ def test_v19_what_moves_no_data():
     assert broken("V19", graph) == ("node act (eltwise) computes, so it cannot be run as a view; a target must run it")
 
 
+def test_a_node_that_agreed_is_examined_again_where_it_or_its_operands_change():
+    graph = chain()
+    verify(graph, Stage.IMPORTED)
+    graph.replace(graph.node("x").with_(results=(TensorType((3, 8)),)))
+    assert "inferred are [f32[3,8]]" in broken("V7", graph)
+    graph = chain()
+    verify(graph, Stage.IMPORTED)
+    graph.replace(graph.node("a").with_(results=(TensorType((3, 8)),)))
+    assert "recorded results are [f32[3,8]]" in broken("V7", graph)
+    graph = chain()
+    verify(graph, Stage.IMPORTED)
+    assert graph.node("a").agreed is not None
+    assert graph.node("a").with_(origin="there").agreed is not None
+    with pytest.raises(TypeError, match="a node has no ops"):
+        graph.node("a").with_(ops="relu")
+
+
 def test_every_rule_has_a_negative_test():
     tested = {match[1] for name in globals() if (match := re.match(r"test_v(\d+)_", name))}
     assert tested == {rule.number.removeprefix("V") for rule in RULES}

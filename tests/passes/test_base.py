@@ -6,8 +6,9 @@ from typing import ClassVar
 import pytest
 
 from fmtprop.errors import PassError, ShapeError
-from fmtprop.ir.verify import Stage
+from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Reshape
+from fmtprop.passes import base
 from fmtprop.passes.base import Pipeline
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.pipeline import NORMALISE
@@ -72,3 +73,12 @@ def test_the_last_graph_must_reach_the_stage():
 def test_names_of_passes_are_unique():
     names = [step.name for step in NORMALISE]
     assert len(set(names)) == len(names)
+
+
+def test_a_graph_of_known_structure_is_verified_once_and_the_guilty_pass_is_still_named(monkeypatch):
+    verified = []
+    monkeypatch.setattr(base, "verify", lambda graph, stage: verified.append(stage) or verify(graph, stage))
+    known = Pipeline(NORMALISE, Stage.NORMAL, is_known=True).run(graph_with_identity())
+    assert verified == [Stage.NORMAL] and len(known) == 2
+    with pytest.raises(PassError, match=r"pass breaker \(the first pass\): V4"):
+        Pipeline((Breaker(), RemoveIdentities()), Stage.NORMAL, is_known=True).run(graph_with_identity())

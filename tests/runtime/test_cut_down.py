@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import fmtprop as fp
 from fmtprop.ir.node import Node
 from fmtprop.runtime import cut_down as module
+from fmtprop.runtime import selfcheck
 from fmtprop.runtime.cut_down import cut_down
 from fmtprop.targets import OneDnnTarget
 from tests.runtime.checks import give_wrong_results
@@ -66,6 +68,25 @@ def test_images_of_a_matrix_product_are_cut(monkeypatch, tmp_path) -> None:
     (product,) = [step.node for step in net.plan.steps if step.node.op == "matmul"]
     small = cut_down(product, OneDnnTarget())
     assert small is not None and small.results[0].dims == (24, 8, 24)
+
+
+def test_rows_of_a_linear_layer_are_cut_and_sizes_with_the_same_rest_are_checked_once(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 14)
+    torch.manual_seed(0)
+    tokens, layer = Dim("tokens", min=2, max=400), nn.Linear(64, 48).eval()
+    net = fp.compile(layer, torch.randn(1, 101, 64), dynamic_shapes=({1: tokens},), tune="model", confirm=False)
+    (step,) = [step for step in net.plan_for(torch.randn(1, 101, 64)).plan.steps if step.node.op != "reorder"]
+    small = cut_down(step.node, OneDnnTarget())
+    assert small is not None and small.results[0].dims == (1, 16 + 101 % 16, 48)
+    checked = []
+    honest = selfcheck.check_node
+    monkeypatch.setattr(
+        selfcheck, "check_node", lambda node, *a: checked.append(node.results[0].dims[1]) or honest(node, *a)
+    )
+    for count in (117, 118, 134, 133):
+        net.plan_for(torch.randn(1, count, 64))
+    assert checked == [118]
 
 
 def test_what_sees_all_rows_stays_as_it_is(monkeypatch, tmp_path) -> None:
