@@ -7,54 +7,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from iced_x86 import BlockEncoder, Code, Instruction, MemoryOperand, Register
 
 from fmtprop.errors import GraphError
+from fmtprop.jit.isa import Isa
 
-__all__ = ["AVX2", "AVX512", "Assembler", "Isa", "at"]
+__all__ = ["Assembler", "at"]
 
 
 def at(register: Any, offset: int = 0) -> MemoryOperand:
     """Return the operand `offset` bytes behind the address in a register."""
     return MemoryOperand(register, displ=offset, displ_size=8 if offset else 0)
 
-
-@dataclass(frozen=True)
-class Isa:
-    """An instruction set as the kernels use it.
-
-    Parameters
-    ----------
-    name : str
-        The name in kernels' names.
-    nbytes : int
-        Bytes of a vector.
-    registers : int
-        Number of vector registers.
-    """
-
-    name: str
-    nbytes: int
-    registers: int
-
-    def code(self, name: str) -> int:
-        """Return iced-x86's number of a vector instruction, such as ``"VMULPS"``, or ``"VMOVUPS <"`` of a store."""
-        operation, _, store = name.partition(" ")
-        if self.nbytes == 64:
-            form = "ZMMM512_K1Z_ZMM" if store else _FORMS_512.get(operation, "ZMM_K1Z_ZMM_ZMMM512B32_ER")
-            return int(getattr(Code, f"EVEX_{operation}_{form}"))
-        form = "YMMM256_YMM" if store else _FORMS_256.get(operation, "YMM_YMM_YMMM256")
-        return int(getattr(Code, f"VEX_{operation}_{form}"))
-
-    def register(self, number: int) -> int:
-        """Return iced-x86's number of a vector register."""
-        return int(getattr(Register, f"{'ZMM' if self.nbytes == 64 else 'YMM'}{number}"))
-
-
-AVX2, AVX512 = Isa("avx2", 32, 16), Isa("avx512_core", 64, 32)
 
 #: operands of the instructions that differ from most
 _FORMS_512 = {
@@ -130,6 +96,19 @@ class Assembler:
 
     # ------------------------------------------------------------------ anything
 
+    def register(self, number: int) -> int:
+        """Return iced-x86's number of a vector register."""
+        return int(getattr(Register, f"{'ZMM' if self.isa.nbytes == 64 else 'YMM'}{number}"))
+
+    def form(self, name: str) -> int:
+        """Return iced-x86's number of a vector instruction, such as ``"VMULPS"``, or ``"VMOVUPS <"`` of a store."""
+        operation, _, store = name.partition(" ")
+        if self.isa.nbytes == 64:
+            form = "ZMMM512_K1Z_ZMM" if store else _FORMS_512.get(operation, "ZMM_K1Z_ZMM_ZMMM512B32_ER")
+            return int(getattr(Code, f"EVEX_{operation}_{form}"))
+        form = "YMMM256_YMM" if store else _FORMS_256.get(operation, "YMM_YMM_YMMM256")
+        return int(getattr(Code, f"VEX_{operation}_{form}"))
+
     def emit(self, code: str, *operands: int | MemoryOperand) -> None:
         """Add an instruction by iced-x86's name of its form; integers are registers."""
         kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
@@ -175,7 +154,7 @@ class Assembler:
         if self._vectors == _FREE_VECTORS:
             raise GraphError(f"a function of {self.isa.name} asks for more than {_FREE_VECTORS} vectors at a time")
         self._vectors += 1
-        return self.isa.register(self._vectors - 1)
+        return self.register(self._vectors - 1)
 
     def release(self) -> None:
         """Give back all registers."""
@@ -184,7 +163,7 @@ class Assembler:
     def v(self, operation: str, *operands: int | MemoryOperand, immediate: int | None = None) -> None:
         """Add a vector instruction."""
         kinds = "_".join("mem" if isinstance(operand, MemoryOperand) else "reg" for operand in operands)
-        code = self.isa.code(operation)
+        code = self.form(operation)
         if immediate is None:
             self._add(getattr(Instruction, f"create_{kinds}")(code, *operands))
         else:
@@ -217,7 +196,7 @@ class Assembler:
 
     def store_one(self, place: MemoryOperand, x: int) -> None:
         """Store the first number of one of the first sixteen vector registers, as f32 or rounded to bf16."""
-        first: Any = Register.XMM0 + (x - self.isa.register(0))
+        first: Any = Register.XMM0 + (x - self.register(0))
         if not self.bf16:
             self.emit("VEX_VMOVSS_M32_XMM", place, first)
             return
@@ -234,7 +213,7 @@ class Assembler:
 
     def lookup(self, values: Sequence[float]) -> int | MemoryOperand:
         """Return a vector of these f32 numbers, one for each position."""
-        return self._constant(struct.pack(f"<{self.isa.nbytes // 4}f", *values))
+        return self._constant(struct.pack(f"<{self.isa.lanes}f", *values))
 
     def places(self, values: Sequence[int]) -> int | MemoryOperand:
         """Return a vector of these 16-bit integers, one for each position."""
@@ -243,7 +222,7 @@ class Assembler:
     def _constant(self, bits: bytes) -> int | MemoryOperand:
         index = self._numbers.setdefault(bits, len(self._numbers))
         if index < self._kept:
-            return self.isa.register(self.isa.registers - 1 - index)
+            return self.register(self.isa.registers - 1 - index)
         return self._row(index)
 
     @property
@@ -257,7 +236,7 @@ class Assembler:
     def load_numbers(self, numbers: Sequence[bytes]) -> None:
         """Load constants into their registers from the table that RDX points to."""
         for index in range(min(len(numbers), self._kept)):
-            self.v("VMOVUPS", self.isa.register(self.isa.registers - 1 - index), self._row(index))
+            self.v("VMOVUPS", self.register(self.isa.registers - 1 - index), self._row(index))
 
     @property
     def numbers(self) -> list[bytes]:

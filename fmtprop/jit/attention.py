@@ -12,7 +12,8 @@ from functools import cache, cached_property
 from itertools import product
 from math import inf, prod
 
-from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.isa import AVX2
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
@@ -29,9 +30,6 @@ _STACK_NBYTES = 512 << 10
 
 #: fewest queries for which blocks of vectors of queries pay
 _FEWEST_QUERIES = 4
-
-
-_FloatVector = c_float * 16
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class AttentionArguments(Arguments):
         *((name, c_uint64) for name in ("tasks", "blocks", "block", "queries", "keys", "limit", "entry", "mask_block")),
         *((name, c_uint64) for name in ("src_row", "key_row", "dst_row")),
         *((name, c_float) for name in ("scale", "start", "lowest")),
-        *((name, _FloatVector) for name in ("ones", "zeros", "infinity")),
+        *((name, FloatVector) for name in ("ones", "zeros", "infinity")),
         ("places", c_float * (VECTORS * 16)),
     )
 
@@ -152,8 +150,8 @@ class AttentionKernel(StandaloneKernel):
             scale=self.scale,
             start=-inf,
             lowest=self.lowest,
-            ones=_FloatVector(*[1.0] * 16),
-            infinity=_FloatVector(*[inf] * 16),
+            ones=filled(1.0),
+            infinity=filled(inf),
             places=(c_float * (VECTORS * 16))(*[place + 0.5 for place in range(VECTORS * 16)]),
         )
         nbytes = self.dtype.nbytes * prod(self.batch) * self.queries * self.keys
@@ -162,8 +160,7 @@ class AttentionKernel(StandaloneKernel):
 
 def lanes_for(width: int, dtype: DataType) -> int:
     """Return the numbers in a vector of the kernel for rows of so many numbers: those of this machine, or half."""
-    lanes = isa().nbytes // 4
-    return lanes if width >= lanes or dtype is not DataType.F32 else 8
+    return isa().lanes if width >= isa().lanes or dtype is not DataType.F32 else 8
 
 
 def attention_kernel_for(kernel: AttentionKernel) -> AttentionKernel | None:
@@ -174,7 +171,7 @@ def attention_kernel_for(kernel: AttentionKernel) -> AttentionKernel | None:
     kernel : AttentionKernel
         The problem.
     """
-    if unavailable() or not takes(kernel.dtype) or len(kernel.masks) > MASKS:
+    if not serves(kernel.dtype) or len(kernel.masks) > MASKS:
         return None
     if kernel.width < 8 or kernel.queries < _FEWEST_QUERIES or 0 in (*kernel.batch, kernel.keys, kernel.depth):
         return None
@@ -188,7 +185,6 @@ def attention_kernel_for(kernel: AttentionKernel) -> AttentionKernel | None:
 
 @cache
 def _assembled(shape: object, lanes: int, dtype: DataType, **options: bool) -> Kernel:
-    from fmtprop.jit.assembler import AVX2
     from fmtprop.jit.attention_bf16_program import HalfAttentionProgram
     from fmtprop.jit.attention_program import AttentionProgram, Shape, attention
 

@@ -12,10 +12,11 @@ from itertools import chain
 
 from iced_x86 import MemoryOperand, Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
 from fmtprop.jit.attention import VECTORS, AttentionArguments
 from fmtprop.jit.functions import exp_of_negative
-from fmtprop.jit.program import Program
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.program import Program, with_table
 
 __all__ = ["FRAME", "KEYS", "VALUE", "AttentionProgram", "Shape", "attention"]
 
@@ -74,9 +75,7 @@ def attention(
         Whether scores have a lower bound.
     """
     make = partial(program, isa, shape, is_limited=is_limited, is_bounded=is_bounded)
-    known = make(()).program()  # the first assembly finds the constants
-    final = make(tuple(known.numbers)).program()
-    return final.finished(), final.table
+    return with_table(lambda numbers: make(numbers).program())
 
 
 class AttentionProgram:
@@ -106,7 +105,7 @@ class AttentionProgram:
         self.shape, self.numbers, self.is_limited, self.is_bounded = shape, numbers, is_limited, is_bounded
         self.keys = min(shape.keys, 12 if isa.registers == 32 else 6)
         self.nbytes, self.row = isa.nbytes, VECTORS * isa.nbytes
-        self.lanes = isa.nbytes // 4
+        self.lanes = isa.lanes
         #: lanes of a query and of a row of values, four bytes each
         self.depth, self.value_row = shape.depth, shape.value_row
         if self.bf16:
@@ -114,7 +113,7 @@ class AttentionProgram:
         self.largest, self.inverse = _VECTORS, _VECTORS + self.row
         self.packed = _VECTORS + 2 * self.row
         self.scores = self.packed + self.depth * self.row
-        self.register = isa.register
+        self.register = self.p.register
 
     def program(self) -> Program:
         """Return the instructions for a thread's share of the tasks."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from iced_x86 import Code, Instruction, Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
 from fmtprop.jit.batch_norms import BatchNormArguments, BatchNormGradientArguments
 from fmtprop.jit.channel_program import (
     AREA,
@@ -29,6 +29,7 @@ from fmtprop.jit.channel_program import (
     TO,
     ChannelProgram,
 )
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import THREADS
 
 __all__ = ["batch_norm", "batch_norm_gradient"]
@@ -283,11 +284,11 @@ class _Gradient(ChannelProgram):
                 compare.op_mask = mask
                 self._add(compare)
                 mask = Register.K1
-            select = create.create_reg_reg(self.isa.code("VMOVUPS"), x, x)
+            select = create.create_reg_reg(self.form("VMOVUPS"), x, x)
             select.op_mask, select.zeroing_masking = mask, True
             self._add(select)
             return
-        inside = self.isa.register(self.isa.registers - 1)
+        inside = self.register(self.isa.registers - 1)
         for limit, predicate in comparisons:
             self.v("VCMPPS", inside, y, limit, immediate=predicate)
             self.v("VANDPS", x, x, inside)

@@ -9,15 +9,15 @@ A thread has some places, see :mod:`fmtprop.jit.norms`.
 
 from __future__ import annotations
 
-from ctypes import addressof, c_byte, c_float, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from math import inf, nan
 from typing import ClassVar
 
-from fmtprop.jit.assembler import Isa
-from fmtprop.jit.kernel import Arguments, Kernel, address_of, isa, runtime_function, takes, threads_for, unavailable
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
+from fmtprop.jit.standalone import ChannelKernel, StandaloneWork
 from fmtprop.layout import DataType
 
 __all__ = [
@@ -33,13 +33,8 @@ _SLOTS = {"batch_norm": 4, "batch_norm_gradient": 8}
 #: registers for each vector of channels, and others
 _REGISTERS = {"batch_norm": (3, 3), "batch_norm_gradient": (5, 5)}
 
-#: alignment of a thread's area
-_LINE_NBYTES = 64
-
-_FloatVector = c_float * 16
-
 _SIZES = tuple((name, c_uint64) for name in ("places", "row", "dst_row", "columns", "vectors", "area"))
-_NUMBERS = tuple((name, _FloatVector) for name in ("divisor", "epsilon", "one", "low", "high"))
+_NUMBERS = tuple((name, FloatVector) for name in ("divisor", "epsilon", "one", "low", "high"))
 
 
 class BatchNormArguments(Arguments):
@@ -65,7 +60,7 @@ class BatchNormGradientArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class BatchNormKernel(StandaloneKernel):
+class BatchNormKernel(ChannelKernel):
     """``dst[:, c] = min(max((src[:, c] - mean[c]) / deviation[c] * scale[c] + shift[c], low), high)``, or its gradient.
 
     Parameters
@@ -101,16 +96,10 @@ class BatchNormKernel(StandaloneKernel):
         return "batch_norm_gradient" if self.gradient else "batch_norm"
 
     @property
-    def vectors(self) -> int:
-        """Number of vectors in a row of channels."""
-        return self.channels // _lanes()
-
-    @property
     def width(self) -> int:
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
         each, others = _REGISTERS[self.stem]
-        most = (isa().registers - others) // each
-        return next(size for size in range(most, 0, -1) if self.vectors % size == 0)
+        return self.divisor((isa().registers - others) // each)
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""
@@ -120,9 +109,7 @@ class BatchNormKernel(StandaloneKernel):
         """Return the kernel with arguments; its tensors are set later, scale and shift if there are any."""
         size = self.dtype.nbytes
         threads = threads_for(self.places * self.channels * size, threads)
-        # the number of its places comes before a thread's area
-        area = _LINE_NBYTES + self.vectors * _SLOTS[self.stem] * _lanes() * 4
-        areas = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
+        block, areas = self.areas(threads, _SLOTS[self.stem])
         ones, zeros, unread = ((c_float * self.channels)(*[n] * self.channels) for n in (1.0, 0.0, 0.0))
         row, dst_row, *diff_row = (pitch * size for pitch in self.pitches)
         low, high = self.limits or (-inf, inf)
@@ -133,24 +120,22 @@ class BatchNormKernel(StandaloneKernel):
             more = {"diff_row": diff_row[0], **dict.fromkeys(("diff_scale", "diff_shift"), addressof(unread))}
         make = BatchNormGradientArguments if self.gradient else BatchNormArguments
         arguments = make(
-            barrier=address_of("GOMP_barrier"),
+            **areas,
             scale=addressof(ones),
             shift=addressof(zeros),
-            areas=(addressof(areas) // _LINE_NBYTES + 2) * _LINE_NBYTES,
-            area=area,
             places=self.places,
             row=row,
             dst_row=dst_row,
             columns=self.vectors // self.width,
             vectors=self.vectors,
-            divisor=_vector(self.places),
-            epsilon=_vector(self.epsilon),
-            one=_vector(1.0),
-            low=_vector(low),
-            high=_vector(high),
+            divisor=filled(self.places),
+            epsilon=filled(self.epsilon),
+            one=filled(1.0),
+            low=filled(low),
+            high=filled(high),
             **more,
         )
-        return StandaloneWork(self.kernel, arguments, threads, (areas, ones, zeros, unread))
+        return StandaloneWork(self.kernel, arguments, threads, (block, ones, zeros, unread))
 
 
 def batch_norm_kernel_for(
@@ -170,19 +155,9 @@ def batch_norm_kernel_for(
     places, channels, pitches, epsilon, limits, dtype, gradient
         See :class:`BatchNormKernel`.
     """
-    if unavailable() or not takes(dtype) or runtime_function("GOMP_barrier") is None or 0 in (places, channels):
-        return None
-    if channels % _lanes():
+    if not serves(dtype, meeting=True) or 0 in (places, channels) or channels % isa().lanes:
         return None
     return BatchNormKernel(places, channels, pitches, epsilon, limits, gradient, dtype)
-
-
-def _lanes() -> int:
-    return isa().nbytes // 4
-
-
-def _vector(number: float) -> object:
-    return _FloatVector(*[number] * 16)
 
 
 @cache

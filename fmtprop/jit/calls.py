@@ -93,7 +93,8 @@ def _program() -> bytes:
     """Return ``int run(record, end, reached)``, which calls records until one fails and stores where it stopped."""
     from iced_x86 import Register
 
-    from fmtprop.jit.assembler import AVX2, Assembler, at
+    from fmtprop.jit.assembler import Assembler, at
+    from fmtprop.jit.isa import AVX2
 
     a = Assembler(AVX2)  # any instruction set: there are no vectors
     saved = (Register.RBX, Register.RBP, Register.R12)

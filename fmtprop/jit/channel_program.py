@@ -111,7 +111,7 @@ class ChannelProgram(Program):
     def add_up(self, width: int) -> None:
         """Add up the deviations from the pivots, and their squares: first over a block of places."""
         pivots, sums, squares = (self.registers(first, width) for first in (0, width, 2 * width))
-        x = self.isa.register(3 * width)
+        x = self.register(3 * width)
         with self.blocks((SRC, "row")):
             self.begin()
             self.move(CHANNELS, SRC)
@@ -246,7 +246,7 @@ class ChannelProgram(Program):
 
     def registers(self, first: int, count: int) -> list[int]:
         """Return consecutive vector registers."""
-        return [self.isa.register(first + index) for index in range(count)]
+        return [self.register(first + index) for index in range(count)]
 
     def slot(self, slot: int, index: int = 0) -> int:
         """Return the bytes from a vector of channels in an area to a slot of the one `index` further on."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable, writes
+from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, takes, threads_for, writes
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
@@ -116,19 +116,19 @@ class GemvKernel(StandaloneKernel):
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
-        lanes, row = isa().nbytes // 4, self.depth * self.dtype.nbytes
+        row = self.depth * self.dtype.nbytes
         blocks, vectors = divmod(row // isa().nbytes, CHAINS)
-        tasks, pitch = -(-self.outputs // lanes), self.pitch * self.dtype.nbytes or row
+        tasks, pitch = -(-self.outputs // isa().lanes), self.pitch * self.dtype.nbytes or row
         scales = {"src": self.dtype.nbytes, "weights": self.dtype.nbytes}
         arguments = GemvArguments(
             **{f"{name}_item": step * scales.get(name, 1) for name, step in self.steps},
             table=addressof(self.kernel.rows),
             tasks=self.items * tasks,
             item=tasks,
-            last=self.outputs - lanes,
+            last=self.outputs - isa().lanes,
             row=pitch,
             gap=pitch - row,
-            lanes=lanes,
+            lanes=isa().lanes,
             blocks=blocks,
             vectors=vectors,
         )
@@ -143,12 +143,12 @@ def gemv_kernel_for(kernel: GemvKernel) -> GemvKernel | None:
     kernel : GemvKernel
         The problem.
     """
-    if unavailable() or not all(map(takes, {kernel.dtype, kernel.dst, kernel.bias or DataType.F32})):
+    if not serves(kernel.dtype, kernel.dst, kernel.bias or DataType.F32):
         return None
     if len(kernel.tail) > MOST_POST_OPS or not all(one.is_written for one in kernel.tail):
         return None
     row = kernel.depth * kernel.dtype.nbytes
-    return kernel if row and row % isa().nbytes == 0 and kernel.outputs >= isa().nbytes // 4 else None
+    return kernel if row and row % isa().nbytes == 0 and kernel.outputs >= isa().lanes else None
 
 
 @cache

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from iced_x86 import Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
 from fmtprop.jit.functions import FUNCTIONS
 from fmtprop.jit.gemv import CHAINS, GemvArguments, Tail
-from fmtprop.jit.program import Program
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.program import Program, with_table
 from fmtprop.layout import DataType
 
 __all__ = ["gemv"]
@@ -48,18 +50,16 @@ def gemv(isa: Isa, dtype: DataType, dst: DataType, bias: DataType | None, tail: 
     dtype, dst, bias, tail
         See :class:`fmtprop.jit.gemv.GemvKernel`.
     """
-    known = _assembled(isa, (), dtype, dst, bias, tail)  # the first assembly finds the constants
-    program = _assembled(isa, tuple(known.numbers), dtype, dst, bias, tail)
-    return program.finished(), program.table
+    return with_table(partial(_assembled, isa, dtype, dst, bias, tail))
 
 
 def _assembled(
     isa: Isa,
-    numbers: tuple[bytes, ...],
     dtype: DataType,
     dst: DataType,
     bias: DataType | None,
     tail: Sequence[Tail],
+    numbers: tuple[bytes, ...],
 ) -> _Gemv:
     p = _Gemv(isa, GemvArguments, bf16=dtype is DataType.BF16)
     p.share(_ITEM, _END, "tasks")
@@ -74,7 +74,7 @@ def _assembled(
 class _Gemv(Program):
     def sums(self) -> None:
         """Compute the sums of a task; an item's last task may begin within the one before."""
-        lanes = self.isa.nbytes // 4
+        lanes = self.isa.lanes
         self.divide(_ITEM, self.argument("item"))
         self.emit("MOV_RM64_R64", at(Register.RSP, _ITEM_OF_TASK), Register.RAX)
         self.move(_FIRST, Register.RDX)
@@ -87,19 +87,16 @@ class _Gemv(Program):
         self.emit("IMUL_R64_RM64", _SRC, self.argument("row"))
         self.add(_WEIGHTS, _SRC)
         self.emit("LEA_R64_M", _SUM, at(Register.RSP, _SUMS))
-        chains = [self.isa.register(index) for index in range(CHAINS)]
+        chains = [self.register(index) for index in range(CHAINS)]
         with self.repeat(self.argument("lanes"), _LEFT):
             for chain in chains:
                 self.zero(chain)
             self.move(_SRC, _ROW)
-            for name, count in (("blocks", CHAINS), ("vectors", 1)):
-                with self.repeat(self.argument(name), _LEFT_INSIDE):
-                    for index, chain in enumerate(chains[:count]):
-                        self._multiply(chain, self.isa.register(CHAINS), index * self.isa.nbytes)
-                    self.advance(count * self.isa.nbytes, _SRC, _WEIGHTS)
-            for chain in chains[1:]:
-                self.v("VADDPS", chains[0], chains[0], chain)
-            self.across()
+            for count in self.vectors(CHAINS, _LEFT_INSIDE):
+                for index, chain in enumerate(chains[:count]):
+                    self._multiply(chain, self.register(CHAINS), index * self.isa.nbytes)
+                self.advance(count * self.isa.nbytes, _SRC, _WEIGHTS)
+            self.across(chains)
             self.emit("VEX_VMOVSS_M32_XMM", at(_SUM), Register.XMM0)
             self.advance(4, _SUM)
             self.add(_WEIGHTS, self.argument("gap"))
@@ -111,7 +108,7 @@ class _Gemv(Program):
 
     def finish(self, dst: DataType, bias: DataType | None, tail: Sequence[Tail]) -> None:
         """Apply bias and post-ops to the sums of a task, and store them."""
-        x, y = self.isa.register(0), self.isa.register(1)
+        x, y = self.register(0), self.register(1)
         self.move(_TABLE, self.argument("table"))
         self.v("VMOVUPS", x, at(Register.RSP, _SUMS))
         if bias is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_uint, c_uint64, c_void_p
+from ctypes import c_float, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
@@ -16,23 +16,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmtprop.dnnl import lib
 from fmtprop.jit.calls import Call
+from fmtprop.jit.isa import AVX2, AVX512, Isa
 from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
 
 if TYPE_CHECKING:
-    from fmtprop.jit.assembler import Assembler, Isa
+    from fmtprop.jit.assembler import Assembler
 
 __all__ = [
     "CHUNK_NBYTES",
     "Arguments",
     "BoundKernel",
+    "FloatVector",
     "FunctionArguments",
     "Kernel",
     "Work",
     "address_of",
+    "filled",
     "isa",
     "kernel_for",
     "runtime_function",
+    "serves",
     "takes",
     "threads_for",
     "unavailable",
@@ -107,6 +111,15 @@ class Kernel:
     def rows(self) -> ctypes.Array[ctypes.c_char]:
         """The constants that it reads, in memory."""
         return ctypes.create_string_buffer(self.table, len(self.table))
+
+
+#: numbers of the widest vector, as an argument
+FloatVector = c_float * 16
+
+
+def filled(number: float) -> ctypes.Array[c_float]:
+    """Return a vector of one number, as an argument."""
+    return FloatVector(*[number] * 16)
 
 
 class Arguments(ctypes.Structure):
@@ -195,8 +208,6 @@ def runtime_function(name: str) -> Any:
 @cache
 def isa() -> Isa:
     """Return the instruction set of kernels on this machine."""
-    from fmtprop.jit.assembler import AVX2, AVX512
-
     return AVX512 if lib().includes("avx512_core") else AVX2
 
 
@@ -228,9 +239,7 @@ def kernel_for(alg: str, alpha: float, beta: float, dtype: DataType) -> Kernel |
     Kernel or None
         None if this machine has no such kernel.
     """
-    if not writes(alg, alpha, beta) or unavailable():
-        return None
-    return _kernel(alg, alpha, beta, dtype) if takes(dtype) else None
+    return _kernel(alg, alpha, beta, dtype) if writes(alg, alpha, beta) and serves(dtype) else None
 
 
 def writes(alg: str, alpha: float, beta: float) -> bool:
@@ -243,6 +252,12 @@ def takes(dtype: DataType) -> bool:
     if dtype is DataType.BF16:  # kernels need the rounding instruction; oneDNN has bf16 without it, too
         return lib().includes("avx512_core_bf16")
     return dtype is DataType.F32
+
+
+def serves(*dtypes: DataType, meeting: bool = False) -> bool:
+    """Return whether kernels run here on these data types: also those with threads that wait for each other."""
+    ready = not unavailable() and all(map(takes, dtypes))
+    return ready and (not meeting or runtime_function("GOMP_barrier") is not None)
 
 
 @cache

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from iced_x86 import Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
 from fmtprop.jit.channel_program import (
     AREA,
     CHANNELS,
@@ -24,6 +24,7 @@ from fmtprop.jit.channel_program import (
     SRC,
     ChannelProgram,
 )
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.norms import GroupNormArguments
 
 __all__ = ["group_norm"]

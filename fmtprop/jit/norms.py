@@ -10,13 +10,13 @@ deviations; then it writes its places of the result.
 
 from __future__ import annotations
 
-from ctypes import addressof, c_byte, c_float, c_int64, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 
-from fmtprop.jit.assembler import Isa
-from fmtprop.jit.kernel import Arguments, Kernel, address_of, isa, runtime_function, takes, threads_for, unavailable
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
+from fmtprop.jit.standalone import ChannelKernel, StandaloneWork
 from fmtprop.layout import DataType
 
 __all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel", "group_norm_kernel_for"]
@@ -30,11 +30,6 @@ SLOTS = 4
 #: most vectors of channels that are treated at a time
 _CHANNEL_VECTORS = 4
 
-#: alignment of a thread's area
-_LINE_NBYTES = 64
-
-_FloatVector = c_float * 16
-
 
 class GroupNormArguments(Arguments):
     """Arguments of the code of a group normalization."""
@@ -43,12 +38,12 @@ class GroupNormArguments(Arguments):
         *((name, c_void_p) for name in ("barrier", "src", "scale", "shift", "dst", "areas", "table")),
         *((name, c_uint64) for name in ("images", "image", "places", "row", "columns", "vectors", "groups", "group")),
         ("area", c_uint64),
-        *((name, _FloatVector) for name in ("divisor", "epsilon", "one")),
+        *((name, FloatVector) for name in ("divisor", "epsilon", "one")),
     )
 
 
 @dataclass(frozen=True)
-class GroupNormKernel(StandaloneKernel):
+class GroupNormKernel(ChannelKernel):
     """``dst[n, :, c] = (src[n, :, c] - mean[n, g]) / deviation[n, g] * scale[c] + shift[c]``, g the group of c.
 
     Parameters
@@ -76,14 +71,9 @@ class GroupNormKernel(StandaloneKernel):
         return "group_norm"
 
     @property
-    def vectors(self) -> int:
-        """Number of vectors in a row of channels."""
-        return self.channels // _lanes()
-
-    @property
     def width(self) -> int:
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
-        return next(size for size in range(_CHANNEL_VECTORS, 0, -1) if self.vectors % size == 0)
+        return self.divisor(_CHANNEL_VECTORS)
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""
@@ -91,20 +81,16 @@ class GroupNormKernel(StandaloneKernel):
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later, scale and shift if there are any."""
-        row, lanes, members = self.channels * self.dtype.nbytes, _lanes(), self.channels // self.groups
+        row, members = self.channels * self.dtype.nbytes, self.channels // self.groups
         threads = threads_for(self.places * row, threads)
-        # the number of its places comes before a thread's area
-        area = _LINE_NBYTES + self.vectors * SLOTS * lanes * 4
-        areas = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
-        starts = (divmod(channel, lanes) for channel in range(self.channels))
-        table = (c_int64 * self.channels)(*(4 * (vector * SLOTS * lanes + lane) for vector, lane in starts))
+        block, areas = self.areas(threads, SLOTS)
+        starts = (divmod(channel, isa().lanes) for channel in range(self.channels))
+        table = (c_int64 * self.channels)(*(4 * (vector * SLOTS * isa().lanes + lane) for vector, lane in starts))
         ones, zeros = ((c_float * self.channels)(*[number] * self.channels) for number in (1.0, 0.0))
         arguments = GroupNormArguments(
-            barrier=address_of("GOMP_barrier"),
+            **areas,
             scale=addressof(ones),
             shift=addressof(zeros),
-            areas=(addressof(areas) // _LINE_NBYTES + 2) * _LINE_NBYTES,
-            area=area,
             table=addressof(table),
             images=self.images,
             image=self.places * row,
@@ -114,11 +100,11 @@ class GroupNormKernel(StandaloneKernel):
             vectors=self.vectors,
             groups=self.groups,
             group=members,
-            divisor=_FloatVector(*[members * self.places] * 16),
-            epsilon=_FloatVector(*[self.epsilon] * 16),
-            one=_FloatVector(*[1.0] * 16),
+            divisor=filled(members * self.places),
+            epsilon=filled(self.epsilon),
+            one=filled(1.0),
         )
-        return StandaloneWork(self.kernel, arguments, threads, (areas, table, ones, zeros))
+        return StandaloneWork(self.kernel, arguments, threads, (block, table, ones, zeros))
 
 
 def group_norm_kernel_for(
@@ -131,14 +117,9 @@ def group_norm_kernel_for(
     images, places, channels, groups, epsilon, dtype
         See :class:`GroupNormKernel`.
     """
-    if unavailable() or not takes(dtype) or runtime_function("GOMP_barrier") is None or 0 in (images, places, channels):
+    if not serves(dtype, meeting=True) or 0 in (images, places, channels) or channels % isa().lanes:
         return None
-    whole = channels % _lanes() == 0
-    return GroupNormKernel(images, places, channels, groups, epsilon, dtype) if whole else None
-
-
-def _lanes() -> int:
-    return isa().nbytes // 4
+    return GroupNormKernel(images, places, channels, groups, epsilon, dtype)
 
 
 @cache

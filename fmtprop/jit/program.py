@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from iced_x86 import Code, Instruction, MemoryOperand, Register
 
-from fmtprop.jit.assembler import Assembler, Isa, at
+from fmtprop.jit.assembler import Assembler, at
+from fmtprop.jit.isa import Isa
 
-__all__ = ["THREAD", "THREADS", "Program"]
+__all__ = ["THREAD", "THREADS", "Program", "with_table"]
 
 #: registers with the number of threads, and the number of this thread
 THREADS, THREAD = Register.RBP, Register.R12
@@ -154,6 +155,15 @@ class Program(Assembler):
         self.branch("JNE_REL32_64", name)
         self.label(f"after {name}")
 
+    def vectors(self, most: int, left: int) -> Iterator[int]:
+        """Add a loop of the argument ``"blocks"`` over `most` vectors, then one of ``"vectors"``; yield their vectors.
+
+        The instructions of a ``for`` statement's block are the loops' instructions; register `left` counts.
+        """
+        for name, number in (("blocks", most), ("vectors", 1)):
+            with self.repeat(self.argument(name), left):
+                yield number
+
     def _new_label(self) -> str:
         return f"loop {next(self._names)}"
 
@@ -170,8 +180,10 @@ class Program(Assembler):
         self.load(free, place)
         return free
 
-    def across(self) -> None:
-        """Add up the numbers of the first vector, by means of the second: the sum is its first number."""
+    def across(self, chains: list[int]) -> None:
+        """Add up the numbers of vectors, of which the first two are registers 0 and 1: the sum is the first number."""
+        for chain in chains[1:]:
+            self.v("VADDPS", chains[0], chains[0], chain)
         x, y = Register.XMM0, Register.XMM1
         if self.isa.nbytes == 64:
             self._half(Code.EVEX_VEXTRACTF64X4_YMMM256_K1Z_ZMM_IMM8, Register.YMM1, Register.ZMM0)
@@ -183,3 +195,18 @@ class Program(Assembler):
 
     def _half(self, code: Any, half: Any, whole: Any) -> None:
         self._add(Instruction.create_reg_reg_u32(code, half, whole, 1))
+
+
+AnyProgram = TypeVar("AnyProgram", bound=Program)
+
+
+def with_table(make: Callable[[tuple[bytes, ...]], AnyProgram]) -> tuple[bytes, bytes]:
+    """Return a program and the table of constants that it reads.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the unfinished program, from the constants that are loaded at its start. Its first program finds them.
+    """
+    program = make(tuple(make(()).numbers))
+    return program.finished(), program.table

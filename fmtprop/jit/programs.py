@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from iced_x86 import Register
 
-from fmtprop.jit.assembler import Assembler, Isa, at
+from fmtprop.jit.assembler import Assembler, at
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import CHUNK_NBYTES, FunctionArguments
-from fmtprop.jit.program import THREAD, THREADS, Program
+from fmtprop.jit.program import THREAD, THREADS, Program, with_table
 from fmtprop.jit.rows import UNROLLED, AverageArguments, BroadcastArguments, FoldArguments
 
 __all__ = ["average", "broadcast", "fold_columns", "fold_rows", "function"]
@@ -43,9 +45,7 @@ def function(isa: Isa, apply: Callable[[Assembler, int], int], *, bf16: bool) ->
     bf16 : bool
         Whether the numbers are bf16 instead of f32; requires AVX-512 with bf16.
     """
-    known = _function(isa, apply, (), bf16=bf16)  # the first assembly finds the constants
-    program = _function(isa, apply, tuple(known.numbers), bf16=bf16)
-    return program.finished(), program.table
+    return with_table(partial(_function, isa, apply, bf16=bf16))
 
 
 def _function(isa: Isa, apply: Callable[[Assembler, int], int], numbers: tuple[bytes, ...], *, bf16: bool) -> Program:
@@ -80,16 +80,8 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
         Whether a row is combined with one number of the other operand.
     """
     p = Program(isa, BroadcastArguments, bf16=bf16)
-    x, y, number = isa.register(0), isa.register(1), isa.register(2)
+    x, y, number = p.register(0), p.register(1), p.register(2)
     moving = (_SRC, _DST) if shared else (_SRC, _DST, _OTHER)
-
-    def vectors(count: int) -> None:
-        for offset in range(0, count * p.vector_nbytes, p.vector_nbytes):
-            p.load(x, at(_SRC, offset))
-            p.v(_OPERATIONS[alg], x, x, number if shared else p.operand(y, at(_OTHER, offset)))
-            p.store(at(_DST, offset), x)
-        p.advance(count * p.vector_nbytes, *moving)
-
     p.share(_ITEM, _END, "rows")
     p.point(_SRC, "src_0", _ITEM, "pitch")
     p.point(_DST, "dst", _ITEM, "row")
@@ -99,10 +91,12 @@ def broadcast(isa: Isa, alg: str, *, shared: bool, bf16: bool) -> bytes:
         p.add(_OTHER, p.argument("src_1"))
         if shared:
             p.load_one(number, at(_OTHER))
-        with p.repeat(p.argument("blocks"), _LEFT):
-            vectors(UNROLLED)
-        with p.repeat(p.argument("vectors"), _LEFT):
-            vectors(1)
+        for count in p.vectors(UNROLLED, _LEFT):
+            for offset in range(0, count * p.vector_nbytes, p.vector_nbytes):
+                p.load(x, at(_SRC, offset))
+                p.v(_OPERATIONS[alg], x, x, number if shared else p.operand(y, at(_OTHER, offset)))
+                p.store(at(_DST, offset), x)
+            p.advance(count * p.vector_nbytes, *moving)
         with p.repeat(p.argument("rest"), _LEFT):
             p.load_one(x, at(_SRC))
             if not shared:
@@ -133,7 +127,7 @@ def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
     """
     p = Program(isa, AverageArguments, bf16=bf16)
     rows, image, sums, row, channels = _END, _START, _OTHER, Register.RAX, _SRC
-    totals, free = [isa.register(index) for index in range(group)], isa.register(group)
+    totals, free = [p.register(index) for index in range(group)], p.register(group)
     p.portions(_ITEM, rows, "places")
     p.emit("SUB_R64_RM64", rows, _ITEM)
     p.point(image, "src", _ITEM, "row")
@@ -161,7 +155,7 @@ def average(isa: Isa, group: int, *, bf16: bool) -> bytes:
 
 def _gather(p: Program) -> None:
     """Add up the threads' sums and divide; each thread does some of the vectors."""
-    sums, place, total = _OTHER, Register.RAX, p.isa.register(0)
+    sums, place, total = _OTHER, Register.RAX, p.register(0)
     p.share(_ITEM, _END, "vectors")
     p.point(sums, "sums", _ITEM, p.isa.nbytes)
     p.point(_DST, "dst", _ITEM, p.vector_nbytes)
@@ -199,13 +193,13 @@ class _Fold:
 
     def states(self, count: int) -> list[tuple[int, ...]]:
         """Return the vectors of `count` accumulators."""
-        register, each = self.p.isa.register, 2 if self.extreme else 1
+        register, each = self.p.register, 2 if self.extreme else 1
         return [tuple(map(register, range(2 * index, 2 * index + each))) for index in range(count)]
 
     @property
     def x(self) -> int:
         """The vector that is free for numbers."""
-        return self.p.isa.register(12)
+        return self.p.register(12)
 
     def begin(self, states: list[tuple[int, ...]]) -> None:
         """Set accumulators to the fold's initial value."""
@@ -239,10 +233,10 @@ class _Fold:
 
     def across(self, states: list[tuple[int, ...]]) -> None:
         """Fold the numbers of the first accumulator to one number, which then fills it."""
-        p, new = self.p, (self.x, self.p.isa.register(13))
+        p, new = self.p, (self.x, self.p.register(13))
         for register, place in zip(states[0], _SCRATCH, strict=False):
             p.v("VMOVUPS <", at(Register.RSP, place), register)
-        for lane in range(p.isa.nbytes // 4):
+        for lane in range(p.isa.lanes):
             chain = states[lane % UNROLLED]
             loaded = chain if lane < UNROLLED else new[: len(chain)]
             for register, place in zip(loaded, _SCRATCH, strict=False):
@@ -317,10 +311,9 @@ def fold_rows(isa: Isa, alg: str, *, bf16: bool) -> bytes:
     p.point(_DST, "dst", _ITEM, "row")
     with p.until(_ITEM, _END):
         fold.begin(states)
-        for name, count in (("blocks", UNROLLED), ("vectors", 1)):
-            with p.repeat(p.argument(name), _LEFT):
-                fold.vectors(states[:count])
-                p.advance(count * p.vector_nbytes, _SRC)
+        for count in p.vectors(UNROLLED, _LEFT):
+            fold.vectors(states[:count])
+            p.advance(count * p.vector_nbytes, _SRC)
         for state in states[1:]:
             fold.join(states[0], state)
         fold.across(states)

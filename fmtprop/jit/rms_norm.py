@@ -6,15 +6,13 @@ from ctypes import addressof, c_float, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 
-from fmtprop.jit.assembler import Isa
-from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
 from fmtprop.jit.rows import UNROLLED
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
 __all__ = ["RmsNormArguments", "RmsNormKernel", "rms_norm_kernel_for"]
-
-_FloatVector = c_float * 16
 
 
 class RmsNormArguments(Arguments):
@@ -23,7 +21,7 @@ class RmsNormArguments(Arguments):
     _fields_ = (
         *((name, c_void_p) for name in ("src", "scale", "dst")),
         *((name, c_uint64) for name in ("rows", "row", "blocks", "vectors")),
-        *((name, _FloatVector) for name in ("divisor", "epsilon", "one")),
+        *((name, FloatVector) for name in ("divisor", "epsilon", "one")),
     )
 
 
@@ -58,16 +56,16 @@ class RmsNormKernel(StandaloneKernel):
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later, scale if there is one."""
         row, ones = self.columns * self.dtype.nbytes, (c_float * self.columns)(*[1.0] * self.columns)
-        blocks, vectors = divmod(self.columns // _lanes(), UNROLLED)
+        blocks, vectors = divmod(self.columns // isa().lanes, UNROLLED)
         arguments = RmsNormArguments(
             scale=addressof(ones),
             rows=self.rows,
             row=row,
             blocks=blocks,
             vectors=vectors,
-            divisor=_FloatVector(*[self.columns] * 16),
-            epsilon=_FloatVector(*[self.epsilon] * 16),
-            one=_FloatVector(*[1.0] * 16),
+            divisor=filled(self.columns),
+            epsilon=filled(self.epsilon),
+            one=filled(1.0),
         )
         return StandaloneWork(self.kernel, arguments, threads_for(self.rows * row, threads), ones)
 
@@ -80,13 +78,9 @@ def rms_norm_kernel_for(rows: int, columns: int, epsilon: float, dtype: DataType
     rows, columns, epsilon, dtype
         See :class:`RmsNormKernel`.
     """
-    if unavailable() or not takes(dtype) or 0 in (rows, columns) or columns % _lanes():
+    if not serves(dtype) or 0 in (rows, columns) or columns % isa().lanes:
         return None
     return RmsNormKernel(rows, columns, epsilon, dtype)
-
-
-def _lanes() -> int:
-    return isa().nbytes // 4
 
 
 @cache

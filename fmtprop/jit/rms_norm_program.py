@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from iced_x86 import Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program
 from fmtprop.jit.rms_norm import RmsNormArguments
 from fmtprop.jit.rows import UNROLLED
@@ -31,7 +32,7 @@ def rms_norm(isa: Isa, *, bf16: bool) -> bytes:
         Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
     """
     p = Program(isa, RmsNormArguments, bf16=bf16)
-    totals, x = [isa.register(index) for index in range(UNROLLED)], isa.register(UNROLLED)
+    totals, x = [p.register(index) for index in range(UNROLLED)], p.register(UNROLLED)
     p.share(_ITEM, _END, "rows")
     p.point(_SRC, "src", _ITEM, "row")
     p.point(_DST, "dst", _ITEM, "row")
@@ -39,15 +40,12 @@ def rms_norm(isa: Isa, *, bf16: bool) -> bytes:
         for total in totals:
             p.zero(total)
         p.move(_PLACE, _SRC)
-        for name, count in (("blocks", UNROLLED), ("vectors", 1)):
-            with p.repeat(p.argument(name), _LEFT):
-                for index, total in enumerate(totals[:count]):
-                    p.load(x, at(_PLACE, index * p.vector_nbytes))
-                    p.v("VFMADD231PS", total, x, x)
-                p.advance(count * p.vector_nbytes, _PLACE)
-        for total in totals[1:]:
-            p.v("VADDPS", totals[0], totals[0], total)
-        p.across()
+        for count in p.vectors(UNROLLED, _LEFT):
+            for index, total in enumerate(totals[:count]):
+                p.load(x, at(_PLACE, index * p.vector_nbytes))
+                p.v("VFMADD231PS", total, x, x)
+            p.advance(count * p.vector_nbytes, _PLACE)
+        p.across(totals)
         p.emit("VEX_VMOVSS_M32_XMM", at(Register.RSP, _NUMBER), Register.XMM0)
         factor, root = totals[0], totals[1]
         p.v("VBROADCASTSS", root, at(Register.RSP, _NUMBER))
@@ -57,13 +55,12 @@ def rms_norm(isa: Isa, *, bf16: bool) -> bytes:
         p.v("VMOVUPS", factor, p.argument("one"))
         p.v("VDIVPS", factor, factor, root)
         p.move(_SCALE, p.argument("scale"))
-        for name, count in (("blocks", UNROLLED), ("vectors", 1)):
-            with p.repeat(p.argument(name), _LEFT):
-                for index in range(count):
-                    p.load(x, at(_SRC, index * p.vector_nbytes))
-                    p.v("VMULPS", x, x, factor)
-                    p.v("VMULPS", x, x, at(_SCALE, index * isa.nbytes))
-                    p.store(at(_DST, index * p.vector_nbytes), x)
-                p.advance(count * p.vector_nbytes, _SRC, _DST)
-                p.advance(count * isa.nbytes, _SCALE)
+        for count in p.vectors(UNROLLED, _LEFT):
+            for index in range(count):
+                p.load(x, at(_SRC, index * p.vector_nbytes))
+                p.v("VMULPS", x, x, factor)
+                p.v("VMULPS", x, x, at(_SCALE, index * isa.nbytes))
+                p.store(at(_DST, index * p.vector_nbytes), x)
+            p.advance(count * p.vector_nbytes, _SRC, _DST)
+            p.advance(count * isa.nbytes, _SCALE)
     return p.finished()

@@ -6,8 +6,8 @@ from ctypes import addressof, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 
-from fmtprop.jit.assembler import Isa
-from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
@@ -63,7 +63,7 @@ class RotaryKernel(StandaloneKernel):
             starts = [(a + angles * index, s + src * index) for a, s in starts for index in range(size)]
         nbytes, row = self.dtype.nbytes, 2 * self.half * self.dtype.nbytes
         table = (c_int64 * (2 * len(starts)))(*(start for a, s in starts for start in (a * ANGLE_NBYTES, s * nbytes)))
-        vectors, rest = divmod(self.half, isa().nbytes // 4)
+        vectors, rest = divmod(self.half, isa().lanes)
         arguments = RotaryArguments(table=addressof(table), rows=len(starts), row=row, vectors=vectors, rest=rest)
         return StandaloneWork(self.kernel, arguments, threads_for(len(starts) * row, threads), table)
 
@@ -76,7 +76,7 @@ def rotary_kernel_for(axes: tuple[tuple[int, int, int], ...], half: int, dtype: 
     axes, half, dtype
         See :class:`RotaryKernel`.
     """
-    if unavailable() or not takes(dtype) or not 0 < half <= _HALF_LIMIT or 0 in (size for size, *_ in axes):
+    if not serves(dtype) or not 0 < half <= _HALF_LIMIT or 0 in (size for size, *_ in axes):
         return None
     return RotaryKernel(axes, half, dtype)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from iced_x86 import Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.program import Program
 from fmtprop.jit.rotary import ANGLE_NBYTES, START_NBYTES, RotaryArguments
 
@@ -29,7 +30,7 @@ def rotary(isa: Isa, half: int, *, bf16: bool) -> bytes:
         Whether src and dst are bf16 instead of f32; requires AVX-512 with bf16.
     """
     p = Program(isa, RotaryArguments, bf16=bf16)
-    first, second, cos, sin, turned = (isa.register(index) for index in range(5))
+    first, second, cos, sin, turned = (p.register(index) for index in range(5))
     halves = ((0, 0), (half * p.number_nbytes, half * ANGLE_NBYTES))  # offsets of data, and of cosines and sines
 
     def turn(count: int) -> None:
@@ -58,7 +59,7 @@ def rotary(isa: Isa, half: int, *, bf16: bool) -> bytes:
         for pointer, name in ((_COS, "cos"), (_SIN, "sin"), (_SRC, "src")):
             p.add(pointer, p.argument(name))
         with p.repeat(p.argument("vectors"), _LEFT):
-            turn(isa.nbytes // 4)
+            turn(isa.lanes)
         with p.repeat(p.argument("rest"), _LEFT):
             turn(1)
         p.advance(halves[1][0], _DST)

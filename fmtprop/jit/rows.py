@@ -16,18 +16,15 @@ oneDNN v3.x, ``src/cpu/x64/jit_uni_pooling.cpp``, ``execute_forward`` for channe
 
 from __future__ import annotations
 
-from ctypes import Array, addressof, c_float, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import addressof, c_float, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from math import inf, prod
-from typing import TYPE_CHECKING
 
-from fmtprop.jit.kernel import Arguments, Kernel, address_of, isa, runtime_function, takes, threads_for, unavailable
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, address_of, filled, isa, serves, threads_for
+from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
-
-if TYPE_CHECKING:
-    from fmtprop.jit.assembler import Isa
 
 __all__ = [
     "AverageKernel",
@@ -55,7 +52,7 @@ BROADCASTS = ("add", "sub", "mul", "div")
 #: algorithm -> initial value of the fold
 FOLDS = {"sum": 0.0, "mean": 0.0, "norm": 0.0, "max": -inf, "min": inf}
 
-_FloatVector, _BitVector = c_float * 16, c_uint32 * 16
+_BitVector = c_uint32 * 16
 
 
 class BroadcastArguments(Arguments):
@@ -74,7 +71,7 @@ class FoldArguments(Arguments):
         *((name, c_void_p) for name in ("src", "dst")),
         *((name, c_uint64) for name in ("tasks", "groups", "group", "last", "row", "image", "count")),
         *((name, c_uint64) for name in ("blocks", "vectors", "rest")),
-        *(("start", _FloatVector), ("divisor", _FloatVector), ("magnitude", _BitVector)),
+        *(("start", FloatVector), ("divisor", FloatVector), ("magnitude", _BitVector)),
     )
 
 
@@ -84,7 +81,7 @@ class AverageArguments(Arguments):
     _fields_ = (
         *((name, c_void_p) for name in ("barrier", "src", "dst", "sums")),
         *((name, c_uint64) for name in ("images", "image", "places", "row", "groups", "vectors", "thread_sums")),
-        ("divisor", _FloatVector),
+        ("divisor", FloatVector),
     )
 
 
@@ -174,9 +171,8 @@ class FoldKernel(StandaloneKernel):
     @property
     def group(self) -> int:
         """Number of vectors of columns that are folded at a time: the one that repeats the least work."""
-        lanes = _lanes()
-        sizes = range(min(_COLUMN_VECTORS, self.columns // lanes), 0, -1)
-        return min(sizes, key=lambda size: -(-self.columns // (size * lanes)) * size)
+        sizes = range(min(_COLUMN_VECTORS, self.columns // isa().lanes), 0, -1)
+        return min(sizes, key=lambda size: -(-self.columns // (size * isa().lanes)) * size)
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
@@ -189,7 +185,7 @@ class FoldKernel(StandaloneKernel):
         size = self.dtype.nbytes
         row, groups, group, last = self.columns * size, 1, 0, 0
         if self.columns > 1:
-            width = self.group * _lanes()
+            width = self.group * isa().lanes
             groups, group, last = -(-self.columns // width), width * size, (self.columns - width) * size
         arguments = FoldArguments(
             tasks=self.images * groups,
@@ -199,8 +195,8 @@ class FoldKernel(StandaloneKernel):
             row=row,
             image=self.count * row,
             count=self.count,
-            start=_vector(FOLDS[self.alg]),
-            divisor=_vector(self.count),
+            start=filled(FOLDS[self.alg]),
+            divisor=filled(self.count),
             magnitude=_BitVector(*[0x7FFFFFFF] * 16),
             **_divided(self.count),
         )
@@ -208,7 +204,7 @@ class FoldKernel(StandaloneKernel):
 
 
 @dataclass(frozen=True)
-class AverageKernel(StandaloneKernel):
+class AverageKernel(ChannelKernel):
     """``dst[n, c] = mean(src[n, :, c])``; threads share the places (pixels) of each image.
 
     Parameters
@@ -230,14 +226,9 @@ class AverageKernel(StandaloneKernel):
         return "average"
 
     @property
-    def vectors(self) -> int:
-        """Number of vectors in a row of channels."""
-        return self.channels // _lanes()
-
-    @property
     def group(self) -> int:
         """Number of vectors of channels that are added up at a time: a divisor of `vectors`."""
-        return next(size for size in range(_CHANNEL_VECTORS, 0, -1) if self.vectors % size == 0)
+        return self.divisor(_CHANNEL_VECTORS)
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
@@ -258,7 +249,7 @@ class AverageKernel(StandaloneKernel):
             groups=self.vectors // self.group,
             vectors=self.images * self.vectors,
             thread_sums=self.images * self.channels * 4,
-            divisor=_vector(self.places),
+            divisor=filled(self.places),
         )
         return StandaloneWork(self.kernel, arguments, threads, sums)
 
@@ -280,10 +271,10 @@ def broadcast_kernel_for(
     pitch : int, optional
         Elements between the starts of two rows of that operand, a row being the last axis. Default: it is packed.
     """
-    if alg not in BROADCASTS or not _serves(dtype) or not axes or 0 in dict(axes):
+    if alg not in BROADCASTS or not serves(dtype) or not axes or 0 in dict(axes):
         return None
     *outer, (length, step) = axes
-    if step not in (0, 1) or length < _lanes():
+    if step not in (0, 1) or length < isa().lanes:
         return None
     pieces = _pieces(prod(size for size, _ in outer), length) if pitch in (None, length) else 1
     if pieces > 1:
@@ -300,9 +291,9 @@ def fold_kernel_for(alg: str, images: int, count: int, columns: int, dtype: Data
     alg, images, count, columns, dtype
         See :class:`FoldKernel`.
     """
-    if alg not in FOLDS or not _serves(dtype) or 0 in (images, count, columns):
+    if alg not in FOLDS or not serves(dtype) or 0 in (images, count, columns):
         return None
-    return FoldKernel(alg, images, count, columns, dtype) if columns == 1 or columns >= _lanes() else None
+    return FoldKernel(alg, images, count, columns, dtype) if columns == 1 or columns >= isa().lanes else None
 
 
 def average_kernel_for(images: int, places: int, channels: int, dtype: DataType) -> AverageKernel | None:
@@ -313,13 +304,9 @@ def average_kernel_for(images: int, places: int, channels: int, dtype: DataType)
     images, places, channels, dtype
         See :class:`AverageKernel`.
     """
-    if not _serves(dtype) or runtime_function("GOMP_barrier") is None or 0 in (images, places, channels):
+    if not serves(dtype, meeting=True) or 0 in (images, places, channels):
         return None
-    return AverageKernel(images, places, channels, dtype) if channels % _lanes() == 0 else None
-
-
-def _serves(dtype: DataType) -> bool:
-    return not unavailable() and takes(dtype)
+    return AverageKernel(images, places, channels, dtype) if channels % isa().lanes == 0 else None
 
 
 def _pieces(rows: int, length: int) -> int:
@@ -332,16 +319,8 @@ def _pieces(rows: int, length: int) -> int:
 
 def _divided(length: int) -> dict[str, int]:
     """Return the turns of the loops over `length` numbers: over several vectors, one vector, and single numbers."""
-    vectors, rest = divmod(length, _lanes())
+    vectors, rest = divmod(length, isa().lanes)
     return {"blocks": vectors // UNROLLED, "vectors": vectors % UNROLLED, "rest": rest}
-
-
-def _lanes() -> int:
-    return isa().nbytes // 4
-
-
-def _vector(number: float) -> Array[c_float]:
-    return _FloatVector(*[number] * 16)
 
 
 @cache

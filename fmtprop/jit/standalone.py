@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from ctypes import addressof, c_byte
 from functools import cached_property, partial
 from typing import ClassVar
 
-from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, isa
+from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa
 
-__all__ = ["StandaloneKernel", "StandaloneWork"]
+__all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork"]
 
 #: operands and results that a program's arguments can point to
 _TENSORS = frozenset(
@@ -17,6 +18,9 @@ _TENSORS = frozenset(
     | {"diff_dst", "diff_src", "diff_scale", "diff_shift", "weights", "bias", "cos", "sin"}
     | {f"post_op_{number}" for number in range(4)}
 )
+
+#: alignment of a thread's area
+_LINE_NBYTES = 64
 
 
 class StandaloneKernel(ABC):
@@ -63,6 +67,36 @@ class StandaloneKernel(ABC):
     def fingerprint(self) -> str:
         """A hash of everything that decides the kernel's results and speed."""
         return self.kernel.fingerprint
+
+
+class ChannelKernel(StandaloneKernel):
+    """A kernel on rows of channels, whole vectors of them; each thread has an area of memory for its sums."""
+
+    channels: int
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors in a row of channels."""
+        return self.channels // isa().lanes
+
+    def divisor(self, most: int) -> int:
+        """Return the largest divisor of `vectors` that is not above a number."""
+        return next(size for size in range(most, 0, -1) if self.vectors % size == 0)
+
+    def areas(self, threads: int, slots: int) -> tuple[object, dict[str, int]]:
+        """Return memory for the threads' areas, and the arguments that tell where they are.
+
+        Parameters
+        ----------
+        threads : int
+            Number of areas.
+        slots : int
+            Vectors of an area for each vector of channels; the number of a thread's places comes before its area.
+        """
+        area = _LINE_NBYTES + self.channels * slots * 4
+        block = (c_byte * (threads * area + 2 * _LINE_NBYTES))()
+        first = (addressof(block) // _LINE_NBYTES + 2) * _LINE_NBYTES
+        return block, {"barrier": address_of("GOMP_barrier") or 0, "areas": first, "area": area}
 
 
 class StandaloneWork(BoundKernel):

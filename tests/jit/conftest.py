@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from fmtprop import dnnl
-from fmtprop.jit import attention, batch_norms, gemv, memory, no_code, norms, rms_norm, rotary, rows, unavailable
-from fmtprop.jit.assembler import AVX2, AVX512, Isa
+from fmtprop.jit import attention, batch_norms, gemv, memory, no_code, norms, rms_norm, rotary, rows, standalone, unavailable
+from fmtprop.jit.isa import AVX2, AVX512, Isa
 
 _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU has no AVX-512")
 
@@ -16,7 +16,7 @@ _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU ha
 @pytest.fixture(params=[AVX2, pytest.param(AVX512, marks=_NARROW)], ids=lambda isa: isa.name)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
     """Kernels of whole nodes are those of this instruction set."""
-    for module in (rows, attention, norms, batch_norms, gemv, rms_norm, rotary):
+    for module in (standalone, rows, attention, norms, batch_norms, gemv, rms_norm, rotary):
         monkeypatch.setattr(module, "isa", lambda: request.param)
     return request.param
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fmtprop import dnnl
 from fmtprop.errors import GraphError
 from fmtprop.jit import CHUNK_NBYTES, Kernel, Work, kernel, kernel_for, unavailable
-from fmtprop.jit.assembler import AVX2, AVX512
 from fmtprop.jit.functions import FUNCTIONS
+from fmtprop.jit.isa import AVX2, AVX512
 from fmtprop.jit.programs import function
 from fmtprop.layout import DataType
 from tests.threads import torch_threads

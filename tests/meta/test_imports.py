@@ -58,3 +58,9 @@ def test_a_graph_is_compiled_without_the_libraries_of_other_tasks() -> None:
     assert "fmtprop.runtime" in modules
     # sympy alone would take 30 MB and a third of a second
     assert not modules & {"sympy", "torch._dynamo", "torch._inductor", "onnx", "scipy", "pydantic", "jinja2"}
+
+
+def test_kernels_are_imported_without_the_assembler() -> None:
+    modules, _ = loaded_by("import fmtprop.jit, fmtprop.targets")
+    assert "fmtprop.jit.rows" in modules
+    assert not modules & {"iced_x86", "fmtprop.jit.assembler"}, "other CPUs than x86-64 have no iced-x86"

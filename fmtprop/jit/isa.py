@@ -1,0 +1,34 @@
+"""Instruction sets as the kernels use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["AVX2", "AVX512", "Isa"]
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set.
+
+    Parameters
+    ----------
+    name : str
+        The name in kernels' names.
+    nbytes : int
+        Bytes of a vector.
+    registers : int
+        Number of vector registers.
+    """
+
+    name: str
+    nbytes: int
+    registers: int
+
+    @property
+    def lanes(self) -> int:
+        """Number of f32 numbers in a vector."""
+        return self.nbytes // 4
+
+
+AVX2, AVX512 = Isa("avx2", 32, 16), Isa("avx512_core", 64, 32)
