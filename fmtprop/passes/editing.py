@@ -11,13 +11,16 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value
 from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.tensors import materialise, tensor_type, torch_dtype
+from fmtprop.ops.eltwise import Eltwise
 
 __all__ = [
     "bypass",
     "constant",
     "is_constant",
+    "is_square",
     "new_constant",
     "only_reader",
+    "own_producer",
     "shown",
     "unused_name",
     "viewed_constant",
@@ -67,6 +70,20 @@ def unused_name(stem: str, out: Graph, source: Graph) -> str:
 def only_reader(graph: Graph, value: Value) -> Node | None:
     """Return the only node that reads a value; None if there are several, or if it reads the value twice."""
     return graph.node(graph.readers(value)[0][0]) if graph.reader_count(value) == 1 else None
+
+
+def own_producer(graph: Graph, value: Value) -> Node | None:
+    """Return the node that makes a value; None if the value has several readers, or comes from the caller."""
+    node = graph.node(value.node)
+    return None if node.is_boundary or only_reader(graph, value) is None else node
+
+
+def is_square(graph: Graph, node: Node, src: Value) -> bool:
+    """Return whether a node computes the squares of a value, however a model writes them."""
+    attrs = node.attrs
+    is_power = isinstance(attrs, Eltwise) and (attrs.alg, attrs.alpha, attrs.beta) == ("pow", 1.0, 2.0)
+    named = (node.op, getattr(attrs, "alg", "")) in (("binary", "mul"), ("eltwise", "square"))
+    return set(graph.inputs(node.name).values()) == {src} and (named or is_power)
 
 
 def shown(graph: Graph, value: Value) -> Node:

@@ -12,7 +12,7 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, is_square, own_producer
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _recognise(graph: Graph, quotient: Node) -> None:
 
 def _lrn(graph: Graph, src: Value, divisor: Value) -> Lrn | None:
     """Return the normalization of `src` by a divisor; None if it is another computation."""
-    power = _producer(graph, divisor)
+    power = own_producer(graph, divisor)
     if power is None or not isinstance(power.attrs, Eltwise) or (power.attrs.alg, power.attrs.alpha) != ("pow", 1.0):
         return None
     alpha, k, node = 1.0, 0.0, _behind(graph, power)
@@ -69,7 +69,7 @@ def _window(graph: Graph, joined: Node | None, src: Value) -> int | None:
     padded = _behind(graph, pooled, "pooling")
     split = _behind(graph, padded, "pad")
     squares = _behind(graph, split, "reshape")
-    if pooled is None or padded is None or split is None or squares is None or not _is_square(graph, squares, src):
+    if pooled is None or padded is None or split is None or squares is None or not is_square(graph, squares, src):
         return None
     dims, split_dims = graph.type_of(src).dims, split.results[0].dims
     if split_dims[:3] != (dims[0], 1, dims[1]) or joined is None or joined.results[0].dims != dims:
@@ -84,20 +84,8 @@ def _window(graph: Graph, joined: Node | None, src: Value) -> int | None:
     return size if plain and fits and size % 2 else None
 
 
-def _is_square(graph: Graph, node: Node, src: Value) -> bool:
-    operands = set(graph.inputs(node.name).values())
-    alg = getattr(node.attrs, "alg", "")
-    return operands == {src} and (node.op, alg) in (("binary", "mul"), ("eltwise", "square"))
-
-
 def _behind(graph: Graph, node: Node | None, op: str | None = None) -> Node | None:
     """Return the producer of a node's source, if the node is that op (or no op is given)."""
     if node is None or (op is not None and node.op != op):
         return None
-    return _producer(graph, graph.inputs(node.name)["src"])
-
-
-def _producer(graph: Graph, value: Value) -> Node | None:
-    """Return the producer of a value if it has no other reader."""
-    node = graph.node(value.node)
-    return None if node.is_boundary or only_reader(graph, value) is None else node
+    return own_producer(graph, graph.inputs(node.name)["src"])

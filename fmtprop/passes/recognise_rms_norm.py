@@ -11,7 +11,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
-from fmtprop.passes.editing import bypass, is_constant, only_reader, viewed_constant
+from fmtprop.passes.editing import bypass, is_constant, is_square, only_reader, own_producer, viewed_constant
 
 #: function of the mean, and what is done with its result: a factor, or a divisor
 _ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
@@ -62,25 +62,18 @@ def _recognise(graph: Graph, product: Node, alg: str) -> None:
 
 def _epsilon(graph: Graph, src: Value, root: Value, alg: str) -> float | None:
     """Return the number that is added to the mean of the squares of src; None if `root` is another value."""
-    node = _producer(graph, root)
+    node = own_producer(graph, root)
     attrs = None if node is None else node.attrs
     if not isinstance(attrs, Eltwise) or _ROOTS.get((attrs.alg, attrs.beta)) != alg or attrs.alpha not in (0.0, 1.0):
         return None
-    epsilon, node = 0.0, _producer(graph, graph.inputs(node.name)["src"]) if node else None
+    epsilon, node = 0.0, own_producer(graph, graph.inputs(node.name)["src"]) if node else None
     if node is not None and isinstance(node.attrs, Eltwise) and (node.attrs.alg, node.attrs.alpha) == ("linear", 1.0):
-        epsilon, node = node.attrs.beta, _producer(graph, graph.inputs(node.name)["src"])
+        epsilon, node = node.attrs.beta, own_producer(graph, graph.inputs(node.name)["src"])
     last = graph.type_of(src).ndim - 1
     if node is None or node.attrs != Reduction("mean", (last,)):
         return None
-    squares = _producer(graph, graph.inputs(node.name)["src"])
-    return epsilon if squares is not None and _is_square(graph, squares, src) else None
-
-
-def _is_square(graph: Graph, node: Node, src: Value) -> bool:
-    alg = getattr(node.attrs, "alg", "")
-    is_power = (alg, getattr(node.attrs, "alpha", 0.0), getattr(node.attrs, "beta", 0.0)) == ("pow", 1.0, 2.0)
-    named = (node.op, alg) in (("binary", "mul"), ("eltwise", "square"))
-    return set(graph.inputs(node.name).values()) == {src} and (named or is_power)
+    squares = own_producer(graph, graph.inputs(node.name)["src"])
+    return epsilon if squares is not None and is_square(graph, squares, src) else None
 
 
 def _scaled(graph: Graph, product: Node) -> tuple[Node, Value] | None:
@@ -92,9 +85,3 @@ def _scaled(graph: Graph, product: Node) -> tuple[Node, Value] | None:
     type_, dims = graph.type_of(vector), product.results[0].dims
     is_vector = type_.dims[-1:] == dims[-1:] and type_.size == dims[-1] and type_.dtype == product.results[0].dtype
     return (reader, vector) if is_vector and is_constant(graph, vector) else None
-
-
-def _producer(graph: Graph, value: Value) -> Node | None:
-    """Return the producer of a value if it has no other reader."""
-    node = graph.node(value.node)
-    return None if node.is_boundary or only_reader(graph, value) is None else node
