@@ -25,7 +25,7 @@ from fmtprop.dnnl.desc import NativeDesc
 from fmtprop.dnnl.enums import NormFlags
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Problem:
     """Operands and parameters of one operation.
 
@@ -59,7 +59,7 @@ class Problem:
         return "; ".join(filter(None, (operands, ", ".join(numbers))))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Directed(Problem):
     """A problem from a source to a destination, and its gradient."""
 
@@ -70,7 +70,7 @@ class Directed(Problem):
     diff_dst: NativeDesc | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Weighted(Directed):
     """A problem with weights and an optional bias."""
 
@@ -80,7 +80,7 @@ class Weighted(Directed):
     diff_bias: NativeDesc | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class InnerProduct(Weighted):
     """A fully connected layer.
 
@@ -93,7 +93,7 @@ class InnerProduct(Weighted):
     kind: ClassVar[str] = "inner_product"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Convolution(Weighted):
     """A convolution.
 
@@ -128,7 +128,7 @@ class Convolution(Weighted):
     alg: str = "convolution_direct"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Deconvolution(Convolution):
     """A transposed convolution, with ``alg`` ``"deconvolution_direct"`` or ``"deconvolution_winograd"``.
 
@@ -140,7 +140,7 @@ class Deconvolution(Convolution):
     alg: str = "deconvolution_direct"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Pooling(Directed):
     """A pooling. Max pooling in training has a workspace; its gradient needs one of the same implementation.
 
@@ -163,7 +163,7 @@ class Pooling(Directed):
     pad_r: Sequence[int]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Lrn(Directed):
     """A local response normalization. The gradient reads src, and may need the workspace of the forward primitive.
 
@@ -183,7 +183,7 @@ class Lrn(Directed):
     k: float
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class BatchNormalization(Directed):
     """A batch normalization of (N, C, spatial).
 
@@ -196,7 +196,7 @@ class BatchNormalization(Directed):
     flags: NormFlags = NormFlags.NONE
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class LayerNormalization(BatchNormalization):
     """A layer normalization over the last axis, with the directions of `BatchNormalization`.
 
@@ -210,7 +210,7 @@ class LayerNormalization(BatchNormalization):
     mean: NativeDesc | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class GroupNormalization(BatchNormalization):
     """A group normalization of (N, C, spatial), with the directions of `BatchNormalization` (oneDNN v3.3 and later).
 
@@ -224,7 +224,7 @@ class GroupNormalization(BatchNormalization):
     groups: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Eltwise(Directed):
     """An element-wise operation.
 
@@ -245,7 +245,7 @@ class Eltwise(Directed):
     beta: float = 0.0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Prelu(Directed):
     """A prelu; ``"backward"`` gives the gradients of source and slopes.
 
@@ -260,7 +260,7 @@ class Prelu(Directed):
     diff_weights: NativeDesc | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Softmax(Directed):
     """A softmax; the gradient reads dst.
 
@@ -277,7 +277,7 @@ class Softmax(Directed):
     alg: str = "softmax_accurate"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Shuffle(Directed):
     """A shuffle of channels.
 
@@ -294,7 +294,7 @@ class Shuffle(Directed):
     group_size: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Resampling(Directed):
     """A resampling of (N, C, spatial); without dst, the factors decide its dims.
 
@@ -311,7 +311,7 @@ class Resampling(Directed):
     factors: Sequence[float] | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Matmul(Problem):
     """A (batched) matrix product.
 
@@ -330,7 +330,7 @@ class Matmul(Problem):
     dst: NativeDesc
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Binary(Problem):
     """An element-wise operation of two tensors, such as ``"binary_add"``; a size of 1 broadcasts."""
 
@@ -341,7 +341,7 @@ class Binary(Problem):
     alg: str
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Reduction(Problem):
     """A reduction along the axes that have size 1 in dst.
 
@@ -361,7 +361,7 @@ class Reduction(Problem):
     eps: float = 0.0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Reorder(Problem):
     """A copy from one concrete format or data type to another.
 
@@ -380,7 +380,7 @@ class Reorder(Problem):
     dst: NativeDesc
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Concat(Problem):
     """A concatenation of one or more tensors in concrete formats; without dst, oneDNN chooses its format.
 
@@ -396,7 +396,7 @@ class Concat(Problem):
     axis: int
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Sum(Problem):
     """A weighted sum of one or more tensors in concrete formats; without dst, oneDNN chooses its format.
 

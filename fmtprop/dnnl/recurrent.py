@@ -16,7 +16,7 @@ from fmtprop.dnnl.enums import RnnFlags
 from fmtprop.dnnl.kinds import Problem
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Gru(Problem):
     """Layers of gated recurrent units over a sequence.
 
@@ -55,14 +55,14 @@ class Gru(Problem):
     flags: RnnFlags = RnnFlags.NONE
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class LbrGru(Gru):
     """As `Gru`, with the reset gate after the product with the state, as in PyTorch; the bias has a fourth row."""
 
     kind: ClassVar[str] = "lbr_gru"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class VanillaRnn(Gru):
     """As `Gru`, with one gate.
 
@@ -80,7 +80,7 @@ class VanillaRnn(Gru):
     beta: float = 0.0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, repr=False, kw_only=True, slots=True)
 class Lstm(Gru):
     """As `Gru`, but layers of long short-term memory (LSTM), with a second state.
 
