@@ -19,7 +19,7 @@ from fmtprop.targets.memory import huge_bytes
 __all__ = ["Race", "race"]
 
 #: least rounds before another plan may replace the choice by cost, and most rounds
-_SURE_ROUNDS, _MOST_ROUNDS = 9, 30
+_SURE_ROUNDS, _MOST_ROUNDS = 5, 30
 
 #: rounds against the choice by cost, if it lost only the first runs, which find colder caches and untouched memory
 _WARM_ROUNDS = 3

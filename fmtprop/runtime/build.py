@@ -26,7 +26,7 @@ from fmtprop.targets.memory import check_fits
 from fmtprop.targets.reference import ReferenceTarget
 
 #: after packing so many bytes of weights, the originals' memory is returned to the system
-_TRIM_NBYTES = 4 << 20
+_TRIM_NBYTES = 16 << 20
 
 
 def build_plan(graph: Graph, target: Target, *, consume: bool = False, constants: ConstantStore | None = None) -> Plan:
@@ -204,9 +204,8 @@ class _Builder:
     def _add_constant(self, node: Node) -> int:
         data = self.graph.constants[node.name]
         native = any_numbers_do(self.graph, node.name)
-        readers = {reader for reader, _ in self.graph.readers(Value(node.name))}
-        # a view of it may be read later
-        kept = any(is_view(self.graph, reader) or self.graph.node(reader).is_boundary for reader in readers)
+        readers = readers_behind_views(self.graph, Value(node.name))
+        kept = any(self.graph.node(reader).is_boundary for reader in readers)
         packed = self.computed.isdisjoint(readers) and not kept
         return self._constant(self.constants.add(data, node.results[0], node.descs[0], packed=packed, native=native))
 
@@ -232,7 +231,7 @@ class _Builder:
         """Drop a constant, or a value computed from constants, after all its readers were computed."""
         while is_view(self.graph, value.node):
             value = self.graph.inputs(value.node)["src"]
-        if value in self.forgotten or not self._reading(value) <= self.packed.keys():
+        if value in self.forgotten or not readers_behind_views(self.graph, value) <= self.packed.keys():
             return
         self.forgotten.add(value)
         index = self.roots[self.places[value].buffer].index
@@ -243,13 +242,6 @@ class _Builder:
         if self.freed > _TRIM_NBYTES:
             self.freed = 0
             dnnl.trim_heap()
-
-    def _reading(self, value: Value) -> set[str]:
-        """Return the nodes that read a value or a view of it."""
-        found: set[str] = set()
-        for name, _ in self.graph.readers(value):
-            found |= self._reading(Value(name)) if is_view(self.graph, name) else {name}
-        return found
 
     def _join(self, node: Node, inputs: Mapping[str, Access]) -> None:
         """Place a concat with its sources inside; copy the sources that were not written there."""
@@ -446,7 +438,14 @@ def is_indifferent(node: Node) -> bool:
 
 
 def any_numbers_do(graph: Graph, constant: str) -> bool:
-    """Return whether a constant may be any bytes, and all its readers accept any numbers."""
-    return graph.node(constant).descs[0].takes_any_bytes and all(
-        is_indifferent(graph.node(reader)) for reader, _ in graph.readers(Value(constant))
-    )
+    """Return whether a constant may be any bytes, and all nodes that read it or a view of it accept any numbers."""
+    readers = readers_behind_views(graph, Value(constant))
+    return graph.node(constant).descs[0].takes_any_bytes and all(is_indifferent(graph.node(one)) for one in readers)
+
+
+def readers_behind_views(graph: Graph, value: Value) -> set[str]:
+    """Return the nodes that read a value or a view of it."""
+    found: set[str] = set()
+    for name, _ in graph.reading(value):
+        found |= readers_behind_views(graph, Value(name)) if is_view(graph, name) else {name}
+    return found

@@ -19,7 +19,7 @@ from fmtprop.ir.tensors import Constant
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.target import Target
-from fmtprop.runtime.build import any_numbers_do, build_plan, computed_nodes, is_indifferent
+from fmtprop.runtime.build import any_numbers_do, build_plan, computed_nodes, is_indifferent, readers_behind_views
 from fmtprop.runtime.constants import ConstantStore, Operands
 from fmtprop.runtime.plan import Plan
 from fmtprop.system.machine import last_level_cache_nbytes
@@ -139,7 +139,7 @@ def _stand_in_sizes(graph: Graph) -> Iterator[int]:
     computed = computed_nodes(graph)
     for node in graph.nodes():
         if node.op == "constant":
-            readers = {to for to, _ in graph.readers(Value(node.name))}
+            readers = readers_behind_views(graph, Value(node.name))
             is_read = any_numbers_do(graph, node.name) and not computed.isdisjoint(readers)
         else:
             is_read = node.name not in computed and is_indifferent(node)

@@ -7,7 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from fmtprop import dnnl
-from fmtprop.jit import attention, batch_norms, gemv, memory, no_code, norms, rms_norm, rotary, rows, standalone, unavailable
+from fmtprop.jit import (
+    attention,
+    batch_norms,
+    gemv,
+    memory,
+    no_code,
+    norms,
+    rms_norm,
+    rotary,
+    rows,
+    standalone,
+    unavailable,
+)
 from fmtprop.jit.isa import AVX2, AVX512, Isa
 
 _NARROW = pytest.mark.skipif("avx512" not in dnnl.lib().isa, reason="this CPU has no AVX-512")

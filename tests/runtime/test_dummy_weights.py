@@ -17,6 +17,7 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
 from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.target import Candidate, Request, Setting
+from fmtprop.passes.winograd import Winograd
 from fmtprop.runtime import Plan, build_plan
 from fmtprop.runtime.dummy_weights import runs_on_any_numbers, with_dummy_weights, without_weights
 from fmtprop.runtime.executor import Executor
@@ -74,11 +75,12 @@ def test_the_weights_of_all_entrants_share_memory() -> None:
     assert race(dict(zip("ab", plans, strict=True)), [X], budget=0.01).rounds >= 1
 
 
+def refuse() -> torch.Tensor:
+    pytest.fail("a rehearsal needs no weights")
+
+
 @pytest.mark.parametrize("policy", ["propagate", "naive"])
 def test_nobody_makes_the_weights_of_a_rehearsal(policy: str) -> None:
-    def refuse() -> torch.Tensor:
-        pytest.fail("a rehearsal needs no weights")
-
     graph = formatted(nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16 * 18 * 18, 8)), X, policy)
     graph.constants = {
         name: Deferred(graph.node(name).results[0], data.stride(), refuse) for name, data in graph.constants.items()
@@ -114,6 +116,17 @@ def structured(plan: Plan) -> list[torch.Tensor]:
     """Return the constants whose bytes have sizes and positions."""
     accesses = [access for step in plan.steps for access in step.operands.values()]
     return [plan.constants[plan.buffers[a.buffer].index] for a in accesses if not a.desc.takes_any_bytes]
+
+
+def test_nobody_makes_weights_of_which_a_rehearsal_computes_products_of_views() -> None:
+    normal, _ = normalise(fp.from_torch(nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 20, 20)))
+    (convolution,) = (node.name for node in normal.nodes() if node.op == "convolution")
+    weights = normal.inputs(convolution)["weights"].node
+    normal.constants[weights] = Deferred(normal.node(weights).results[0], (144, 9, 3, 1), refuse)
+    filtered = Winograd().run(normal)
+    assert filtered.count("convolution") > 1
+    graph = AssignFormats("propagate", Setting(OneDnnTarget(), ReferenceTarget())).run(filtered)
+    assert dummies([graph], OneDnnTarget())[0].constant_nbytes > 16 * 16 * 9 * 4
 
 
 class Multiplied(nn.Module):
