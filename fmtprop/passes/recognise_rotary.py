@@ -14,7 +14,7 @@ from fmtprop.ops.concat import Concat
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.ops.views import Slice
-from fmtprop.passes.editing import bypass, only_reader
+from fmtprop.passes.editing import bypass, own_producer
 
 _NEGATION = Eltwise("linear", alpha=-1.0)
 
@@ -61,7 +61,7 @@ def _recognise(graph: Graph, total: Node) -> None:
 
 def _factors(graph: Graph, value: Value) -> list[tuple[Value, Value]]:
     """Return the factors of a product that only one node reads, in both orders; none for another value."""
-    node = _producer(graph, value)
+    node = own_producer(graph, value)
     if node is None or not isinstance(node.attrs, Binary) or node.attrs.alg != "mul":
         return []
     first, second = graph.inputs(node.name).values()
@@ -70,11 +70,11 @@ def _factors(graph: Graph, value: Value) -> list[tuple[Value, Value]]:
 
 def _is_crossed(graph: Graph, value: Value, x: Value) -> bool:
     """Whether a value is x with its halves exchanged, the second one negated."""
-    node, last = _producer(graph, value), graph.type_of(x).ndim - 1
+    node, last = own_producer(graph, value), graph.type_of(x).ndim - 1
     if node is None or node.attrs != Concat(last) or len(graph.inputs(node.name)) != 2:
         return False
     negated, first = graph.inputs(node.name).values()
-    negation = _producer(graph, negated)
+    negation = own_producer(graph, negated)
     if negation is None or negation.attrs != _NEGATION:
         return False
     (second,) = graph.inputs(negation.name).values()
@@ -94,9 +94,3 @@ def _span(graph: Graph, value: Value) -> tuple[Value, int, int]:
             break
         start, value = start + attrs.starts[-1], source
     return value, start, size
-
-
-def _producer(graph: Graph, value: Value) -> Node | None:
-    """Return the producer of a value if it has no other reader."""
-    node = graph.node(value.node)
-    return None if node.is_boundary or only_reader(graph, value) is None else node
