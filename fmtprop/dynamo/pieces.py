@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fmtprop.frontends.fx_import import importers
+from fmtprop.frontends.call_import import importers
 from fmtprop.ir.op import opdef
 from fmtprop.ops.host_call import draws_random_numbers
 

@@ -5,13 +5,15 @@ This module owns the torch side of :class:`fmtprop.ir.importing.Call`. It must n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from fmtprop.errors import GraphError, ImportModelError
+from fmtprop.errors import GraphError, ImportModelError, ShapeError
 from fmtprop.ir import tensors
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Value
@@ -20,21 +22,21 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import emit
 
-__all__ = ["TorchCall", "add_constant", "check_real", "parts_of", "tensor_type"]
+__all__ = ["TorchCall", "add_constant", "by_schema", "check_real", "parts_of", "tensor_type"]
 
 #: data types of constants that importers may read as numbers
 _SCALAR_DTYPES = frozenset({DataType.F32, DataType.F64, DataType.BF16, DataType.F16, DataType.S32, DataType.S64})
 
 
-def tensor_type(value: Any, label: str) -> TensorType:
+def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
     """Return the logical type of a torch tensor, real or fake.
 
     Parameters
     ----------
     value : object
         Value recorded by the exporter.
-    label : str
-        Description in messages: ``"input x"``.
+    label : str or callable
+        Description in messages: ``"input x"``, or a function that makes it.
 
     Raises
     ------
@@ -45,18 +47,19 @@ def tensor_type(value: Any, label: str) -> TensorType:
     -----
     A complex tensor has the type of its parts.
     """
-    if not isinstance(value, torch.Tensor):
-        raise ImportModelError(f"{label}: its value is a {type(value).__name__}, only tensors can be in a graph")
-    for axis, size in enumerate(value.shape):
-        if not isinstance(size, int):
-            raise ImportModelError(
-                f"{label}: the size of axis {axis} is not a number ({size}); shapes must be static: export without "
-                "dynamic_shapes, and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
-            )
     try:
-        return tensors.tensor_type(parts_of(value))
+        if isinstance(value, torch.Tensor):
+            return tensors.tensor_type(parts_of(value))
+        problem = f"its value is a {type(value).__name__}, only tensors can be in a graph"
     except GraphError as error:
-        raise ImportModelError(f"{label}: {error}") from error
+        problem = str(error)
+    except ShapeError:
+        axis, size = next((axis, size) for axis, size in enumerate(value.shape) if not isinstance(size, int))
+        problem = (
+            f"the size of axis {axis} is not a number ({size}); shapes must be static: export without dynamic_shapes, "
+            "and avoid ops whose result's shape depends on values (nonzero, x[mask], unique)"
+        )
+    raise ImportModelError(f"{label if isinstance(label, str) else label()}: {problem}")
 
 
 def check_real(value: Any, label: str) -> None:
@@ -80,6 +83,28 @@ def parts_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- one call
+
+
+@cache
+def _arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+    """Return name, whether it is by keyword only, and default of each argument: PyTorch makes new objects of them."""
+    return tuple((at.name, at.kwarg_only, at.default_value) for at in target._schema.arguments)
+
+
+def by_schema(target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return every argument of a call by its schema name, including defaults; None if they do not fit.
+
+    Examples
+    --------
+    >>> by_schema(torch.ops.aten.relu.default, [7], {}), by_schema(torch.ops.aten.relu.default, [7], {"x": 8})
+    ({'self': 7}, None)
+    """
+    arguments = _arguments(target)
+    args = dict(zip((name for name, by_keyword, _ in arguments if not by_keyword), given, strict=False))
+    unplaced = len(given) - len(args)
+    for name, _, default in arguments[len(args) :]:
+        args[name] = named.get(name, default)
+    return args if not unplaced and named.keys() <= args.keys() else None
 
 
 @dataclass

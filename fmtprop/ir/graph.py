@@ -62,7 +62,7 @@ class Graph:
         return len(self._graph)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._graph
+        return name in self._graph._node
 
     def node(self, name: str) -> Node:
         """Return the node with a name.
@@ -199,10 +199,11 @@ class Graph:
 
     def type_of(self, value: Value) -> TensorType:
         """Return the logical type of a value."""
-        results = self.node(value.node).results
-        if not 0 <= value.index < len(results):
-            raise GraphError(f"{self.node(value.node).label} has {len(results)} results, no result {value.index}")
-        return results[value.index]
+        try:
+            return self._graph._node[value.node]["node"].results[value.index]  # type: ignore[no-any-return]
+        except (KeyError, IndexError):
+            node = self.node(value.node)
+        raise GraphError(f"{node.label} has {len(node.results)} results, no result {value.index}")
 
     def desc_of(self, value: Value) -> MemoryDesc:
         """Return the memory descriptor of a value after format assignment."""
@@ -242,7 +243,7 @@ class Graph:
         while True:
             self._counters[stem] = self._counters.get(stem, 0) + 1
             name = f"{stem}_{self._counters[stem]}"
-            if name not in self._graph:
+            if name not in self._graph._node:
                 return name
 
     def add(self, node: Node, inputs: Mapping[str, Value]) -> tuple[Value, ...]:
@@ -253,7 +254,7 @@ class Graph:
         GraphError
             The name is taken, or an operand does not exist.
         """
-        if node.name in self._graph:
+        if node.name in self._graph._node:
             raise GraphError(f"graph {self.name} already has a node {node.name!r}")
         for operand, value in inputs.items():
             self._check_value(node, operand, value)
@@ -278,7 +279,7 @@ class Graph:
         self.add(Node(name or self.fresh_name("output"), "output", Attrs(), (), phase=phase), {"src": value})
 
     def _check_value(self, node: Node, operand: str, value: Value) -> None:
-        if value.node not in self._graph:
+        if value.node not in self._graph._node:
             raise GraphError(f"{node.label}: operand {operand} reads {value}, which is not in graph {self.name}")
         self.type_of(value)
 

@@ -36,11 +36,12 @@ class TensorType:
     dtype: DataType
 
     def __init__(self, dims: Sequence[int], dtype: DataType | str = "f32") -> None:
-        for axis, size in enumerate(dims):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-                raise ShapeError(f"dimension {axis} must be a non-negative int, got {size!r} in {tuple(dims)}")
-        object.__setattr__(self, "dims", tuple(dims))
-        object.__setattr__(self, "dtype", DataType(dtype))
+        dims = tuple(dims)
+        for size in dims:
+            if type(size) is not int or size < 0:
+                _check(dims)
+        object.__setattr__(self, "dims", dims)
+        object.__setattr__(self, "dtype", dtype if type(dtype) is DataType else DataType(dtype))
 
     @property
     def ndim(self) -> int:
@@ -67,3 +68,9 @@ class TensorType:
 
     def __repr__(self) -> str:
         return f"{self.dtype.value}[{','.join(map(str, self.dims))}]"
+
+
+def _check(dims: tuple[int, ...]) -> None:
+    for axis, size in enumerate(dims):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ShapeError(f"dimension {axis} must be a non-negative int, got {size!r} in {dims}")

@@ -6,6 +6,7 @@ Owns the names, sizes and numpy storage of element types. Must not know about sh
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,13 @@ class DataType(str, Enum):
         """
         if isinstance(value, cls):
             return value
+        try:
+            return _found(value)
+        except TypeError:  # not hashable
+            return cls._find(value)
+
+    @classmethod
+    def _find(cls, value: object) -> DataType:
         # torch is not imported here: its dtypes print as "torch.float32".
         name = value if isinstance(value, str) else str(value).removeprefix("torch.")
         found = _BY_NAME.get(name.removeprefix("DML_TENSOR_DATA_TYPE_").lower())
@@ -119,6 +127,9 @@ _BY_NAME = {
     # SPEC S2's names
     **{f"i{t.value[1:]}": t for t in (DataType.S64, DataType.S32, DataType.S16, DataType.S8)},
 }
+
+
+_found = lru_cache(256)(DataType._find)
 
 
 def cast(array: npt.NDArray[Any], src: DataType, dst: DataType) -> npt.NDArray[Any]:

@@ -33,7 +33,7 @@ def without_data(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         if value.is_meta:
-            return value
+            return value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, dict):
         return {key: without_data(item) for key, item in value.items()}

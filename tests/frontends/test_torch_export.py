@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import fmtprop as fp
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.frontends import from_torch
-from fmtprop.frontends.fx_import import importers
+from fmtprop.frontends.call_import import importers
 from fmtprop.ir import OPSET
 from tests.frontends.checking import check, compare, run
 from tests.modules import Function

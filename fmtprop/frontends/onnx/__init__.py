@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fmtprop.errors import ImportModelError
+from fmtprop.system.collector import paused
 
 if TYPE_CHECKING:
     from fmtprop.frontends.onnx.program import Program
@@ -53,10 +54,11 @@ def from_onnx(source: object, shapes: Mapping[str, Sequence[int]] | None = None)
     ImportModelError
         The package ``onnx`` is missing, the model is invalid, or it cannot be a graph; the message names the node.
     """
-    program = open_program(source)  # first: its error says how to get the package, which all other modules here need
-    from fmtprop.frontends.onnx.graph import graph_of
+    with paused():
+        program = open_program(source)  # first: its error says how to get the package, which all other modules need
+        from fmtprop.frontends.onnx.graph import graph_of
 
-    return graph_of(program, shapes)
+        return graph_of(program, shapes)
 
 
 def open_program(source: object) -> Program:

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import torch
 
-from fmtprop.errors import FmtpropError, ImportModelError
-from fmtprop.frontends.fx_import import import_calls
+from fmtprop.errors import FmtpropError, GraphError, ImportModelError
+from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_repeated
 from fmtprop.frontends.onnx.program import Program
-from fmtprop.frontends.onnx.steps import Step
-from fmtprop.frontends.torch_call import parts_of, tensor_type
+from fmtprop.frontends.onnx.recording import Recorded, Recording, Traced, tensors_in
+from fmtprop.frontends.torch_call import by_schema, parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.deferred import SMALL_NBYTES
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
-
-if TYPE_CHECKING:
-    from fmtprop.frontends.onnx.recording import Recording
+from fmtprop.ops.host_call import Parts
 
 __all__ = ["dims_of", "graph_of"]
 
@@ -131,8 +128,6 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
     ImportModelError
         A shape is open, or depends on data; the message names the node.
     """
-    from fmtprop.frontends.onnx.recording import Recording
-
     wanted = dict(shapes or {})
     infos = program.inputs
     unknown = sorted(set(wanted) - {info.name for info in infos})
@@ -141,28 +136,24 @@ def graph_of(program: Program, shapes: Mapping[str, Sequence[int]] | None = None
             f"shapes names {unknown[0]!r}; the model's inputs are {', '.join(i.name for i in infos)}"
         )
     recording = Recording()
-    inputs = {}
+    inputs: dict[str, Traced] = {}
     for info in infos:
         dims = fixed_dims(info, wanted)
         number = info.type.tensor_type.elem_type
         dtype = torch_dtype(number, f"input {info.name}")
         if dtype.is_complex:
             raise ImportModelError(f"input {info.name} is {type_name(number)}; a graph's inputs are real")
-        inputs[info.name] = torch.empty(dims, dtype=dtype, device="meta")
-        recording.input(f"input_{len(inputs)}", inputs[info.name])
-    with held_back(), torch.no_grad(), recording:
-        results = program.trace(inputs, lambda step: recording.within(*_origin(step)))
-    _check_outputs(program, results)
+        inputs[info.name] = recording.input(dims, dtype)
+    with held_back(), torch.no_grad(), recording.on():
+        results = program.trace(inputs, recording)
     try:
-        return _imported(program, recording, results)
+        with torch._C.DisableTorchFunctionSubclass():  # from here on, nothing is recorded
+            _check_outputs(program, results)
+            return _imported(program, recording, inputs, results)
     except ImportModelError:
         raise
     except FmtpropError as error:  # an attribute that PyTorch lets pass on tensors without data
         raise ImportModelError(f"{program.name}: {error}") from error
-
-
-def _origin(step: Step) -> tuple[str, str]:
-    return step.node.name or step.node.output[0], step.node.op_type
 
 
 def _check_outputs(program: Program, results: Sequence[Any]) -> None:
@@ -186,24 +177,55 @@ def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
         raise ImportModelError(f"output {name} is declared as {want}, but the nodes make {have}")
 
 
-def _imported(program: Program, recording: Recording, results: Sequence[torch.Tensor]) -> Graph:
+def _imported(
+    program: Program, recording: Recording, inputs: Mapping[str, Traced], results: Sequence[torch.Tensor]
+) -> Graph:
     graph = Graph(program.name)
-    values: dict[str, Any] = {}
-    placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
-    for info, node in zip(program.inputs, placeholders, strict=True):
-        values[node.name] = graph.input(info.name, tensor_type(node.meta["val"], f"input {info.name}"))
     outputs = [info.name for info in program.outputs]
-    taken = {info.name for info in program.inputs} | set(outputs)
-    constants = _Constants(graph, {id(tensor): key for key, tensor in program.body.constants.items()}, taken)
-    made = [recording.node_of(result) for result in results]
-    recording.graph.add("output", "output", "output", None, (made,))
-    for node, tensor in recording.constants.items():
-        values[node.name] = constants.of(tensor)
-    for output, source in zip(outputs, import_calls(graph, recording, values), strict=True):
-        graph.output(source, output if output not in graph else graph.fresh_name(output))
+    constants = {id(tensor): key for key, tensor in program.body.constants.items()}
+    values = _Values(graph, constants, {*inputs, *outputs}, recording)
+    for name, tensor in inputs.items():
+        values.set(tensor, graph.input(name, tensor_type(tensor, f"input {name}")))
+    importer = CallImporter(graph)
+    used = _used_results(recording, results)
+    values.has_parts = any(at.dtype.is_complex for call in recording.calls for at in tensors_in(call.result))
+    for index, call in enumerate(recording.calls):
+        values.set(call.result, importer.add(_found(call, index, values, used)))
+    for output, result in zip(outputs, results, strict=True):
+        graph.output(values.of(result), output if output not in graph else graph.fresh_name(output))
     graph.remove_dead()
     verify(graph, Stage.IMPORTED)
     return graph
+
+
+def _used_results(recording: Recording, results: Sequence[torch.Tensor]) -> set[int]:
+    """Return the identities of all tensors that are read; of none if no call has several results."""
+    if all(isinstance(call.result, torch.Tensor) for call in recording.calls):
+        return set()
+    found = set(map(id, results))
+    for call in recording.calls:
+        found |= {id(tensor) for tensor in tensors_in((call.args, call.kwargs))}
+    return found
+
+
+def _found(call: Recorded, index: int, values: _Values, used: set[int]) -> FoundCall:
+    given = by_schema(call.target, call.args, call.kwargs)
+    if given is None:
+        raise ImportModelError(f"node {call.origin}: arguments do not fit {call.target._schema}")
+    several = not isinstance(call.result, torch.Tensor)
+    return FoundCall(
+        call.target,
+        {name: values.of(value) for name, value in given.items()},
+        call.result,
+        f"{call.target._opname}_{index}",
+        call.origin,
+        frozenset(at for at, value in enumerate(call.result) if id(value) in used) if several else _FIRST,
+        values.has_parts and any(at.dtype.is_complex for at in tensors_in((call.result, call.args, call.kwargs))),
+        lambda name: given[name],
+    )
+
+
+_FIRST = frozenset({0})
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor | Initialiser:
@@ -215,21 +237,42 @@ def _data(tensor: torch.Tensor) -> torch.Tensor | Initialiser:
     return parts_of(tensor).contiguous()
 
 
-class _Constants:
-    """The graph's weights: each tensor once, under its name in the model."""
+class _Values:
+    """The graph's values by tensor; each constant once, under its name in the model."""
 
-    def __init__(self, graph: Graph, names: Mapping[int, str], taken: set[str]) -> None:
+    def __init__(self, graph: Graph, names: Mapping[int, str], taken: set[str], recording: Recording) -> None:
         self.graph = graph
+        self.recording = recording
         self.names = names
         self.taken = taken
-        self.made: dict[int, tuple[Value, torch.Tensor]] = {}
+        self.known: dict[int, Any] = {}
+        #: whether some tensor is complex
+        self.has_parts = False
+        #: constants, whose identities are keys
+        self.kept: list[torch.Tensor] = []
 
-    def of(self, tensor: torch.Tensor) -> Value:
-        if id(tensor) not in self.made:
-            name = self.names.get(id(tensor), "")
-            if not name or name in self.taken or name in self.graph:
-                name = self.graph.fresh_name("constant")
-            type_ = tensor_type(tensor, f"constant {name}")
-            value = self.graph.constant(name, type_, _data(tensor.detach()))
-            self.made[id(tensor)] = value, tensor
-        return self.made[id(tensor)][0]
+    def set(self, tensor: Any, value: Any) -> None:
+        """Note the value of a tensor, or those of several."""
+        if isinstance(tensor, torch.Tensor):
+            self.known[id(tensor)] = value
+        else:
+            self.known |= zip(map(id, tensor), value, strict=True)
+
+    def of(self, argument: Any) -> Any:
+        """Return an argument with values for tensors."""
+        if isinstance(argument, torch.Tensor):
+            found = self.known.get(id(argument))
+            return self._constant(argument, self.recording.plain(argument)) if found is None else found
+        return list(map(self.of, argument)) if isinstance(argument, list | tuple) else argument
+
+    def _constant(self, argument: torch.Tensor, tensor: torch.Tensor) -> Any:
+        if tensor.is_meta:
+            raise GraphError(f"a tensor {tuple(tensor.shape)} without data, which no recorded call has made")
+        name = self.names.get(id(tensor), "")
+        if not name or name in self.taken or name in self.graph:
+            name = self.graph.fresh_name("constant")
+        value = self.graph.constant(name, tensor_type(tensor, f"constant {name}"), _data(tensor))
+        self.kept.append(argument)
+        self.has_parts |= tensor.dtype.is_complex
+        self.known[id(argument)] = found = Parts(value) if tensor.dtype.is_complex else value
+        return found

@@ -7,8 +7,7 @@ computed outside of the tracer. This module must not know about files or graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,6 +17,7 @@ from fmtprop.frontends.onnx import limits, operators
 from fmtprop.frontends.onnx.modes import SizesOnly
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
 from fmtprop.frontends.onnx.reading import Source
+from fmtprop.frontends.onnx.recording import Recording
 from fmtprop.frontends.onnx.reference import run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 from fmtprop.ops.without_data import without_data
@@ -102,15 +102,15 @@ class Program:
             taken = set(map(_address, (*inputs.values(), *self.body.constants.values())))
             return [_owned(result, taken) for result in results]
 
-    def trace(self, inputs: Mapping[str, Any], around: Callable[[Step], AbstractContextManager[Any]]) -> list[Any]:
-        """Run on tensors without data, under the caller's tracer.
+    def trace(self, inputs: Mapping[str, Any], recording: Recording) -> list[Any]:
+        """Run on tensors without data, and record the calls.
 
         Parameters
         ----------
         inputs : mapping of str to object
             Tensors without data by name.
-        around : callable
-            Returns the context in which a step is traced.
+        recording : Recording
+            The record, which is on.
 
         Returns
         -------
@@ -124,7 +124,7 @@ class Program:
         ImportModelError
             As :meth:`run`.
         """
-        return _Run(self, around).body(self.body, dict(inputs), {})
+        return _Run(self, recording).body(self.body, dict(inputs), {})
 
 
 #: errors that functions of PyTorch and of numpy raise about their operands
@@ -136,9 +136,9 @@ _FAILURES: Final = (
 class _Run:
     """One run, and its counts so far."""
 
-    def __init__(self, program: Program, around: Callable[[Step], AbstractContextManager[Any]] | None = None) -> None:
+    def __init__(self, program: Program, recording: Recording | None = None) -> None:
         self.program = program
-        self.around = around
+        self.recording = recording
         self.depth = 0
         self.steps = 0
         self.folded_nbytes = 0
@@ -148,9 +148,9 @@ class _Run:
         values = _Scope(scope, body.constants)
         values.update(inputs)
         for step in body.steps:
-            arguments = [values.find(name, step) for name in step.node.input]
+            arguments = [values.find(name, step) for name in step.inputs]
             results = self.step(step, arguments, values)
-            for name, result in zip(step.node.output, results, strict=False):
+            for name, result in zip(step.outputs, results, strict=False):
                 if name:
                     values[name] = result
             for name in step.last:
@@ -159,7 +159,7 @@ class _Run:
 
     def step(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         self.steps += self.depth > 0
-        if self.around is not None and self.steps > MOST_UNROLLED_STEPS:
+        if self.recording is not None and self.steps > MOST_UNROLLED_STEPS:
             raise DataDependentError(f"{step.label}: a loop runs more than {MOST_UNROLLED_STEPS} nodes, the number")
         if self.steps > limits.LOOP_STEPS:
             raise ImportModelError(
@@ -187,35 +187,32 @@ class _Run:
     def _checked(self, step: Step, results: Any) -> Sequence[Any]:
         # a sequence is a list, several results are a tuple
         found: Sequence[Any] = results if isinstance(results, tuple) else (results,)
-        wanted = [name for name in step.node.output if name]
-        if len(found) < len(step.node.output) and wanted:
-            raise ImportModelError(f"{step.label} names {len(step.node.output)} outputs, it has {len(found)}")
+        if len(found) < len(step.outputs) and any(step.outputs):
+            raise ImportModelError(f"{step.label} names {len(step.outputs)} outputs, it has {len(found)}")
         return found
 
     def _call(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
-        if self.around is None:
+        recording = self.recording
+        if recording is None or step.runs_subgraphs:
             return self._make(step, arguments, scope)
-        shape_only = step.node.op_type in operators.SHAPE_ONLY and not step.node.domain
-        if step.runs_subgraphs:
-            return self._make(step, arguments, scope)
+        shape_only = step.op in operators.SHAPE_ONLY and not step.domain
         if shape_only or is_known(arguments):
-            from torch.utils._python_dispatch import _disable_current_modes
-
-            with _disable_current_modes():
-                self._check_size(step, arguments, scope)
-                return self._make(step, arguments, scope)
-        with self.around(step):
-            return self._make(step, arguments, scope)
+            arguments = recording.plain(arguments)
+            self._check_size(step, arguments, scope)
+        else:
+            arguments = recording.traced(arguments)
+        recording.origin = step.name
+        return self._make(step, arguments, scope)
 
     def _make(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
         function = step.function
-        carried = step.node.op_type in operators.CARRYING and not step.node.domain
+        carried = step.op in operators.CARRYING and not step.domain
         if function is None or not (carried or all(map(_in_torch, arguments))):
             return self._otherwise(step, arguments)
         extra: dict[str, Any] = {}
         known = keywords(function)
         if "wanted" in known:
-            extra["wanted"] = len(step.node.output)
+            extra["wanted"] = len(step.outputs)
         if "run" in known:
             extra["run"] = lambda body, values: self._subgraph(step, body, values, scope)
         try:
@@ -233,13 +230,15 @@ class _Run:
             return self.body(body, dict(zip(body.inputs, values, strict=False)), scope)
         finally:
             self.depth -= 1
+            if self.recording is not None:
+                self.recording.origin = step.name
 
     def _otherwise(self, step: Step, arguments: list[Any]) -> Any:
         """Run a node as ONNX's function body for it, or on ONNX's reference if there is none."""
         body = expanded(step, arguments)
         if body is not None:
             return tuple(self.body(body, dict(zip(body.inputs, arguments, strict=False)), {}))
-        if self.around is not None and not is_known(arguments):
+        if self.recording is not None and not is_known(arguments):
             raise DataDependentError(f"{step.label}: PyTorch has no such operator, and the result of ONNX's reference")
         self.program.reference_nodes.append(step.label)
         return run_node(step.node, step.version, arguments)
@@ -247,7 +246,7 @@ class _Run:
     def _check_size(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> None:
         """Refuse a result that would be too large before it is computed."""
         nbytes = sum(value.nbytes for value in arguments if isinstance(value, torch.Tensor))
-        growing = step.node.op_type in operators.GROWING
+        growing = step.op in operators.GROWING
         if not growing and nbytes <= _SMALL_NBYTES:
             return
         if step.function is None or not all(map(_in_torch, arguments)):

@@ -1,95 +1,275 @@
-"""Record of PyTorch's calls on tensors without data, as nodes of fx.
+"""Record of PyTorch's calls on tensors without data.
 
 ``make_fx`` of PyTorch gives the same calls, but evaluates each twice and generates Python source. A model has hundreds
-of nodes, and most of the time of loading it would go there.
+of nodes, and most of the time of loading it would go there. PyTorch's dispatcher takes longer for a call than all of
+its record, so it is asked only once which overload a call of a function with such arguments reaches.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from operator import attrgetter
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any, Final
 
 import torch
-from torch import fx
-from torch.fx.node import map_aggregate
+from torch._ops import OpOverload
 
-from fmtprop.errors import GraphError
 from fmtprop.frontends.onnx.modes import CallMode
+from fmtprop.frontends.torch_call import by_schema
 from fmtprop.ops.without_data import result_of
 
-__all__ = ["RecordedCalls", "Recording"]
+__all__ = ["Recorded", "Recording", "Traced", "tensors_in"]
 
 
-class RecordedCalls:
-    """Calls as nodes of fx, in order; an fx graph takes eight times as long to add one.
+@dataclass(slots=True, eq=False)
+class Recorded:
+    """A call.
+
+    Parameters
+    ----------
+    target : torch._ops.OpOverload
+        The overload.
+    args, kwargs : tuple and dict
+        Its arguments; tensors are :class:`Traced`, or have data.
+    result : object
+        Its results.
+    origin : str
+        The ONNX node that makes the call.
+    """
+
+    target: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    origin: str
+
+
+class Traced(torch.Tensor):
+    """A tensor without data, or a constant; PyTorch's functions on it are recorded."""
+
+    # PyTorch's own attributes would be calls, too
+    is_meta: Any = property(attrgetter("_is_meta"))
+    shape: Any = property(attrgetter("_shape"))
+    dtype: Any = property(attrgetter("_dtype"))
+    ndim: Any = property(attrgetter("_ndim"))
+    nbytes: Any = property(lambda self: self.numel() * self.dtype.itemsize)
+    device = torch.device("cpu")  # tensors that a function makes beside it have data
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return int(self.shape.numel())
+
+    def is_floating_point(self) -> bool:
+        """Return whether its elements are floats."""
+        return bool(self.dtype.is_floating_point)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Pass a call on to the present record."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return _present.recording.call(func, args, kwargs or {})
+
+
+class Recording:
+    """Calls on tensors without data and on constants, in order.
 
     Attributes
     ----------
-    nodes : list of torch.fx.Node
-        The calls.
+    calls : list of Recorded
+        The calls so far.
+    origin : str
+        The ONNX node that makes the present calls.
     """
 
     def __init__(self) -> None:
-        self.nodes: list[fx.Node] = []
-        self._owner = fx.Graph()
+        self.calls: list[Recorded] = []
+        self.origin = ""
+        #: by identity of a constant with recorded calls: the constant; by that of a plain constant: the other form
+        self._plain: dict[int, torch.Tensor] = {}
+        self._traced: dict[int, tuple[Traced, torch.Tensor]] = {}
 
-    def add(self, op: str, name: str, target: Any, value: Any, args: Any = (), kwargs: Any = None) -> fx.Node:
-        """Add a node with its result."""
-        node = fx.Node(self._owner, name, op, target, args, kwargs or {})
-        node.meta["val"] = value
-        self.nodes.append(node)
-        return node
+    def input(self, dims: Iterable[int], dtype: torch.dtype) -> Traced:
+        """Return a tensor without data, whose calls are recorded."""
+        return self._made(torch.empty(tuple(dims), dtype=dtype, device="meta"))
+
+    def traced(self, value: Any) -> Any:
+        """Return an operand whose calls are recorded."""
+        if isinstance(value, list):
+            return list(map(self.traced, value))
+        if not isinstance(value, torch.Tensor) or isinstance(value, Traced):
+            return value
+        found = self._traced.get(id(value))
+        return self._made(value) if found is None else found[0]
+
+    def plain(self, value: Any) -> Any:
+        """Return a constant whose calls are not recorded."""
+        if isinstance(value, list):
+            return list(map(self.plain, value))
+        return self._plain.get(id(value), value)
+
+    def _made(self, value: torch.Tensor) -> Traced:
+        found: Any = value.as_subclass(Traced)
+        found._shape, found._dtype, found._ndim, found._is_meta = value.shape, value.dtype, value.ndim, value.is_meta
+        if not found._is_meta:
+            self._plain[id(found)] = value
+            self._traced[id(value)] = found, value  # both live as long as this table, whose keys are their identities
+        return found  # type: ignore[no-any-return]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Record this thread's calls here."""
+        before = _present.recording
+        _present.recording = self
+        try:
+            yield
+        finally:
+            _present.recording = before
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make a call of one of PyTorch's functions."""
+        # a function in C++ reaches an overload by the kinds of its arguments
+        kinds = (func, *map(_kind, args), *((name, _kind(value)) for name, value in kwargs.items()))
+        overload = _OVERLOADS.get(kinds)
+        if overload is not None:
+            return self.add(overload, args, kwargs)
+        # one in Python may compute with their values and shapes
+        tensors = [tensor for value in (args, kwargs) for tensor in tensors_in(value)]
+        key = (func, *map(_described, args), *((name, _described(value)) for name, value in kwargs.items()))
+        known = _CALLS.get(key)
+        if known is not None:
+            target, *arguments = known
+            return self.add(target, *(_replaced(value, tensors) for value in arguments))
+        first = len(self.calls)
+        with _Dispatched():
+            result = func(*args, **kwargs)
+        if len(self.calls) == first + 1 and self.calls[first].result is result:
+            call = self.calls[first]
+            if isinstance(func, BuiltinFunctionType | MethodDescriptorType) and _same_arguments(call, args, kwargs):
+                _keep(_OVERLOADS, kinds, call.target)
+            # all given tensors, no others: it has neither read the numbers of one nor made one
+            elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
+                map(id, tensors_in((call.args, call.kwargs)))
+            ):
+                _keep(_CALLS, key, (call.target, _placed(call.args, places), _placed(call.kwargs, places)))
+        return result
+
+    def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make a call of an overload, and record it."""
+        kwargs = dict(kwargs)
+        result = result_of(target, args, kwargs)
+        if isinstance(result, torch.Tensor):
+            found = self.traced(result)
+        elif isinstance(result, list | tuple):
+            found = type(result)(map(self.traced, result))
+        else:
+            return result
+        self.calls.append(Recorded(target, args, kwargs, found, self.origin))
+        return found
 
 
-class Recording(CallMode):  # type: ignore[no-untyped-call]
-    """A mode that adds a node to a graph for every call that returns tensors.
+class _Present(threading.local):
+    """The record of this thread's calls."""
 
-    It sees the calls before PyTorch decomposes them: this is a part of autograd's dispatch, which the mode leaves out.
+    recording: Any = None
 
-    Attributes
-    ----------
-    graph : RecordedCalls
-        The calls so far. ``meta["val"]`` of a node is its result.
-    constants : dict of torch.fx.Node to torch.Tensor
-        Tensors with data that calls read.
-    origin : tuple of str
-        Path and type of the module that makes the present calls, for ``meta["nn_module_stack"]``.
+
+_present = _Present()
+
+#: overload by function and kinds of arguments, for calls that pass their arguments on as they are
+_OVERLOADS: dict[Any, OpOverload] = {}
+#: overload and arguments by function, values, and types and shapes of tensors, for all other functions of one call
+_CALLS: dict[Any, tuple[OpOverload, Any, Any]] = {}
+_MOST_KEPT: Final = 4096
+
+
+def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(table) >= _MOST_KEPT:
+        table.clear()
+    table[key] = value
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def _described(value: Any) -> Any:
+    """Return the properties of an argument on which a function may depend."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride()
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_described, value))
+    return type(value), repr(value)  # 1 equals True, and 0 equals -0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of a tensor among the arguments of a call."""
+
+    index: int
+
+
+def _placed(value: Any, places: Mapping[int, int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _Place(places[id(value)])
+    if isinstance(value, dict):
+        return {name: _placed(item, places) for name, item in value.items()}
+    return type(value)(_placed(item, places) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _replaced(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Place):
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {name: _replaced(item, tensors) for name, item in value.items()}
+    return type(value)(_replaced(item, tensors) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _kind(value: Any) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return (kind, *map(_kind, value))
+    return torch.Tensor if kind is Traced else kind
+
+
+def _same_arguments(call: Recorded, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call of an overload has the arguments of the call of a function."""
+    given = by_schema(call.target, args, kwargs)
+    if given is None:
+        return False
+    reached = by_schema(call.target, call.args, call.kwargs) or {}
+    return all(_same(given[name], value) for name, value in reached.items())
+
+
+def _same(given: Any, reached: Any) -> bool:
+    if isinstance(given, list | tuple) and isinstance(reached, list | tuple):
+        return len(given) == len(reached) and all(map(_same, given, reached))
+    if isinstance(given, torch.Tensor) or isinstance(reached, torch.Tensor):
+        return given is reached
+    return type(given) is type(reached) and bool(given == reached)
+
+
+class _Dispatched(CallMode):  # type: ignore[no-untyped-call]
+    """A mode that records the calls of overloads, before PyTorch decomposes them.
+
+    Decomposition is a part of autograd's dispatch, which the mode leaves out.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._below_autograd = ExitStack()
-        self.graph = RecordedCalls()
-        self.constants: dict[fx.Node, torch.Tensor] = {}
-        self.origin = ("", "")
-        #: by a tensor's identity: the tensor, which keeps it, and its node, or a call with the result's index
-        self._made: dict[int, tuple[torch.Tensor, fx.Node | tuple[fx.Node, int]]] = {}
 
-    def input(self, name: str, value: torch.Tensor) -> fx.Node:
-        """Add a placeholder."""
-        node = self.graph.add("placeholder", name, name, value)
-        self._made[id(value)] = value, node
-        return node
-
-    def node_of(self, value: torch.Tensor) -> fx.Node:
-        """Return the node of a tensor; one for a constant is added."""
-        found = self._made.get(id(value))
-        if found is None and value.is_meta:
-            raise GraphError(f"a tensor {tuple(value.shape)} without data, which no recorded call has made")
-        if found is None:
-            name = f"constant_{len(self.constants)}"
-            node = self.graph.add("get_attr", name, name, value)
-            self.constants[node] = value
-        elif isinstance(found[1], fx.Node):
-            return found[1]
-        else:
-            node = self._added(operator.getitem, found[1], {}, value)
-        self._made[id(value)] = value, node
-        return node
-
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> _Dispatched:
         self._below_autograd.enter_context(torch._C._AutoDispatchBelowAutograd())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -99,39 +279,10 @@ class Recording(CallMode):  # type: ignore[no-untyped-call]
         self._below_autograd.close()
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call, and add its node."""
-        kwargs = _on_cpu(kwargs)
-        result = result_of(func, args, kwargs)
-        leaves = result if isinstance(result, list | tuple) else [result]
-        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            node = self._added(func, self._as_nodes(args), self._as_nodes(kwargs), result)
-            for index, leaf in enumerate(leaves):
-                if isinstance(leaf, torch.Tensor):
-                    self._made[id(leaf)] = leaf, node if leaf is result else (node, index)
-        return result
-
-    def _added(self, target: Callable[..., Any], args: Any, kwargs: Any, value: Any) -> fx.Node:
-        name = f"{target.__name__.partition('.')[0]}_{len(self.graph.nodes)}"
-        node = self.graph.add("call_function", name, target, value, args, kwargs)
-        node.meta["nn_module_stack"] = {"onnx": self.origin}
-        return node
-
-    def _as_nodes(self, arguments: Any) -> Any:
-        return map_aggregate(arguments, lambda at: self.node_of(at) if isinstance(at, torch.Tensor) else at)
-
-    @contextmanager
-    def within(self, path: str, kind: str) -> Iterator[None]:
-        """Record this module as the origin of calls."""
-        before, self.origin = self.origin, (path, kind)
-        try:
-            yield
-        finally:
-            self.origin = before
+        """Make a call, and record it."""
+        if kwargs.get("device") == _META:  # a tensor that is made where another one lies
+            kwargs = kwargs | {"device": torch.device("cpu")}
+        return _present.recording.add(func, args, kwargs)
 
 
-def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call that makes a tensor where another one lies: the model's tensors are on the CPU."""
-    return kwargs | {"device": torch.device("cpu")} if kwargs.get("device") == _META else kwargs
-
-
-_META = torch.device("meta")
+_META: Final = torch.device("meta")

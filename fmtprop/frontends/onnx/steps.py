@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import onnx
@@ -56,6 +56,10 @@ class Step:
     ----------
     node : onnx.NodeProto
         The node of the file.
+    op, domain : str
+        Its operator.
+    inputs, outputs : list of str
+        Names of its operands and results; an omitted one has none.
     version : int
         The opset version of its domain.
     function : callable or None
@@ -67,6 +71,10 @@ class Step:
     """
 
     node: onnx.NodeProto
+    op: str
+    domain: str
+    inputs: list[str]
+    outputs: list[str]
     version: int
     function: Callable[..., Any] | None
     attributes: dict[str, Any]
@@ -74,16 +82,19 @@ class Step:
     last: list[str] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        """Name of the node, or else of its first result."""
+        return self.node.name or self.outputs[0]
+
+    @cached_property
     def runs_subgraphs(self) -> bool:
         """Whether it has branches or a loop's body."""
         return any(isinstance(value, Body) for value in self.attributes.values())
 
 
-def label_of(node: onnx.NodeProto, index: int) -> str:
+def _label(name: str, op: str, domain: str) -> str:
     """Return the name of a node in messages."""
-    name = node.name or (node.output[0] if node.output else "") or f"number {index}"
-    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
-    return f"node {name} ({domain}{node.op_type})"
+    return f"node {name} ({domain}{'.' if domain else ''}{op})"
 
 
 @lru_cache(maxsize=1024)
@@ -93,14 +104,23 @@ def keywords(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
-def _attribute(proto: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
-    if proto.type == AttributeProto.GRAPH:
+def _attribute(proto: onnx.AttributeProto, opsets: Mapping[str, int], label: str) -> Any:
+    if proto.ref_attr_name:
+        raise ImportModelError(
+            f"{label}: attribute {proto.name!r} refers to an attribute of a function, but no function is around it"
+        )
+    kind = proto.type
+    if kind == AttributeProto.INTS:
+        return list(proto.ints)
+    if kind == AttributeProto.INT:
+        return proto.i
+    if kind == AttributeProto.GRAPH:
         return body_of(proto.g, opsets)
-    if proto.type == AttributeProto.TENSOR:
+    if kind == AttributeProto.TENSOR:
         return from_proto(proto.t)
-    if proto.type == AttributeProto.STRING:
+    if kind == AttributeProto.STRING:
         return proto.s.decode("utf-8", errors="replace")
-    if proto.type == AttributeProto.STRINGS:
+    if kind == AttributeProto.STRINGS:
         return [item.decode("utf-8", errors="replace") for item in proto.strings]
     return helper.get_attribute_value(proto)
 
@@ -132,41 +152,37 @@ def body_of(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
 
 def _is_constant(step: Step, body: Body) -> bool:
     """Add the result of a node ``Constant`` to a body's constants; return whether it is one."""
-    if step.function is None or step.node.op_type != "Constant" or step.node.domain not in ("", "ai.onnx"):
+    if step.function is None or step.op != "Constant" or step.domain:
         return False
     try:
-        body.constants[step.node.output[0]] = step.function(**step.attributes)
+        body.constants[step.outputs[0]] = step.function(**step.attributes)
     except NotInTorchError:  # text, which only ONNX's reference makes
         return False
     return True
 
 
 def _step(node: onnx.NodeProto, index: int, opsets: Mapping[str, int]) -> Step:
-    label = label_of(node, index)
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    op, domain, outputs = node.op_type, node.domain, list(node.output)
+    domain = "" if domain == "ai.onnx" else domain
+    label = _label(node.name or (outputs[0] if outputs else "") or f"number {index}", op, domain)
     if domain not in opsets:
-        raise ImportModelError(f"{label}: the model imports no opset of the domain {node.domain!r}")
-    if node.op_type in operators.RANDOM and not domain:
+        raise ImportModelError(f"{label}: the model imports no opset of the domain {domain!r}")
+    if op in operators.RANDOM and not domain:
         raise ImportModelError(
             f"{label} draws random numbers; a model is a function of its inputs: make the numbers an input"
         )
     version = opsets[domain]
-    same = operators.SAME_AS_OPSET.get((domain, node.op_type))
+    same = operators.SAME_AS_OPSET.get((domain, op))
     if same is not None:
         domain, version = "", same
         node = _with_domain(node, domain)
-    for proto in node.attribute:
-        if proto.ref_attr_name:
-            raise ImportModelError(
-                f"{label}: attribute {proto.name!r} refers to an attribute of a function, but no function is around it"
-            )
-    attributes = {proto.name: _attribute(proto, opsets) for proto in node.attribute}
-    function = operators.find(domain, node.op_type, version)
-    if function is None and not defs.has(node.op_type, domain):
+    attributes = {proto.name: _attribute(proto, opsets, label) for proto in node.attribute}
+    function = operators.find(domain, op, version)
+    if function is None and not defs.has(op, domain):
         raise ImportModelError(f"{label}: no such operator is known in the domain {domain or 'ai.onnx'!r}")
     if function is not None:
         _check_attributes(label, function, attributes)
-    return Step(node, version, function, attributes, label)
+    return Step(node, op, domain, list(node.input), outputs, version, function, attributes, label)
 
 
 def _with_domain(node: onnx.NodeProto, domain: str) -> onnx.NodeProto:
@@ -178,27 +194,26 @@ def _with_domain(node: onnx.NodeProto, domain: str) -> onnx.NodeProto:
 
 def _check_attributes(label: str, function: Callable[..., Any], attributes: Mapping[str, Any]) -> None:
     known = keywords(function)
-    unknown = sorted(set(attributes) - known)
-    if unknown:
-        raise ImportModelError(f"{label} has the attribute {unknown[0]!r}, which is not supported")
+    if not attributes.keys() <= known:
+        unknown = min(attributes.keys() - known)
+        raise ImportModelError(f"{label} has the attribute {unknown!r}, which is not supported")
 
 
 def _mark_last(body: Body) -> None:
     """Record the last step that reads each value; subgraphs also read values of their enclosing graphs."""
     seen = set(body.outputs)
     for step in reversed(body.steps):
-        read = {name for name in _reads(step) if name}
-        step.last = sorted((read | set(step.node.output)) - seen - {""})
+        read = set(_reads(step))
+        step.last = [name for name in {*read, *step.outputs} - seen if name]
         seen |= read
 
 
 def _reads(step: Step) -> Iterable[str]:
-    yield from step.node.input
-    for value in step.attributes.values():
-        if isinstance(value, Body):
-            for inner in value.steps:
-                yield from _reads(inner)
-            yield from value.outputs
+    if not step.runs_subgraphs:
+        return step.inputs
+    bodies = [value for value in step.attributes.values() if isinstance(value, Body)]
+    inner = [name for body in bodies for each in body.steps for name in _reads(each)]
+    return [*step.inputs, *inner, *(name for body in bodies for name in body.outputs)]
 
 
 # ---------------------------------------------------------------- functions that ONNX gives
@@ -206,10 +221,10 @@ def _reads(step: Step) -> Iterable[str]:
 
 def expanded(step: Step, arguments: Sequence[Any]) -> Body | None:
     """Return ONNX's function body of an operator for these operands; None if it has none."""
-    domain = "" if step.node.domain == "ai.onnx" else step.node.domain
-    if not defs.has(step.node.op_type, domain):
+    domain = step.domain
+    if not defs.has(step.op, domain):
         return None
-    schema = defs.get_schema(step.node.op_type, step.version, domain)
+    schema = defs.get_schema(step.op, step.version, domain)
     if schema.has_context_dependent_function:
         types = [_type_of(value).SerializeToString() for value in arguments]
         text = schema.get_context_dependent_function(step.node.SerializeToString(), types)
@@ -227,8 +242,8 @@ def expanded(step: Step, arguments: Sequence[Any]) -> Body | None:
         if name not in given and attribute.default_value.name:
             given[name] = attribute.default_value
     nodes = [_with_attributes(node, given) for node in function.node]
-    wanted = [name if given else "" for name, given in zip(function.output, step.node.output, strict=False)]
-    body = Body(step.node.op_type, list(function.input), wanted)
+    wanted = [name if given else "" for name, given in zip(function.output, step.outputs, strict=False)]
+    body = Body(step.op, list(function.input), wanted)
     body.steps = [_step(node, index, opsets) for index, node in enumerate(nodes)]
     for inner in body.steps:
         inner.label = f"{step.label}, within it {inner.label}"

@@ -87,9 +87,9 @@ def _check_opsets(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_names(names: Iterable[str], where: str) -> None:
-    for name in names:
-        if len(name) > limits.NAME_CHARACTERS:
-            raise ImportModelError(f"{where}: a name has {len(name)} characters; {limits.NAME_CHARACTERS} are allowed")
+    longest = max(map(len, names), default=0)
+    if longest > limits.NAME_CHARACTERS:
+        raise ImportModelError(f"{where}: a name has {longest} characters; {limits.NAME_CHARACTERS} are allowed")
 
 
 def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int) -> tuple[int, list[Any]]:
@@ -116,7 +116,7 @@ def _check_graph(graph: onnx.GraphProto, where: str, functions: Any, depth: int)
         if not tensor.name or tensor.name in seen:
             raise ImportModelError(f"{where}: initialiser {tensor.name!r} has no name of its own")
         seen.add(tensor.name)
-        check_tensor(tensor, f"{where}: initialiser {tensor.name}")
+        check_tensor(tensor, f"{where}: initialiser {tensor.name}", may_be_external=depth == 1)
     return _check_nodes(graph.node, where, functions, depth)
 
 
@@ -138,7 +138,7 @@ def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[in
         for attribute in node.attribute:
             for part in _parts(attribute, label):
                 if isinstance(part, TensorProto):
-                    check_tensor(part, f"{label}: attribute {attribute.name}")
+                    check_tensor(part, f"{label}: attribute {attribute.name}", may_be_external=False)
                     continue
                 inner, further = _check_graph(part, f"{label}: subgraph {attribute.name}", functions, depth + 1)
                 count += inner
@@ -225,8 +225,17 @@ def nbytes_of(tensor: onnx.TensorProto, where: str) -> int:
     return -(-elements * bits // 8)
 
 
-def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
+def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool) -> None:
     """Compare a tensor's declaration with its data.
+
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+        The tensor.
+    where : str
+        Its name in messages.
+    may_be_external : bool
+        Whether its data may lie in another file: exporters put the main graph's initialisers there.
 
     Raises
     ------
@@ -240,6 +249,10 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
         raise ImportModelError(f"{where} is a segment of a tensor, which is not supported")
     fields = {name: count for name in (*_TYPED, "int32_data") if (count := len(getattr(tensor, name)))}
     if tensor.data_location == TensorProto.EXTERNAL:
+        if not may_be_external:
+            raise ImportModelError(
+                f"{where}: its numbers lie in another file; only those of the main graph's initialisers may"
+            )
         nbytes_of(tensor, where)
         if fields or tensor.raw_data:
             raise ImportModelError(f"{where} has its numbers twice, in the model and in another file")

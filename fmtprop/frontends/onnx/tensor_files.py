@@ -110,19 +110,20 @@ class OwnData:
             if found is None or (stop := at + found[1] + found[2]) > end:
                 raise _DamagedError
             number, head, length = found
-            if number == descend and length:
+            large = length > _LARGE_NBYTES
+            if number == descend and large:
                 inner = list(self._pieces(at + head, stop, depth + 1))
                 yield from (self._between(start, at), bytes([8 * number + 2]), varint_of(sum(map(len, inner))), *inner)
                 start = stop
-            elif depth == _TENSOR_DEPTH and number == _RAW_DATA and length > _LARGE_NBYTES:
+            elif depth == _TENSOR_DEPTH and number == _RAW_DATA and large:
                 if self._initialisers in self.places:
                     raise _DamagedError  # protobuf takes the last
                 self.places[self._initialisers] = (at + head, length)
                 yield self._between(start, at)
                 start = stop
+            self._initialisers += depth == 1 and number == _INITIALISER
             at = stop
         yield self._between(start, end)
-        self._initialisers += depth == _TENSOR_DEPTH
 
     def _head(self, at: int, end: int) -> bytes:
         """Return the first bytes of a field."""
@@ -165,7 +166,7 @@ class ExternalData:
     def __init__(self, folder: Path | None, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.left = memory_nbytes()
+        self.left: int | None = None
         self.ranges: dict[tuple[str, int, int], Any] = {}
 
     def read(self, tensor: onnx.TensorProto, where: str) -> Any:
@@ -190,7 +191,7 @@ class ExternalData:
 
     def _bytes(self, location: str, offset: int, length: int, where: str) -> Any:
         file = self._file(location, where)
-        self.left -= length
+        self.left = (memory_nbytes() if self.left is None else self.left) - length
         if self.left < 0:
             raise ImportModelError(f"{where}: the external data of {self.name} is larger than this machine's memory")
         try:

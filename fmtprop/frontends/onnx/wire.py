@@ -96,6 +96,8 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 def field_at(head: bytes) -> tuple[int, int, int] | None:
     """Return the number of a field, the bytes of its number and length, and those of its content; None for other bytes.
 
+    A field that is a number, not bytes, gets the number 0: it is no message.
+
     Parameters
     ----------
     head : bytes
@@ -104,7 +106,7 @@ def field_at(head: bytes) -> tuple[int, int, int] | None:
     Examples
     --------
     >>> field_at(bytes([0x3A, 2, 97, 98])), field_at(bytes([8, 7])), field_at(bytes([7]))
-    ((7, 2, 2), (1, 2, 0), None)
+    ((7, 2, 2), (0, 2, 0), None)
     """
     key, at = _varint(head, 0, len(head))
     kind, length = key & 7, 0
@@ -116,7 +118,7 @@ def field_at(head: bytes) -> tuple[int, int, int] | None:
         length = _FIXED[kind]
     else:
         return None
-    return (key >> 3, at, length) if key >> 3 else None
+    return (key >> 3 if kind == _BYTES else 0, at, length) if key >> 3 else None
 
 
 def varint_of(number: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
@@ -72,9 +73,15 @@ def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     """
     if not is_known(value):
         raise DataDependentError(subject)
-    with _disable_current_modes():  # numpy() makes a call, too
-        plain = value.detach()
-        return (plain.to(torch.float32) if plain.dtype is torch.bfloat16 else plain).numpy()
+    with torch._C.DisableTorchFunctionSubclass():  # no call of a traced constant
+        if not _len_torch_dispatch_stack():
+            return _array(value)
+        with _disable_current_modes():  # numpy() makes a call, too
+            return _array(value)
+
+
+def _array(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    return (value.to(torch.float32) if value.dtype is torch.bfloat16 else value).numpy()
 
 
 def known(value: Any) -> torch.Tensor:
@@ -109,7 +116,7 @@ def floats(value: torch.Tensor, subject: str) -> list[float]:
 def number(value: Any) -> Any:
     """Return the number in a known tensor of one element; a computed tensor is returned as it is."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and is_known(value):
-        return data(value, "the number").reshape(-1).tolist()[0]
+        return data(value, "the number").item()
     return value
 
 
