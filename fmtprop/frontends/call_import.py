@@ -202,8 +202,8 @@ class CallImporter:
         # a call that writes to the storage would have to undo the permutation in its result
         if not in_place or "scatter" in str(target) or not recorded.permute(order).is_contiguous():
             raise ImportModelError(
-                f"{call.where}: {target} reads the memory of {args[name]}, which has strides {tuple(strides)} and "
-                f"offset {start} in PyTorch; a graph's tensors are row-major and alone in their memory: call "
+                f"{call.where}: {target} reads the memory of its argument {name}, which has strides {tuple(strides)} "
+                f"and offset {start} in PyTorch; a graph's tensors are row-major and alone in their memory: call "
                 ".clone(memory_format=torch.contiguous_format) on it first, and adapt strides and offset"
             )
         made = TorchCall(self.graph, str(target), args, (), call.origin)

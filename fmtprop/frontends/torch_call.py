@@ -49,7 +49,7 @@ def tensor_type(value: Any, label: str | Callable[[], str]) -> TensorType:
     """
     try:
         if isinstance(value, torch.Tensor):
-            return tensors.tensor_type(parts_of(value))
+            return tensors.tensor_type(parts_of(value) if value.dtype.is_complex else value)
         problem = f"its value is a {type(value).__name__}, only tensors can be in a graph"
     except GraphError as error:
         problem = str(error)
@@ -86,9 +86,11 @@ def parts_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _arguments(target: OpOverload) -> tuple[tuple[str, bool, Any], ...]:
-    """Return name, whether it is by keyword only, and default of each argument: PyTorch makes new objects of them."""
-    return tuple((at.name, at.kwarg_only, at.default_value) for at in target._schema.arguments)
+def _arguments(target: OpOverload) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """Return the names of arguments by position, and all with their defaults: PyTorch makes new objects of them."""
+    arguments = target._schema.arguments
+    by_position = tuple(at.name for at in arguments if not at.kwarg_only)
+    return by_position, tuple((at.name, at.default_value) for at in arguments)
 
 
 def by_schema(target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -99,12 +101,12 @@ def by_schema(target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]
     >>> by_schema(torch.ops.aten.relu.default, [7], {}), by_schema(torch.ops.aten.relu.default, [7], {"x": 8})
     ({'self': 7}, None)
     """
-    arguments = _arguments(target)
-    args = dict(zip((name for name, by_keyword, _ in arguments if not by_keyword), given, strict=False))
+    by_position, arguments = _arguments(target)
+    args = dict(zip(by_position, given, strict=False))
     unplaced = len(given) - len(args)
-    for name, _, default in arguments[len(args) :]:
-        args[name] = named.get(name, default)
-    return args if not unplaced and named.keys() <= args.keys() else None
+    for name, default in arguments[len(args) :]:
+        args[name] = named.get(name, default) if named else default
+    return args if not unplaced and (not named or named.keys() <= args.keys()) else None
 
 
 @dataclass

@@ -200,9 +200,11 @@ class Graph:
     def type_of(self, value: Value) -> TensorType:
         """Return the logical type of a value."""
         try:
-            return self._graph._node[value.node]["node"].results[value.index]  # type: ignore[no-any-return]
+            if value.index >= 0:
+                return self._graph._node[value.node]["node"].results[value.index]  # type: ignore[no-any-return]
         except (KeyError, IndexError):
-            node = self.node(value.node)
+            pass
+        node = self.node(value.node)
         raise GraphError(f"{node.label} has {len(node.results)} results, no result {value.index}")
 
     def desc_of(self, value: Value) -> MemoryDesc:
@@ -279,12 +281,14 @@ class Graph:
         self.add(Node(name or self.fresh_name("output"), "output", Attrs(), (), phase=phase), {"src": value})
 
     def _check_value(self, node: Node, operand: str, value: Value) -> None:
-        if value.node not in self._graph._node:
+        producer = self._graph._node.get(value.node)
+        if producer is None:
             raise GraphError(f"{node.label}: operand {operand} reads {value}, which is not in graph {self.name}")
-        self.type_of(value)
+        if not 0 <= value.index < len(producer["node"].results):
+            self.type_of(value)  # says so
 
     def _connect(self, name: str, inputs: Mapping[str, Value]) -> None:
-        self._inputs.pop(name, None)
+        self._inputs[name] = dict(inputs)
         for position, (operand, value) in enumerate(inputs.items()):
             self._graph.add_edge(value.node, name, key=operand, result=value.index, position=position)
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 #: a variadic operand has inputs with numbers of fewer digits
 _DIGITS_LIMIT = 10
+#: lists of operands that an op remembers as right
+_MOST_CHECKED = 64
 
 
 class Category(Enum):
@@ -335,6 +337,11 @@ class OpDef:
         """The names of its declared results."""
         return tuple(result.name for result in self.results)
 
+    @cached_property
+    def _checked(self) -> set[tuple[str, ...]]:
+        """Names of operands that were checked before: most nodes have the same."""
+        return set()
+
     def operand(self, name: str) -> Operand:
         """Return the declaration of an operand; ``src_2`` finds the variadic ``src``.
 
@@ -356,10 +363,15 @@ class OpDef:
         GraphError
             One is missing or unknown.
         """
+        names = tuple(names)
+        if names in self._checked:
+            return
         given = {self.operand(name).name for name in names}
         for operand in self.operands:
             if not operand.optional and operand.name not in given:
                 raise GraphError(f"op {self.name} needs operand {operand.name!r}")
+        if len(self._checked) < _MOST_CHECKED:
+            self._checked.add(names)
 
 
 #: every op by name; filled once, by :mod:`fmtprop.ops`
@@ -426,6 +438,8 @@ def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[Tenso
     GraphError
         A post-op lacks an operand.
     """
+    if not node.post_ops:
+        return [], opdef(node.op).infer(node.attrs, types)
     dst, *others = opdef(node.op).infer(node.attrs, {name: t for name, t in types.items() if name not in node.tail})
     before = []
     for post_op in node.post_ops:

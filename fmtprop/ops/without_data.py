@@ -6,6 +6,7 @@ tensors. PyTorch's fake tensors have the same use, but their calls take several 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,10 +16,16 @@ from fmtprop.ops.shape_rules import RULES, together
 __all__ = ["has_unknown", "result_of", "without_data"]
 
 
+#: types of arguments without tensors
+_LEAVES = frozenset({int, float, bool, str, type(None)})
+
+
 def has_unknown(value: Any) -> bool:
     """Return whether a tensor in a value, which may be a container, has no data."""
+    if type(value) in _LEAVES:
+        return False
     if isinstance(value, torch.Tensor):
-        return value.is_meta
+        return bool(value.is_meta)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(map(has_unknown, items))
 
@@ -55,11 +62,15 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     if func._schema.is_mutable:  # its result is an operand
         return func(*without_data(args), **without_data(kwargs))
-    if torch.Tag.pointwise in func.tags:
+    if _is_pointwise(func):
         shapes: list[torch.Size] = []
-        single = func(*_one_element(args, shapes), **_one_element(kwargs, shapes))
-        if isinstance(single, torch.Tensor):
-            return torch.empty(together(shapes), dtype=single.dtype, device="meta")
+        key = (func, _kind((args, kwargs), shapes))
+        if key not in _DTYPES:
+            single = func(*_one_element(args), **_one_element(kwargs))
+            _DTYPES[key] = single.dtype if isinstance(single, torch.Tensor) else None
+        dtype = _DTYPES[key]
+        if dtype is not None:
+            return torch.empty(together(shapes), dtype=dtype, device="meta")
     rule = RULES.get(func)
     dims = None if rule is None else rule(*args, **kwargs)
     if dims is not None:
@@ -72,6 +83,27 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             _RESULTS.clear()
         _RESULTS[key] = found
     return _copy(found)
+
+
+@cache
+def _is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags
+
+
+#: type of the results of element-wise calls by operator and kinds of operands; None if it is not one tensor
+_DTYPES: dict[Any, torch.dtype | None] = {}
+
+
+def _kind(value: Any, shapes: list[torch.Size]) -> Any:
+    """Return the properties of an argument that decide on the type of the result, and add the shapes to a list."""
+    if isinstance(value, torch.Tensor):
+        shapes.append(value.shape)
+        return value.dtype, value.ndim
+    if isinstance(value, dict):
+        return tuple((key, _kind(item, shapes)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_kind(item, shapes) for item in value)
+    return value if isinstance(value, torch.dtype | str) else type(value)
 
 
 #: results of calls by operator and operands
@@ -95,13 +127,12 @@ def _copy(value: Any) -> Any:
     return type(value)(map(_copy, value)) if isinstance(value, list | tuple) else value
 
 
-def _one_element(value: Any, shapes: list[torch.Size]) -> Any:
-    """Return a value with its tensors replaced by ones of one element, and add their shapes to a list."""
+def _one_element(value: Any) -> Any:
+    """Return a value with its tensors replaced by ones of one element."""
     if isinstance(value, torch.Tensor):
-        shapes.append(value.shape)
         return torch.ones((1,) * value.ndim, dtype=value.dtype)
     if isinstance(value, dict):
-        return {key: _one_element(item, shapes) for key, item in value.items()}
+        return {key: _one_element(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_one_element(item, shapes) for item in value)
+        return type(value)(map(_one_element, value))
     return value

@@ -140,7 +140,10 @@ OUT_OF_STORAGE = {
     "window": (lambda x: (x + 1)[1:].as_strided((2, 2), (3, 1), 1), r"has strides \(4, 1\) and offset 4"),
     "columns": (lambda x: (x + 1)[:, :2].as_strided((2, 2), (3, 1), 1), r"has strides \(4, 1\) and offset 0"),
     "expanded": (lambda x: x[:1].expand(3, 4).as_strided((2, 2), (1, 1)), r"has strides \(0, 1\) and offset 0"),
-    "scatter": (lambda x: torch.as_strided_scatter((x + 1).t(), x, (3, 4), (4, 1)), r"reads the memory of t,"),
+    "scatter": (
+        lambda x: torch.as_strided_scatter((x + 1).t(), x, (3, 4), (4, 1)),
+        r"of its argument self,",
+    ),
 }
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "array_of",
     "element_type",
     "from_array",
+    "from_bytes",
     "number_of",
     "numpy_type",
     "type_name",
@@ -148,10 +149,31 @@ def torch_dtype(number: int, label: str) -> torch.dtype:
 
 def from_proto(proto: onnx.TensorProto) -> Any:
     """Return the data of a tensor in a file, which :mod:`fmtprop.frontends.onnx.structure_check` has checked."""
-    kind = numpy_type(proto.data_type)
-    if proto.HasField("raw_data") and len(proto.raw_data) == kind.itemsize * math.prod(proto.dims):
-        return from_array(np.frombuffer(bytearray(proto.raw_data), kind).reshape(tuple(proto.dims)))
+    if proto.HasField("raw_data"):
+        number, dims, data = proto.data_type, tuple(proto.dims), proto.raw_data
+        if len(data) == numpy_type(number).itemsize * math.prod(dims):
+            return from_bytes(bytearray(data), number, dims)
     return from_array(onnx.numpy_helper.to_array(proto))  # numbers in other fields, or several that share a byte
+
+
+def from_bytes(data: Any, number: int, dims: tuple[int, ...]) -> Any:
+    """Return a tensor that shares its bytes with a buffer, which can be written to.
+
+    Parameters
+    ----------
+    data : bytearray or numpy.ndarray
+        The bytes of all elements.
+    number : int
+        ONNX's element type.
+    dims : tuple of int
+        Dimensions.
+    """
+    dtype = TORCH_DTYPES.get(number)
+    if dtype is None or not len(data):
+        return from_array(np.frombuffer(data, numpy_type(number)).reshape(dims))
+    if dtype is torch.bool:  # PyTorch's functions rely on 0 and 1
+        return torch.frombuffer(data, dtype=torch.uint8).reshape(dims) != 0
+    return torch.frombuffer(data, dtype=dtype).reshape(dims)
 
 
 @cache

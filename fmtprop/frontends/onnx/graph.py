@@ -190,6 +190,7 @@ def _imported(
     used = _used_results(recording, results)
     values.has_parts = any(at.dtype.is_complex for call in recording.calls for at in tensors_in(call.result))
     for index, call in enumerate(recording.calls):
+        values.origin = call.origin
         values.set(call.result, importer.add(_found(call, index, values, used)))
     for output, result in zip(outputs, results, strict=True):
         graph.output(values.of(result), output if output not in graph else graph.fresh_name(output))
@@ -215,7 +216,7 @@ def _found(call: Recorded, index: int, values: _Values, used: set[int]) -> Found
     several = not isinstance(call.result, torch.Tensor)
     return FoundCall(
         call.target,
-        {name: values.of(value) for name, value in given.items()},
+        {name: value if type(value) in _PLAIN else values.of(value) for name, value in given.items()},
         call.result,
         f"{call.target._opname}_{index}",
         call.origin,
@@ -226,6 +227,8 @@ def _found(call: Recorded, index: int, values: _Values, used: set[int]) -> Found
 
 
 _FIRST = frozenset({0})
+#: types of arguments without tensors
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor | Initialiser:
@@ -245,6 +248,8 @@ class _Values:
         self.recording = recording
         self.names = names
         self.taken = taken
+        #: origin of new constants without a name
+        self.origin = ""
         self.known: dict[int, Any] = {}
         #: whether some tensor is complex
         self.has_parts = False
@@ -263,15 +268,18 @@ class _Values:
         if isinstance(argument, torch.Tensor):
             found = self.known.get(id(argument))
             return self._constant(argument, self.recording.plain(argument)) if found is None else found
-        return list(map(self.of, argument)) if isinstance(argument, list | tuple) else argument
+        if not isinstance(argument, list | tuple):
+            return argument
+        return [item if type(item) in _PLAIN else self.of(item) for item in argument]
 
     def _constant(self, argument: torch.Tensor, tensor: torch.Tensor) -> Any:
         if tensor.is_meta:
             raise GraphError(f"a tensor {tuple(tensor.shape)} without data, which no recorded call has made")
-        name = self.names.get(id(tensor), "")
+        name, origin = self.names.get(id(tensor), ""), ""
         if not name or name in self.taken or name in self.graph:
-            name = self.graph.fresh_name("constant")
-        value = self.graph.constant(name, tensor_type(tensor, f"constant {name}"), _data(tensor))
+            name, origin = self.graph.fresh_name("constant"), self.origin
+        type_ = tensor_type(tensor, f"constant {name}")
+        value = self.graph.constant(name, type_, _data(tensor), origin=origin)
         self.kept.append(argument)
         self.has_parts |= tensor.dtype.is_complex
         self.known[id(argument)] = found = Parts(value) if tensor.dtype.is_complex else value

@@ -150,7 +150,8 @@ class Recording:
             result = func(*args, **kwargs)
         if len(self.calls) == first + 1 and self.calls[first].result is result:
             call = self.calls[first]
-            if isinstance(func, BuiltinFunctionType | MethodDescriptorType) and _same_arguments(call, args, kwargs):
+            by_kinds = isinstance(func, BuiltinFunctionType | MethodDescriptorType) and func.__name__ not in _BY_STRIDES
+            if by_kinds and _same_arguments(call, args, kwargs):
                 _keep(_OVERLOADS, kinds, call.target)
             # all given tensors, no others: it has neither read the numbers of one nor made one
             elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
@@ -181,6 +182,8 @@ class _Present(threading.local):
 
 _present = _Present()
 
+#: functions in C++ that make no call where their operand has the wanted strides
+_BY_STRIDES: Final = frozenset({"contiguous"})
 #: overload by function and kinds of arguments, for calls that pass their arguments on as they are
 _OVERLOADS: dict[Any, OpOverload] = {}
 #: overload and arguments by function, values, and types and shapes of tensors, for all other functions of one call

@@ -37,6 +37,7 @@ _TYPED = {
     "uint64_data": {TensorProto.UINT32: 1, TensorProto.UINT64: 1},
     "string_data": {TensorProto.STRING: 1},
 }
+_FIELDS = (*_TYPED, "int32_data")
 
 
 def check_structure(model: onnx.ModelProto, where: str) -> None:
@@ -126,16 +127,21 @@ def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[in
         raise ImportModelError(f"{where} has {len(nodes)} nodes; {limits.NODES} are allowed")
     count, calls = len(nodes), []
     for index, node in enumerate(nodes):
-        name = node.name or (node.output[0] if node.output else f"number {index}")
-        label = f"{where}: node {name[:200]} ({node.op_type[:200]})"
-        if len(node.input) + len(node.output) > limits.OPERANDS:
-            raise ImportModelError(f"{label} has more than {limits.OPERANDS} operands")
-        _check_names((node.name, node.op_type, node.domain, *node.input, *node.output), label)
-        if (key := (node.domain, node.op_type, node.overload)) in functions:
+        op, domain, inputs, outputs, attributes = node.op_type, node.domain, node.input, node.output, node.attribute
+        if len(inputs) + len(outputs) > limits.OPERANDS:
+            raise ImportModelError(f"{_label(where, node, index)} has more than {limits.OPERANDS} operands")
+        names = [attribute.name for attribute in attributes]
+        if len(names) > 1 and len(set(names)) != len(names):
+            raise ImportModelError(f"{_label(where, node, index)}: two of its attributes have one name")
+        names += (node.name, op, domain, *inputs, *outputs)
+        if max(map(len, names)) > limits.NAME_CHARACTERS:
+            _check_names(names, _label(where, node, index))
+        if functions and (key := (domain, op, node.overload)) in functions:
             calls.append(key)
-        if len({attribute.name for attribute in node.attribute}) != len(node.attribute):
-            raise ImportModelError(f"{label}: two of its attributes have one name")
-        for attribute in node.attribute:
+        for attribute in attributes:
+            if attribute.type in _NUMBERS and not attribute.ref_attr_name:
+                continue
+            label = _label(where, node, index)
             for part in _parts(attribute, label):
                 if isinstance(part, TensorProto):
                     check_tensor(part, f"{label}: attribute {attribute.name}", may_be_external=False)
@@ -148,9 +154,21 @@ def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[in
     return count, calls
 
 
+#: types of attributes without messages or names
+_NUMBERS = frozenset(
+    {AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS, AttributeProto.STRING}
+)
+
+
+def _label(where: str, node: onnx.NodeProto, index: int) -> str:
+    """Return the name of a node in messages."""
+    name = node.name or (node.output[0] if node.output else f"number {index}")
+    return f"{where}: node {name[:200]} ({node.op_type[:200]})"
+
+
 def _parts(attribute: onnx.AttributeProto, label: str) -> Iterator[Any]:
     """Yield the tensors and graphs of an attribute."""
-    _check_names((attribute.name, attribute.ref_attr_name), label)
+    _check_names((attribute.ref_attr_name,), label)
     if attribute.type == AttributeProto.TENSOR:
         yield attribute.t
     elif attribute.type == AttributeProto.TENSORS:
@@ -199,10 +217,11 @@ def _check_type(type_: onnx.TypeProto, where: str, depth: int) -> None:
         dims = type_.tensor_type.shape.dim
         if len(dims) > limits.AXES:
             raise ImportModelError(f"{where} has {len(dims)} axes; {limits.AXES} are allowed")
-        _check_names((dim.dim_param for dim in dims), where)
         for axis, dim in enumerate(dims):
             if not 0 <= dim.dim_value <= limits.AXIS_ELEMENTS:
                 raise ImportModelError(f"{where}: axis {axis} has size {dim.dim_value}")
+            if len(dim.dim_param) > limits.NAME_CHARACTERS:
+                _check_names((dim.dim_param,), where)
 
 
 # ---------------------------------------------------------------- tensors
@@ -247,7 +266,8 @@ def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool)
         raise ImportModelError(f"{where} has impossible dimensions {list(tensor.dims)[:8]}")
     if tensor.HasField("segment"):
         raise ImportModelError(f"{where} is a segment of a tensor, which is not supported")
-    fields = {name: count for name in (*_TYPED, "int32_data") if (count := len(getattr(tensor, name)))}
+    raw = tensor.HasField("raw_data")
+    fields = {name: count for name in _FIELDS if (count := len(getattr(tensor, name)))}
     if tensor.data_location == TensorProto.EXTERNAL:
         if not may_be_external:
             raise ImportModelError(
@@ -258,7 +278,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool)
             raise ImportModelError(f"{where} has its numbers twice, in the model and in another file")
         return
     count = math.prod(tensor.dims)
-    if tensor.HasField("raw_data"):
+    if raw:
         wanted, have = nbytes_of(tensor, where), len(tensor.raw_data)
         if fields:
             raise ImportModelError(f"{where} has its numbers twice, as raw_data and as {next(iter(fields))}")

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
-from fmtprop.frontends.onnx.elements import from_array, from_proto, numpy_type
+from fmtprop.frontends.onnx.elements import from_bytes, from_proto, numpy_type
 from fmtprop.frontends.onnx.structure_check import nbytes_of
 from fmtprop.frontends.onnx.wire import field_at, varint_of
 from fmtprop.system.machine import memory_nbytes
@@ -106,10 +106,10 @@ class OwnData:
             self._left -= 1
             if not self._left:
                 raise ImportModelError(f"{self.name} has more than {limits.FIELDS} fields; is it a model at all?")
-            found = field_at(self._head(at, end))
-            if found is None or (stop := at + found[1] + found[2]) > end:
+            number, head, length = self._field(at, end)
+            stop = at + head + length
+            if stop > end:
                 raise _DamagedError
-            number, head, length = found
             large = length > _LARGE_NBYTES
             if number == descend and large:
                 inner = list(self._pieces(at + head, stop, depth + 1))
@@ -125,13 +125,23 @@ class OwnData:
             at = stop
         yield self._between(start, end)
 
-    def _head(self, at: int, end: int) -> bytes:
-        """Return the first bytes of a field."""
+    def _field(self, at: int, end: int) -> tuple[int, int, int]:
+        """Return the number of a field, the bytes of its number and length, and those of its content."""
         begin = at - self._window_at
         if not 0 <= begin <= len(self._window) - _LONGEST_HEAD:
             self.file.seek(at)
             self._window, self._window_at, begin = self.file.read(_WINDOW_NBYTES), at, 0
-        return self._window[begin : begin + min(_LONGEST_HEAD, end - at)]
+        window = self._window
+        if begin + 3 <= min(len(window), begin + end - at):  # most have a number and a length of one or two bytes
+            key, low, high = window[begin : begin + 3]
+            if key & 0x87 == _SHORT_BYTES and low < 128:
+                return key >> 3, 2, low
+            if key & 0x87 == _SHORT_BYTES and high < 128:
+                return key >> 3, 3, low & 127 | high << 7
+        found = field_at(window[begin : begin + min(_LONGEST_HEAD, end - at)])
+        if found is None:
+            raise _DamagedError
+        return found
 
     def _between(self, start: int, end: int) -> bytes:
         self.file.seek(start)
@@ -145,6 +155,8 @@ class _DamagedError(Exception):
 #: field of a model with its graph, of a graph with an initialiser, of a tensor with its bytes
 _GRAPH, _INITIALISER, _RAW_DATA = 7, 5, 9
 _TENSOR_DEPTH = 2
+#: the first byte of a field of bytes, but for its number
+_SHORT_BYTES = 2
 #: most bytes of a field's number and length
 _LONGEST_HEAD = 20
 _WINDOW_NBYTES = 1 << 12
@@ -238,8 +250,8 @@ def _size(text: str, where: str) -> int:
 
 def _value(tensor: onnx.TensorProto, data: np.ndarray[Any, Any]) -> Any:
     """Return a tensor with these data, which it shares if possible."""
-    kind, dims = numpy_type(tensor.data_type), tuple(tensor.dims)
-    if kind.itemsize * math.prod(dims) == len(data):
-        return from_array(data.view(kind).reshape(dims))
+    number, dims = tensor.data_type, tuple(tensor.dims)
+    if numpy_type(number).itemsize * math.prod(dims) == len(data):
+        return from_bytes(data, number, dims)
     inside = TensorProto(dims=dims, data_type=tensor.data_type, raw_data=data.tobytes())
     return from_proto(inside)  # several numbers share a byte

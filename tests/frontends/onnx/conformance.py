@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ CORE_TYPES = {
     TensorProto.FLOAT, TensorProto.BFLOAT16, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32, TensorProto.INT64,
     TensorProto.BOOL,
 }  # fmt: skip
-CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
+CONTROL_FLOW = {"If", "Loop", "Scan"}
+#: kinds of tests by the runner's loader; "real" are the light models, whose files come with the package
+KINDS = ("node", "simple", "real", "pytorch-converted", "pytorch-operator")
 
 
 class _Backend(FmtpropBackend):
@@ -70,19 +73,31 @@ def run(tests: list[Any]) -> dict[str, BaseException | None]:
 
 
 def core_names() -> set[str]:
-    """Return the names of node tests in the default domain, of usual types, without control flow."""
+    """Return the names of the tests in core scope.
+
+    All nodes are of the default domain, without control flow; inputs and outputs are tensors of the core types.
+    """
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        return {case.name for case in load_model_tests(kind="node") if case.model is not None and _is_core(case.model)}
+        tests = [case for kind in KINDS for case in load_model_tests(kind=kind)]
+    return {case.name for case in tests if _is_core(_model(case))}
+
+
+def _model(case: Any) -> onnx.ModelProto:
+    """Return the model of a test: made, in its folder, or a light model that the runner names by an address."""
+    if case.model is not None:
+        return case.model
+    light = Path(onnx.backend.test.__file__).parent / "data" / "light" / f"light_{case.model_name}.onnx"
+    return onnx.load(Path(case.model_dir) / "model.onnx" if case.model_dir else light)
 
 
 def _is_core(model: onnx.ModelProto) -> bool:
     infos = [*model.graph.input, *model.graph.output]
     types = {info.type.tensor_type.elem_type for info in infos if info.type.WhichOneof("value") == "tensor_type"}
     tensors = all(info.type.WhichOneof("value") == "tensor_type" for info in infos)
-    domains = {node.domain for node in model.graph.node} | {opset.domain for opset in model.opset_import}
+    domains = {node.domain for node in model.graph.node}
     control = any(node.op_type in CONTROL_FLOW for node in model.graph.node)
     return tensors and types <= CORE_TYPES and domains <= {"", "ai.onnx"} and not control
 

@@ -46,8 +46,19 @@ def test_the_whole_suite():
     ends = conformance.run(conformance.cases())
     check(ends)
     core = conformance.core_names()
-    passing = {name for name, error in ends.items() if error is None}
-    assert len(core & passing) >= 0.98 * len(core)
+    assert core <= ends.keys()
+    assert sum(ends[name] is None for name in core) >= 0.98 * len(core)
+
+
+@pytest.mark.skipif(not onnx.__version__.startswith("1.23."), reason="another onnx has other tests")
+def test_core_scope():
+    """Of 1569 tests in core scope at least 1552 pass; no answer is wrong, but two differ by rounding."""
+    core = conformance.core_names()
+    failing = {name: reason.partition(":")[0] for name, reason in listed().items() if name in core}
+    assert len(core) == 1569
+    assert len(core) - len(failing) >= 1552
+    differing = [name for name, end in failing.items() if end == "differs"]
+    assert differing == ["test_dft_inverse", "test_dft_inverse_opset19"]
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() != limits.NEWEST_OPSET, reason="another onnx has other operators")
