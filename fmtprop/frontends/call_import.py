@@ -22,7 +22,7 @@ from fmtprop.frontends.torch_call import TorchCall, add_constant, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Importer
 from fmtprop.ir.node import Value
-from fmtprop.ir.op import OPSET, OpDef
+from fmtprop.ir.op import OPSET
 from fmtprop.ir.tensors import data_type, materialise, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
@@ -48,12 +48,8 @@ _SHAPE_ONLY = _UNWRITTEN | frozenset(
 #: kinds of arguments that importers read as plain data
 _SPELLED = ("ScalarType", "Device", "Layout", "MemoryFormat")
 
-_Table = dict[str, tuple[str, Importer]]
-#: the table of importers, and the declarations from which it was made
-_known: tuple[list[OpDef], _Table] = ([], {})
 
-
-def importers() -> _Table:
+def importers() -> dict[str, tuple[str, Importer]]:
     """Collect every op's importers.
 
     Returns
@@ -71,18 +67,12 @@ def importers() -> _Table:
     >>> importers()["aten.relu.default"][0]
     'eltwise'
     """
-    global _known
-    declarations = list(OPSET.values())
-    before, table = _known
-    if len(before) == len(declarations) and all(a is b for a, b in zip(before, declarations, strict=True)):
-        return table
-    table = {}
-    for declaration in declarations:
+    table: dict[str, tuple[str, Importer]] = {}
+    for declaration in OPSET.values():
         for overload, importer in declaration.torch.items():
             if overload in table:
                 raise GraphError(f"ops {table[overload][0]} and {declaration.name} both import {overload}")
             table[overload] = (declaration.name, importer)
-    _known = declarations, table
     return table
 
 
@@ -136,7 +126,8 @@ class CallImporter:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.table = importers()
+        #: the importers of the calls so far, by overload
+        self.found: dict[str, tuple[str, Importer | None]] = {}
         #: constants that the program makes itself
         self.made: set[Value] = set()
 
@@ -269,7 +260,10 @@ class CallImporter:
 
     def _by_importer(self, call: TorchCall) -> tuple[Value | None, ...] | None:
         """Call the importer of the overload; None if it declines or makes results of other types."""
-        op, importer = self.table.get(call.target, ("", None))
+        if call.target not in self.found:  # one look-up in each declaration takes less time than a table of all
+            claims = ((op.name, op.torch[call.target]) for op in OPSET.values() if call.target in op.torch)
+            self.found[call.target] = next(claims, ("", None))
+        op, importer = self.found[call.target]
         made = None if importer is None else importer(call)
         if made is None:
             return None

@@ -120,9 +120,10 @@ def test_v2_operands():
 
 
 def test_v3_results():
-    graph = chain()
-    graph._graph.edges["x", "a", "src"]["result"] = 2
-    assert broken("V3", graph) == "node a (eltwise): operand src reads result 2 of node x (input), which has 1"
+    form = chain().to_networkx()
+    form.edges["x", "a", "src"]["result"] = 2
+    with pytest.raises(VerifyError, match=r"V3: node a \(eltwise\): operand src reads result 2 of node x \(input\)"):
+        Graph.from_networkx(form)
 
 
 def test_v4_boundary():
