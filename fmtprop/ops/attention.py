@@ -1,7 +1,8 @@
 """Attention as one op: softmax(query · key · scale + masks) · value.
 
-Models have it as two products with a softmax between them; :mod:`fmtprop.ops.attention_fusion` finds this pattern. It
-runs in a kernel of this project or in PyTorch, as oneDNN has no primitive for it.
+Models have it as two products with a softmax between them; :mod:`fmtprop.ops.attention_fusion` finds this pattern, and
+:mod:`fmtprop.passes.few_queries` finds a decoder's steps. It runs in kernels of this project or in PyTorch, as oneDNN
+has no primitive for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, prod
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +20,8 @@ from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.building import operand_list
+
+T = TypeVar("T")
 
 # ---------------------------------------------------------------- attributes
 
@@ -57,16 +61,21 @@ def infer(attrs: Attention, types: Mapping[str, TensorType]) -> tuple[TensorType
     """Return the type of dst, [..., M, V].
 
     ``src`` is [..., M, K], ``key`` [..., K, N], ``value`` [..., N, V]; each mask has as many axes, each of the size of
-    the scores [..., M, N] or 1, and N numbers along the last one.
+    the scores [..., M, N] or 1, and N numbers along the last one. ``past_key`` [..., K, P] and ``past_value``
+    [..., P, V] precede them: then the scores have P + N columns.
     """
-    src, key, value = types["src"], types["key"], types["value"]
-    if not src.ndim == key.ndim == value.ndim >= 3:
-        raise ShapeError(f"src, key and value have {src.ndim}, {key.ndim} and {value.ndim} axes; all need the same, 3+")
-    if not src.dims[:-2] == key.dims[:-2] == value.dims[:-2]:
-        raise ShapeError(f"the batch axes of src {src.dims}, key {key.dims} and value {value.dims} must be equal")
-    if src.dims[-1] != key.dims[-2] or key.dims[-1] != value.dims[-2]:
-        raise ShapeError(f"src {src.dims}, key {key.dims} and value {value.dims} are no matrices of one product")
-    scores = (*src.dims[:-1], key.dims[-1])
+    src, columns = types["src"], 0
+    for key, value in _parts(types):
+        if not src.ndim == key.ndim == value.ndim >= 3:
+            ndims = f"{src.ndim}, {key.ndim} and {value.ndim}"
+            raise ShapeError(f"src, key and value have {ndims} axes; all need the same, 3+")
+        if not src.dims[:-2] == key.dims[:-2] == value.dims[:-2]:
+            raise ShapeError(f"the batch axes of src {src.dims}, key {key.dims} and value {value.dims} must be equal")
+        width = types["value"].dims[-1]
+        if src.dims[-1] != key.dims[-2] or key.dims[-1] != value.dims[-2] or value.dims[-1] != width:
+            raise ShapeError(f"src {src.dims}, key {key.dims} and value {value.dims} are no matrices of one product")
+        columns += key.dims[-1]
+    scores = (*src.dims[:-1], columns)
     for mask in operand_list("mask", types):
         fits = mask.ndim == src.ndim and all(m in (1, s) for m, s in zip(mask.dims, scores, strict=True))
         if not fits or mask.dims[-1] != scores[-1]:
@@ -78,13 +87,19 @@ def reference(attrs: Attention, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     """Evaluate in plain PyTorch; scores and weights have the precision of f32 at least."""
     src = tensors["src"]
     dtype = torch.promote_types(src.dtype, torch.float32)
-    scores = torch.matmul(src.to(dtype), tensors["key"].to(dtype)) * attrs.scale
+    keys, values = zip(*_parts(tensors), strict=True)
+    scores = torch.matmul(src.to(dtype), torch.cat(keys, -1).to(dtype)) * attrs.scale
     for mask in operand_list("mask", tensors):
         scores = scores + mask.to(dtype)
     scores = scores.clamp_min(attrs.lowest)
     if attrs.limit is not None:
         scores = scores + torch.full(scores.shape[-2:], -torch.inf, dtype=dtype).triu(attrs.limit + 1)
-    return (torch.matmul(scores.softmax(-1), tensors["value"].to(dtype)).to(src.dtype),)
+    return (torch.matmul(scores.softmax(-1), torch.cat(values, -2).to(dtype)).to(src.dtype),)
+
+
+def _parts(operands: Mapping[str, T]) -> list[tuple[T, T]]:
+    """Return the keys and values of earlier tokens, if there are any, and the new ones."""
+    return [(operands[f"{p}key"], operands[f"{p}value"]) for p in ("past_", "") if f"{p}key" in operands]
 
 
 def loses(attrs: Attention) -> frozenset[str]:
@@ -96,10 +111,12 @@ def loses(attrs: Attention) -> frozenset[str]:
 
 
 def _problem(
-    batch: tuple[int, ...], rows: int, keys: int, depth: int, width: int, *masks: tuple[int, ...]
+    batch: tuple[int, ...], rows: int, keys: int, depth: int, width: int, *masks: tuple[int, ...], past: int = 0
 ) -> dict[str, TensorType]:
     shapes = {"src": (*batch, rows, depth), "key": (*batch, depth, keys), "value": (*batch, keys, width)}
     shapes |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
+    if past:
+        shapes |= {"past_key": (*batch, depth, past), "past_value": (*batch, past, width)}
     return {name: TensorType(dims) for name, dims in shapes.items()}
 
 
@@ -113,6 +130,8 @@ def samples() -> Iterable[Sample]:
     yield Sample("padding", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (2, 1, 1, 11)))
     yield Sample("lowest", Attention(0.25, None, -0.25), _problem((1, 2), 18, 11, 16, 16))
     yield Sample("masks", Attention(0.25), _problem((2, 2), 9, 11, 16, 16, (1, 2, 9, 11), (2, 1, 9, 11)))
+    yield Sample("step", Attention(0.25), _problem((2, 3), 1, 1, 32, 48, (2, 1, 1, 21), past=20))
+    yield Sample("queries_of_a_group", Attention(0.5), _problem((1, 2), 4, 3, 16, 16, past=5))
 
 
 ATTENTION = OpDef(
@@ -123,8 +142,10 @@ ATTENTION = OpDef(
         Operand("key", "WEIGHTS"),
         Operand("value", "WEIGHTS_LAYER"),
         Operand("mask", "MULTIPLE_SRC", optional=True, variadic=True),
+        Operand("past_key", "", optional=True),
+        Operand("past_value", "", optional=True),
     ),
-    category=Category.HOST,
+    category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
     linear=Linear(

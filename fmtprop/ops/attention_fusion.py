@@ -20,7 +20,7 @@ from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.sum import Sum
 
-__all__ = ["attention"]
+__all__ = ["Scores", "attention", "is_product"]
 
 #: most elements of a constant mask that is examined
 _MOST_NUMBERS = 1 << 24
@@ -44,12 +44,12 @@ def attention(graph: Graph, node: Node) -> Fused | None:
         lower bound precede it, in this order.
     """
     inputs = graph.inputs(node.name)
-    if not _is_product(graph, node) or node.post_ops:
+    if not is_product(graph, node) or node.post_ops:
         return None
     softmax = _only_read(graph, inputs["src"])
     if softmax is None or softmax.attrs != Softmax(node.results[0].ndim - 1) or softmax.post_ops:
         return None
-    found = _Scores(graph)
+    found = Scores(graph)
     product = found.product(graph.inputs(softmax.name)["src"])
     if product is None or any(graph.node(name).exact for name in (*found.covers, softmax.name, node.name)):
         return None
@@ -67,8 +67,18 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     return Fused(whole, read, (*reversed(found.covers), softmax.name, node.name))
 
 
-class _Scores:
-    """The nodes between a product and its softmax, found backwards from the softmax."""
+class Scores:
+    """The nodes between a product and its softmax, found backwards from the softmax.
+
+    Attributes
+    ----------
+    scale, lowest : float
+        Factor of the product, and lower bound.
+    masks : list of Value
+        What is added.
+    covers : list of str
+        The nodes, the last one first.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.scale, self.lowest = graph, 1.0, -inf
@@ -80,7 +90,7 @@ class _Scores:
         node = _only_read(self.graph, value)
         while node is not None:
             self.covers.append(node.name)
-            if _is_product(self.graph, node):
+            if is_product(self.graph, node):
                 return node if self._takes_post_ops(node) else None
             inputs = self.graph.inputs(node.name)
             if node.post_ops or not self._takes(node.attrs, inputs.get("src_1")):
@@ -113,7 +123,8 @@ class _Scores:
         return False
 
 
-def _is_product(graph: Graph, node: Node) -> bool:
+def is_product(graph: Graph, node: Node) -> bool:
+    """Return whether a node multiplies batches of matrices of the same rank, without a bias."""
     inputs = {} if node.is_boundary else graph.inputs(node.name)
     if not isinstance(node.attrs, MatMul) or "bias" in inputs:
         return False
@@ -126,7 +137,7 @@ def _only_read(graph: Graph, value: Value) -> Node | None:
     return None if node.is_boundary or graph.reader_count(value) > 1 else node
 
 
-def _limit(graph: Graph, found: _Scores, queries: int, keys: int) -> tuple[int | None, list[Value]]:
+def _limit(graph: Graph, found: Scores, queries: int, keys: int) -> tuple[int | None, list[Value]]:
     """Return the limit that some masks express, and the other masks.
 
     Models write the lowest finite number for minus infinity. Beside another mask it hides nothing for certain: where

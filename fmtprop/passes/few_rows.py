@@ -44,8 +44,7 @@ class FewRows:
             if not is_of_few_rows(node) or node.post_ops or "bias" in graph.inputs(node.name):
                 continue
             product, view, made = _with_matrix(graph, node)
-            if isinstance(made.attrs, Reshape):
-                product, view, made = _with_matrix(graph, _grouped(graph, product, view, made))
+            product, view, made = _with_matrix(graph, _grouped(graph, product, view, made))
             if _is_copied(graph, product, view, made):
                 _split(graph, product, view, made)
         graph.remove_dead()
@@ -84,7 +83,7 @@ def _viewed(graph: Graph, product: Node, view: Permute | None, matrix: Value) ->
 
 def _grouped(graph: Graph, product: Node, view: Permute | None, merged: Node) -> Node:
     """Replace a product with a repeated matrix by one of more rows, and return this; return any other as it is."""
-    matrix = _repeated(graph, merged)
+    matrix = repeated_matrix(graph, merged)
     dst, keeps_batch = product.results[0], view is None or view.order[:-2] == tuple(range(len(view.order) - 2))
     if matrix is None or not keeps_batch or dst.ndim != merged.results[0].ndim:
         return product
@@ -101,8 +100,10 @@ def _grouped(graph: Graph, product: Node, view: Permute | None, merged: Node) ->
     return graph.node(grouped.node)
 
 
-def _repeated(graph: Graph, merged: Node) -> Value | None:
+def repeated_matrix(graph: Graph, merged: Node) -> Value | None:
     """Return the matrix of which a reshape is a repetition for consecutive items of the last batch axis."""
+    if not isinstance(merged.attrs, Reshape):
+        return None
     expanded = graph.node(graph.inputs(merged.name)["src"].node)
     if not isinstance(expanded.attrs, Expand):
         return None

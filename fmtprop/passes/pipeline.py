@@ -8,6 +8,7 @@ from fmtprop.passes.batch_statistics import ReadVariance
 from fmtprop.passes.before_concat import BeforeConcat
 from fmtprop.passes.channel_shuffle import RecogniseShuffle
 from fmtprop.passes.delay_reshapes import DelayReshapes
+from fmtprop.passes.few_queries import FewQueries
 from fmtprop.passes.few_rows import FewRows
 from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
@@ -47,6 +48,8 @@ NORMALISE: tuple[Pass, ...] = (
     BeforeConcat(),
     FoldBatchNorm(),
     AbsorbFlatten(),
+    # before FewRows, which takes the products of attention apart
+    FewQueries(),
     # before fusion, so that sums of products are fused
     FewRows(),
     # before fusion, which fuses neighbours

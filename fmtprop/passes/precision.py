@@ -10,6 +10,7 @@ from fmtprop.ir.node import Node, Value
 from fmtprop.ir.op import Category, OpDef, opdef
 from fmtprop.ir.ports import Role, ports
 from fmtprop.layout import DataType
+from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import emit
 from fmtprop.ops.reorder import Reorder
 from fmtprop.passes.editing import shown, unused_name
@@ -123,11 +124,15 @@ class _Conversion:
         return is_third or _names_its_type(node) or self._reads_an_input_once(node)
 
     def _reads_an_input_once(self, node: Node) -> bool:
-        """Return whether a node is a product of few rows with the caller's matrix.
+        """Return whether a node is a product of few rows with the caller's matrix, or attention to the caller's keys.
 
-        Its conversion would take longer than the product.
+        Their conversion would take longer than the node.
         """
-        return is_of_few_rows(node) and shown(self.source, self.source.inputs(node.name)["weights"]).op == "input"
+        inputs = self.source.inputs(node.name)
+        read = [inputs["weights"]] if is_of_few_rows(node) else []
+        if isinstance(node.attrs, Attention):
+            read = [value for name, value in inputs.items() if name.endswith(("key", "value"))]
+        return any(shown(self.source, value).op == "input" for value in read)
 
     def _reads_positions(self, node: Node) -> bool:
         return not self.positions.isdisjoint(self.source.inputs(node.name).values())

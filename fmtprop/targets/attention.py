@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 
+from fmtprop.jit import StandaloneKernel
 from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for, lanes_for
+from fmtprop.jit.attention_rows import AttentionRowsKernel, attention_rows_kernel_for
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import operand_list
@@ -13,13 +17,48 @@ from fmtprop.passes.target import Request
 
 __all__ = ["attention_kernels"]
 
+#: more queries of a head are treated in blocks, which read keys and values once for all
+_MOST_QUERIES = 16
 
-def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[AttentionKernel, Request, MemoryDesc]]:
-    """Yield the kernel, the formats that it reads, and the one that it writes.
 
-    Operands that it cannot read as they are asked for get a format that it can read: the caller knows the cost of
+def attention_kernels(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneKernel, Request, MemoryDesc]]:
+    """Yield the kernels, the formats that each reads, and the one that it writes.
+
+    Operands that a kernel cannot read as they are asked for get a format that it can read: the caller knows the cost of
     the reorder.
     """
+    yield from _of_few_queries(attrs, request)
+    if "past_key" not in request:
+        yield from _of_blocks(attrs, request)
+
+
+def _of_few_queries(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneKernel, Request, MemoryDesc]]:
+    """Yield the kernel that treats one query after the other."""
+    batch, asked = request["dst"].dims[:-2], request["dst"]
+    (queries, depth), width = request["src"].dims[-2:], asked.dims[-1]
+    dst = _heads_inside(asked) if asked.kind == "any" else asked
+    if attrs.limit is not None or attrs.lowest != -inf or queries > _MOST_QUERIES:
+        return
+    if not _has_rows(dst, -1) or dst.has_broadcast:
+        return
+    by_column = ("key", "past_key")
+    read = {name: _with_rows(desc, -2 if name in by_column else -1) for name, desc in request.items() if name != "dst"}
+    places = {name: _tensor(desc, -1 if name in by_column else -2) for name, desc in read.items()}
+    places["dst"] = _tensor(dst, -2)
+    for name, place in places.items():  # the queries of a head are the last axis of its batch
+        desc = {**read, "dst": dst}[name]
+        follows = name in ("src", "dst") or (name.startswith("mask") and desc.dims[-2] > 1)
+        places[name] = replace(place, batch=(*place.batch, desc.strides[-2] * desc.dtype.nbytes if follows else 0))
+    keys = tuple(request[name].dims[-1] if name in request else 0 for name in ("past_key", "key"))
+    kernel = AttentionRowsKernel(
+        (*batch, queries), depth, width, (keys[0], keys[1]), attrs.scale, tuple(sorted(places.items())), asked.dtype
+    )
+    if attention_rows_kernel_for(kernel) is not None:
+        yield kernel, read, dst
+
+
+def _of_blocks(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneKernel, Request, MemoryDesc]]:
+    """Yield the kernel that treats vectors of queries."""
     batch = request["dst"].dims[:-2]
     (queries, depth), (keys, width) = request["src"].dims[-2:], request["value"].dims[-2:]
     if not batch:

@@ -1,0 +1,143 @@
+"""The kernel of attention of few queries, as in a decoder's step: it reads keys and values once, in memory order.
+
+A task is a query of one head. Its scores stay in the thread's stack. Keys and values may have two parts: those of
+earlier tokens, wherever the caller has them, and new ones.
+"""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import inf, prod
+
+from fmtprop.jit.assembler import Isa
+from fmtprop.jit.attention import MASKS, Tensor
+from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.layout import DataType
+
+__all__ = ["AttentionRowsArguments", "AttentionRowsKernel", "attention_rows_kernel_for"]
+
+#: most bytes of the stack that a thread uses
+_STACK_NBYTES = 512 << 10
+
+#: most numbers of a row
+_LONGEST_ROW = 512
+
+#: bytes in front of a query and its scores in the frame
+FRAME_NBYTES = 64
+
+_FloatVector = c_float * 16
+
+
+class AttentionRowsArguments(Arguments):
+    """Arguments of the code."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src", "past_key", "past_value", "key", "value", "mask_0", "mask_1", "dst")),
+        *((name, c_void_p) for name in ("offsets", "numbers")),
+        *((name, c_uint64) for name in ("tasks", "entry", "frame", "past_keys", "keys", "vectors", "rest", "padded")),
+        *((name, c_uint64) for name in ("past_key_row", "past_value_row", "key_row", "value_row")),
+        ("scale", c_float),
+        ("lowest", _FloatVector),
+    )
+
+
+@dataclass(frozen=True)
+class AttentionRowsKernel(StandaloneKernel):
+    """``dst = softmax(src · keys · scale + mask_0 + mask_1) · values`` for each query; keys and values have two parts.
+
+    Parameters
+    ----------
+    batch : tuple of int
+        Sizes of the batch axes, the heads and the queries of a head among them.
+    depth, width : int
+        Numbers of a query; numbers of a value.
+    keys : tuple of (int, int)
+        Number of earlier keys, 0 if there is one part; number of new keys.
+    scale : float
+        Factor of the scores.
+    tensors : dict of str to Tensor
+        Where src, past_key, past_value, key, value, the masks and dst are; a row is a key or a value there, and a
+        mask's or query's numbers follow one another.
+    dtype : DataType
+        Data type of all tensors; sums are f32.
+    """
+
+    batch: tuple[int, ...]
+    depth: int
+    width: int
+    keys: tuple[int, int]
+    scale: float
+    tensors: tuple[tuple[str, Tensor], ...]
+    dtype: DataType
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "attention_rows"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors, in the order of the table of offsets."""
+        return tuple(name for name, _ in self.tensors)
+
+    def assembled(self) -> Kernel:
+        """Return the code; problems that differ only in batch, keys and places share it."""
+        return _assembled(isa(), self.depth, self.width, self.names, self.dtype)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        items = list(product(*map(range, self.batch)))
+        starts = [sum(map(int.__mul__, t.batch, item)) for item in items for _, t in self.tensors]
+        offsets, total, lanes = (c_int64 * len(starts))(*starts), sum(self.keys), isa().nbytes // 4
+        rows = {f"{name}_row": t.row for name, t in self.tensors if name.endswith(("key", "value"))}
+        arguments = AttentionRowsArguments(
+            offsets=addressof(offsets),
+            numbers=addressof(self.kernel.rows),
+            tasks=len(items),
+            entry=8 * len(self.tensors),
+            frame=_frame_nbytes(self.depth, total, lanes),
+            past_keys=self.keys[0],
+            keys=self.keys[1],
+            vectors=total // lanes,
+            rest=total % lanes,
+            padded=-(-total // lanes),
+            scale=self.scale,
+            lowest=_FloatVector(*[-inf] * 16),
+            **rows,
+        )
+        nbytes = self.dtype.nbytes * prod(self.batch) * total * (self.depth + self.width)
+        return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)
+
+
+def attention_rows_kernel_for(kernel: AttentionRowsKernel) -> AttentionRowsKernel | None:
+    """Return a kernel, or None if this machine has none for its sizes.
+
+    Parameters
+    ----------
+    kernel : AttentionRowsKernel
+        The problem.
+    """
+    if unavailable() or not takes(kernel.dtype) or 0 in (*kernel.batch, kernel.depth, kernel.width, sum(kernel.keys)):
+        return None
+    lanes = isa().nbytes // 4
+    if kernel.depth % lanes or kernel.width % lanes or max(kernel.depth, kernel.width) > _LONGEST_ROW:
+        return None
+    if sum(name.startswith("mask") for name in kernel.names) > MASKS:
+        return None
+    return kernel if _frame_nbytes(kernel.depth, sum(kernel.keys), lanes) <= _STACK_NBYTES else None
+
+
+def _frame_nbytes(depth: int, keys: int, lanes: int) -> int:
+    """Return the bytes of a query, of its scores with a vector after the last, and of the alignment."""
+    return FRAME_NBYTES + 4 * (depth + keys + 2 * lanes) + 64
+
+
+@cache
+def _assembled(isa: Isa, depth: int, width: int, names: tuple[str, ...], dtype: DataType) -> Kernel:
+    from fmtprop.jit.attention_rows_program import attention_rows  # few networks need the assembler
+
+    return Kernel("attention_rows", *attention_rows(isa, depth, width, names, bf16=dtype is DataType.BF16))

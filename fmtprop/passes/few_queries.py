@@ -1,0 +1,156 @@
+"""Attention of few queries, as in a decoder's step, is one node that reads keys and values where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+import torch
+
+from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Attrs, Node, Value
+from fmtprop.ops.attention import Attention
+from fmtprop.ops.attention_fusion import Scores, is_product
+from fmtprop.ops.concat import Concat
+from fmtprop.ops.softmax import Softmax
+from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.passes.editing import bypass, constant, is_constant, only_reader
+from fmtprop.passes.few_rows import repeated_matrix
+
+#: more queries of a head are treated in vectors of queries, as :mod:`fmtprop.ops.attention_fusion` finds them
+_MOST_QUERIES = 3
+
+#: most masks that the kernel adds
+_MOST_MASKS = 2
+
+#: numbers of a query and of a value are multiples of the longest vector, up to a limit
+_LANES, _LONGEST_ROW, _MOST_KEYS = 16, 512, 1 << 16
+
+
+@dataclass(frozen=True)
+class FewQueries:
+    """Replace the products and the softmax of attention by one node, where a head has few queries.
+
+    A decoder's step computes a few numbers for each key; then a dozen short steps take longer than reading the keys and
+    values. These may be a concat of earlier ones and new ones, and repeated for the heads of a group: the queries of
+    the group become the queries of one head.
+
+    Notes
+    -----
+    Requires folded constants, and a graph before fusion. Ensures that a node `attention` replaces each product of a
+    softmax, of at most three queries, of rows that vectors divide, without a limit of scores.
+    """
+
+    name: ClassVar[str] = "few-queries"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.name in graph and is_product(graph, node) and not node.post_ops:
+                _recognise(graph, node)
+        graph.remove_dead()
+        return graph
+
+
+def _recognise(graph: Graph, node: Node) -> None:
+    softmax, last = graph.node(graph.inputs(node.name)["src"].node), node.results[0].ndim - 1
+    if softmax.attrs != Softmax(last) or node.results[0].dims[-2] > _MOST_QUERIES:
+        return
+    found = Scores(graph)
+    product = found.product(graph.inputs(softmax.name)["src"])
+    if product is None or product.post_ops or found.lowest != -inf or only_reader(graph, Value(softmax.name)) is None:
+        return
+    src = graph.inputs(product.name)["src"]
+    keys, values = _Matrix(graph, product, by_column=True), _Matrix(graph, node, by_column=False)
+    masks = [mask for mask in found.masks if not _is_zero(graph, mask)]
+    types = {graph.type_of(value).dtype for value in (src, *masks, *keys.parts, *values.parts)}
+    alike = types == {node.results[0].dtype} and (keys.sharing, keys.sizes) == (values.sharing, values.sizes)
+    if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks, keys.sharing):
+        _replace(graph, node, found.scale, src, keys, values, masks)
+
+
+def _fits(graph: Graph, node: Node, src: Value, keys: _Matrix) -> bool:
+    """Return whether queries and keys are such that every machine's kernel takes them."""
+    *batch, depth = graph.type_of(src).dims
+    rows = (depth, node.results[0].dims[-1])
+    return (
+        batch == list(node.results[0].dims[:-1])
+        and not any(row % _LANES or row > _LONGEST_ROW for row in rows)
+        and 0 not in (*batch, *rows, *keys.sizes)
+        and sum(keys.sizes) <= _MOST_KEYS
+    )
+
+
+def _fit(graph: Graph, product: Node, masks: list[Value], sharing: int) -> bool:
+    """Return whether masks have a number for each key, and are the same for the heads that share keys."""
+    scores = product.results[0].dims
+    dims = [graph.type_of(mask).dims for mask in masks]
+    whole = all(len(one) == len(scores) and one[-1] == scores[-1] for one in dims) and len(masks) <= _MOST_MASKS
+    return whole and (sharing == 1 or (scores[-2] == 1 and all(one[-3] == 1 for one in dims)))
+
+
+def _replace(
+    graph: Graph, node: Node, scale: float, src: Value, keys: _Matrix, values: _Matrix, masks: list[Value]
+) -> None:
+    type_ = node.results[0]
+    *batch, heads, queries, width = type_.dims
+    depth, shares = graph.type_of(src).dims[-1], keys.sharing
+
+    def add(op: str, attrs: Attrs, dims: tuple[int, ...], **inputs: Value) -> Value:
+        made = Node(graph.fresh_name(op), op, attrs, (type_.with_dims(dims),), origin=node.origin)
+        return graph.insert(made, inputs, before=node.name)[0]
+
+    def grouped(last: int) -> tuple[int, ...]:
+        return (*batch, heads // shares, shares * queries, last)
+
+    if shares > 1:
+        src = add("reshape", Reshape(grouped(depth)), grouped(depth), src=src)
+    operands = {"src": src} | {f"mask_{number}": mask for number, mask in enumerate(masks)}
+    names = ("past_", "") if len(keys.parts) > 1 else ("",)
+    for name, key, value in zip(names, keys.parts, values.parts, strict=True):
+        if keys.view is not None:
+            dims = graph.type_of(key).dims
+            key = add("permute", keys.view, tuple(dims[axis] for axis in keys.view.order), src=key)
+        operands |= {f"{name}key": key, f"{name}value": value}
+    result = add("attention", Attention(scale), grouped(width), **operands)
+    if shares > 1:
+        result = add("reshape", Reshape(type_.dims), type_.dims, src=result)
+    bypass(graph, node, [result])
+
+
+class _Matrix:
+    """The keys or values that a product reads: their parts, and how many heads share them."""
+
+    def __init__(self, graph: Graph, product: Node, *, by_column: bool) -> None:
+        self.graph, self.view = graph, None
+        value = graph.inputs(product.name)["weights"]
+        ndim = graph.type_of(value).ndim
+        transposed = Permute((*range(ndim - 2), ndim - 1, ndim - 2))
+        self.axis = ndim - 1 if by_column else ndim - 2
+        if by_column and graph.node(value.node).attrs == transposed:
+            self.view, self.axis = transposed, ndim - 2
+            value = graph.inputs(value.node)["src"]
+        #: how many consecutive heads read the same matrix
+        self.sharing = 1
+        matrix = repeated_matrix(graph, graph.node(value.node))
+        if matrix is not None and graph.type_of(matrix).ndim == ndim:
+            self.sharing, value = graph.type_of(value).dims[-3] // graph.type_of(matrix).dims[-3], matrix
+        #: two tensors that follow one another, or the whole
+        self.parts = [value]
+        if graph.node(value.node).attrs == Concat(self.axis) and len(graph.inputs(value.node)) == 2:
+            self.parts = list(graph.inputs(value.node).values())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of keys or values of each part."""
+        return tuple(self.graph.type_of(part).dims[self.axis] for part in self.parts)
+
+
+def _is_zero(graph: Graph, mask: Value) -> bool:
+    """Return whether a mask changes no score."""
+    if not is_constant(graph, mask):
+        return False
+    numbers = constant(graph, mask)
+    return numbers is not None and not bool(torch.count_nonzero(numbers))

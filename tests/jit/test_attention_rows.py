@@ -1,0 +1,129 @@
+"""Attention of few queries by machine code, against f64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fmtprop.jit.attention import Tensor
+from fmtprop.jit.attention_rows import AttentionRowsKernel, attention_rows_kernel_for
+from fmtprop.jit.kernel import takes
+from fmtprop.layout import DataType
+
+BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16")
+
+
+def problem(heads, queries, past, keys, depth, width, masks=(), dtype=torch.float32):
+    """Return tensors of [2, heads, …]; keys [.., P, D] are rows here, and columns of the op."""
+    given = {"src": (queries, depth), "key": (keys, depth), "value": (keys, width)}
+    given |= {"past_key": (past, depth), "past_value": (past, width)} if past else {}
+    tensors = {name: torch.randn(2, heads, *rows).to(dtype) for name, rows in given.items()}
+    for number, dims in enumerate(masks):
+        tensors[f"mask_{number}"] = torch.randn(*dims, past + keys).to(dtype)
+    return tensors
+
+
+def strides(name, tensor, batch):
+    """Return where a tensor is, a query of a head being the last axis of the batch."""
+    steps = [0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    query = steps[-2] if name.startswith(("src", "dst", "mask")) else 0
+    nbytes = tensor.element_size()
+    return Tensor(tuple(step * nbytes for step in (*steps[:2], query)), tensor.stride(-2) * nbytes)
+
+
+def attended(tensors, scale=0.3, threads=2):
+    batch, queries = tensors["src"].shape[:2], tensors["src"].shape[2]
+    dst = torch.empty(*batch, queries, tensors["value"].shape[-1], dtype=tensors["src"].dtype)
+    whole = {**tensors, "dst": dst}
+    kernel = AttentionRowsKernel(
+        (*batch, queries),
+        tensors["src"].shape[-1],
+        dst.shape[-1],
+        tuple(tensors[name].shape[2] if name in tensors else 0 for name in ("past_key", "key")),
+        scale,
+        tuple((name, strides(name, whole[name], batch)) for name in sorted(whole)),
+        DataType.from_any(dst.dtype),
+    )
+    work = attention_rows_kernel_for(kernel).work(threads)
+    for name, tensor in whole.items():
+        work.point[name](tensor.data_ptr())
+    work.run()
+    return dst
+
+
+def exact(tensors, scale=0.3):
+    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    keys, values = (
+        torch.cat([wide[name] for name in (f"past_{kind}", kind) if name in wide], 2) for kind in ("key", "value")
+    )
+    scores = wide["src"] @ keys.transpose(2, 3) * scale
+    for name in ("mask_0", "mask_1"):
+        scores = scores + wide.get(name, 0.0)
+    return scores.softmax(-1) @ values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heads=st.integers(1, 3),
+    queries=st.integers(1, 3),
+    past=st.integers(0, 70),
+    keys=st.integers(1, 40),
+    depth=st.sampled_from([16, 48, 64, 128]),
+    width=st.sampled_from([16, 64, 80, 256]),
+    masks=st.lists(st.sampled_from([(1, 1, 1), (2, 1, 1)]), max_size=2),
+    threads=st.integers(1, 5),
+)
+def check(heads, queries, past, keys, depth, width, masks, threads) -> None:
+    tensors = problem(heads, queries, past, keys, depth, width, masks)
+    assert (attended(tensors, threads=threads) - exact(tensors)).abs().max() <= 1e-5
+
+
+def test_problems_of_any_size(isa):
+    check()
+
+
+def test_masks_of_each_head_and_query(isa):
+    tensors = problem(3, 2, 9, 12, 32, 48, [(2, 3, 2), (1, 3, 1)])
+    assert (attended(tensors) - exact(tensors)).abs().max() <= 1e-5
+
+
+def test_tensors_in_other_places(isa):
+    tensors = problem(3, 2, 9, 12, 32, 48)
+    for name in tensors:  # tokens before heads, with gaps
+        whole = torch.randn(2, tensors[name].shape[2], 3, tensors[name].shape[3] + 5)
+        tensors[name] = whole[..., 3:-2].transpose(1, 2)
+    assert (attended(tensors) - exact(tensors)).abs().max() <= 1e-5
+
+
+def test_hidden_keys_have_no_weight(isa):
+    tensors = problem(1, 1, 20, 1, 32, 32, [(2, 1, 1)])
+    tensors["mask_0"] = torch.zeros_like(tensors["mask_0"])
+    tensors["mask_0"][..., :15], tensors["mask_0"][1] = -torch.inf, -torch.inf
+    got, expected = attended(tensors), exact(tensors)
+    assert (got[0] - expected[0]).abs().max() <= 1e-5 and got[1].isnan().all() and expected[1].isnan().all()
+
+
+def test_nan_stays_in_its_query(isa):
+    tensors = problem(2, 2, 5, 3, 32, 32)
+    tensors["src"][0, 1, 0, 7] = torch.nan
+    assert torch.equal(attended(tensors).isnan(), exact(tensors).isnan())
+
+
+def test_large_scores(isa):
+    tensors = problem(1, 1, 30, 3, 64, 64)
+    tensors["src"] *= 1000
+    torch.testing.assert_close(attended(tensors), exact(tensors).float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 9, 1, 20, 32), (1, 1, 9, 1, 32, 40), (1, 1, 9, 1, 1024, 32)])
+def test_rows_that_vectors_do_not_divide_and_long_rows_have_no_kernel(isa, sizes):
+    with pytest.raises(AttributeError, match="NoneType"):
+        attended(problem(*sizes[:-2], *(sizes[-2] + (sizes[-2] == 20), sizes[-1] + (sizes[-1] == 40))))
+
+
+@BF16
+def test_bf16():
+    tensors = problem(3, 2, 33, 12, 64, 48, [(2, 1, 1)], torch.bfloat16)
+    torch.testing.assert_close(attended(tensors), exact(tensors).bfloat16(), rtol=2e-2, atol=2e-2)

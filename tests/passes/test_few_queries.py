@@ -1,0 +1,129 @@
+"""Attention of few queries becomes one node; other products of a softmax stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fmtprop
+from fmtprop import dnnl
+
+BATCH, HEADS, WIDTH = 2, 4, 32
+
+
+def repeated(x, count):
+    """Repeat each head, as models of transformers do."""
+    n, heads, tokens, width = x.shape
+    return x[:, :, None].expand(n, heads, count, tokens, width).reshape(n, heads * count, tokens, width)
+
+
+class Step(nn.Module):
+    """Heads of tokens attend to the keys and values of earlier tokens, and to their own."""
+
+    def __init__(self, groups=HEADS, mask=None, join=True, scale=WIDTH**-0.5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.groups, self.mask, self.join, self.scale = groups, mask, join, scale
+        self.q, self.k, self.v = (nn.Linear(16, n * WIDTH) for n in (HEADS, groups, groups))
+
+    def heads(self, x, layer, count):
+        return layer(x).view(*x.shape[:2], count, WIDTH).transpose(1, 2)
+
+    def keys_and_values(self, x, keys, values):
+        new = self.heads(x, self.k, self.groups), self.heads(x, self.v, self.groups)
+        return [torch.cat(pair, 2) for pair in zip((keys, values), new, strict=True)] if self.join else (keys, values)
+
+    def forward(self, x, keys, values):
+        keys, values = self.keys_and_values(x, keys, values)
+        if self.groups != HEADS:
+            keys, values = (repeated(t, HEADS // self.groups) for t in (keys, values))
+        mask = None if self.mask is None else self.mask(x.shape[1], keys.shape[2])
+        return F.scaled_dot_product_attention(self.heads(x, self.q, HEADS), keys, values, mask, scale=self.scale)
+
+
+def inputs(tokens=1, past=20, groups=HEADS):
+    torch.manual_seed(1)
+    return (torch.randn(BATCH, tokens, 16), *torch.randn(2, BATCH, groups, past, WIDTH))
+
+
+def compiled(module, tensors, **options):
+    net = fmtprop.compile(module.eval(), tensors, **options)
+    return net, net(*tensors), module(*tensors)
+
+
+def found(net):
+    return [node for node in net.graph.nodes() if node.op == "attention"]
+
+
+def causal(queries, keys):
+    return torch.zeros(queries, keys).masked_fill(torch.ones(queries, keys).tril(keys - queries) == 0, -torch.inf)
+
+
+STEPS = {
+    "one token": (Step(), inputs()),
+    "three tokens": (Step(mask=causal), inputs(3)),
+    "no earlier tokens": (Step(join=False), inputs()),
+    "heads share keys": (Step(groups=2), inputs(groups=2)),
+    "padding": (Step(mask=lambda q, k: torch.arange(k).ge(3).log()[None, None, None]), inputs()),
+    "a mask of each head": (Step(mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50), inputs()),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("policy", ["optimal", "propagate", "plain"])
+def test_a_step_is_one_node(name, policy):
+    net, got, expected = compiled(*STEPS[name], policy=policy)
+    (node,) = found(net)
+    assert {"softmax", "concat"}.isdisjoint(one.op for one in net.graph.nodes())
+    assert node.choice.impl.startswith("attention_rows") or dnnl.lib().isa == "sse41"
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+OTHERS = {
+    "more tokens": (Step(mask=causal), inputs(7)),
+    "several tokens of a group": (Step(groups=2, mask=causal), inputs(2, groups=2)),
+    "a mask of each head of a group": (
+        Step(groups=2, mask=lambda q, k: torch.arange(HEADS * k).view(HEADS, 1, k) / 50),
+        inputs(groups=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_stay(name):
+    net, got, expected = compiled(*OTHERS[name], policy="plain")
+    assert not found(net)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_that_are_returned_are_read_in_parts():
+    class Returned(Step):
+        def forward(self, x, keys, values):
+            return super().forward(x, keys, values), *self.keys_and_values(x, keys, values)
+
+    net, got, expected = compiled(Returned(), inputs())
+    assert len(found(net)) == 1
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_of_zeros_is_not_added():
+    net, *_ = compiled(Step(mask=lambda q, k: torch.zeros(q, k)), inputs())
+    assert not any(name.startswith("mask") for name in net.graph.inputs(found(net)[0].name))
+
+
+def test_exact_special_values_are_those_of_pytorch():
+    x, keys, values = inputs()
+    keys[0, 0, 3, 5], values[1, 2, 4, 6] = torch.inf, torch.nan
+    module = Step()
+    net = fmtprop.compile(module.eval(), (x, keys, values), special_values="exact")
+    torch.testing.assert_close(net(x, keys, values), module(x, keys, values), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
+def test_the_callers_keys_are_read_as_they_are():
+    net, got, expected = compiled(Step(), inputs(), dtype="bf16")
+    (node,) = found(net)
+    assert {net.graph.type_of(value).dtype.value for value in net.graph.inputs(node.name).values()} == {"f32"}
+    assert (got - expected).abs().max() <= 3e-2 * expected.abs().max()
