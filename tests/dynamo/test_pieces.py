@@ -162,3 +162,15 @@ def test_rare_shapes_run_in_pytorch():
             torch.testing.assert_close(run(x), model(x))
     assert plans(regions) == region._FIRST_SHAPES + 1  # the last was met three times
     assert "5 shapes were met less than 3 times" in regions[0].outcomes[-1].reason
+
+
+def test_a_graph_that_only_writes_gets_sizes_that_no_call_reads():
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(0.5)
+
+    run, _ = compiled(step, dynamic=True)
+    for size in (3, 5):
+        x = torch.zeros(size, 2)
+        with torch.no_grad():
+            run(x)
+        assert x.eq(0.5).all()
