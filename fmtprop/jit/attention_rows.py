@@ -12,9 +12,9 @@ from functools import cache
 from itertools import product
 from math import inf, prod
 
-from fmtprop.jit.assembler import Isa
 from fmtprop.jit.attention import MASKS, Tensor
-from fmtprop.jit.kernel import Arguments, Kernel, isa, takes, threads_for, unavailable
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
@@ -29,8 +29,6 @@ _LONGEST_ROW = 512
 #: bytes in front of a query and its scores in the frame
 FRAME_NBYTES = 64
 
-_FloatVector = c_float * 16
-
 
 class AttentionRowsArguments(Arguments):
     """Arguments of the code."""
@@ -41,7 +39,7 @@ class AttentionRowsArguments(Arguments):
         *((name, c_uint64) for name in ("tasks", "entry", "frame", "past_keys", "keys", "vectors", "rest", "padded")),
         *((name, c_uint64) for name in ("past_key_row", "past_value_row", "key_row", "value_row")),
         ("scale", c_float),
-        ("lowest", _FloatVector),
+        ("lowest", FloatVector),
     )
 
 
@@ -92,7 +90,7 @@ class AttentionRowsKernel(StandaloneKernel):
         """Return the kernel with arguments; its tensors are set later."""
         items = list(product(*map(range, self.batch)))
         starts = [sum(map(int.__mul__, t.batch, item)) for item in items for _, t in self.tensors]
-        offsets, total, lanes = (c_int64 * len(starts))(*starts), sum(self.keys), isa().nbytes // 4
+        offsets, total, lanes = (c_int64 * len(starts))(*starts), sum(self.keys), isa().lanes
         rows = {f"{name}_row": t.row for name, t in self.tensors if name.endswith(("key", "value"))}
         arguments = AttentionRowsArguments(
             offsets=addressof(offsets),
@@ -106,7 +104,7 @@ class AttentionRowsKernel(StandaloneKernel):
             rest=total % lanes,
             padded=-(-total // lanes),
             scale=self.scale,
-            lowest=_FloatVector(*[-inf] * 16),
+            lowest=filled(-inf),
             **rows,
         )
         nbytes = self.dtype.nbytes * prod(self.batch) * total * (self.depth + self.width)
@@ -121,9 +119,9 @@ def attention_rows_kernel_for(kernel: AttentionRowsKernel) -> AttentionRowsKerne
     kernel : AttentionRowsKernel
         The problem.
     """
-    if unavailable() or not takes(kernel.dtype) or 0 in (*kernel.batch, kernel.depth, kernel.width, sum(kernel.keys)):
+    if not serves(kernel.dtype) or 0 in (*kernel.batch, kernel.depth, kernel.width, sum(kernel.keys)):
         return None
-    lanes = isa().nbytes // 4
+    lanes = isa().lanes
     if kernel.depth % lanes or kernel.width % lanes or max(kernel.depth, kernel.width) > _LONGEST_ROW:
         return None
     if sum(name.startswith("mask") for name in kernel.names) > MASKS:

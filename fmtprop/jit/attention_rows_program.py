@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from iced_x86 import Register
 
-from fmtprop.jit.assembler import Isa, at
+from fmtprop.jit.assembler import at
 from fmtprop.jit.attention_rows import FRAME_NBYTES, AttentionRowsArguments
 from fmtprop.jit.functions import exp_of_negative
-from fmtprop.jit.program import Program
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.program import Program, with_table
 
 __all__ = ["attention_rows"]
 
@@ -45,16 +47,14 @@ def attention_rows(isa: Isa, depth: int, width: int, names: tuple[str, ...], *, 
     bf16 : bool
         Whether tensors are bf16 instead of f32; requires AVX-512 with bf16.
     """
-    known = _assembled(isa, (), depth, width, names, bf16=bf16)  # the first assembly finds the constants
-    program = _assembled(isa, tuple(known.numbers), depth, width, names, bf16=bf16)
-    return program.finished(), program.table
+    return with_table(partial(_assembled, isa, depth, width, names, bf16=bf16))
 
 
 def _assembled(
-    isa: Isa, numbers: tuple[bytes, ...], depth: int, width: int, names: tuple[str, ...], *, bf16: bool
+    isa: Isa, depth: int, width: int, names: tuple[str, ...], numbers: tuple[bytes, ...], *, bf16: bool
 ) -> Program:
     p = _AttentionRows(isa, AttentionRowsArguments, bf16=bf16)
-    p.names, p.query_vectors, p.value_vectors = names, depth // (isa.nbytes // 4), width // (isa.nbytes // 4)
+    p.names, p.query_vectors, p.value_vectors = names, depth // isa.lanes, width // isa.lanes
     p.share(_ITEM, _END, "tasks")
     p.enter()
     p.point(_ENTRY, "offsets", _ITEM, "entry")
@@ -103,7 +103,7 @@ class _AttentionRows(Program):
 
     def query(self) -> None:
         """Copy the query, multiplied by the scale, as f32."""
-        x, scale = self.isa.register(0), self.isa.register(1)
+        x, scale = self.register(0), self.register(1)
         self.find(_ROW, "src")
         self.v("VBROADCASTSS", scale, self.argument("scale"))
         for vector in range(self.query_vectors):
@@ -114,7 +114,7 @@ class _AttentionRows(Program):
     def scores(self) -> None:
         """Compute the products of the query and each key; a vector of the lowest numbers follows the last."""
         count = min(_CHAINS, self.query_vectors)
-        chains, x = [self.isa.register(index) for index in range(count)], self.isa.register(_CHAINS)
+        chains, x = [self.register(index) for index in range(count)], self.register(_CHAINS)
         self.at_scores()
         for name, keys in self.parts("key"):
             self.find(_ROW, name)
@@ -126,9 +126,7 @@ class _AttentionRows(Program):
                     self.emit("PREFETCHT2_M8", at(_ROW, place + _AHEAD_NBYTES))
                     self.load(x, at(_ROW, place))
                     self.v("VFMADD231PS", chains[vector % count], x, at(_FRAME, _QUERY + vector * self.isa.nbytes))
-                for chain in chains[1:]:
-                    self.v("VADDPS", chains[0], chains[0], chain)
-                self.across()
+                self.across(chains)
                 self.emit("VEX_VMOVSS_M32_XMM", at(_PLACE), Register.XMM0)
                 self.advance(4, _PLACE)
                 self.add(_ROW, self.argument(f"{name}_row"))
@@ -137,7 +135,7 @@ class _AttentionRows(Program):
 
     def masks(self) -> None:
         """Add the masks to the scores."""
-        x, y = self.isa.register(0), self.isa.register(1)
+        x, y = self.register(0), self.register(1)
         for name in self.names:
             if not name.startswith("mask"):
                 continue
@@ -159,8 +157,7 @@ class _AttentionRows(Program):
 
     def exponentials(self, numbers: tuple[bytes, ...]) -> None:
         """Replace the scores by their exponentials, and keep the inverse of their sum."""
-        lanes, first = self.isa.nbytes // 4, self.isa.register(0)
-        most = first
+        most = first = self.register(0)
         self.v("VMOVUPS", most, self.argument("lowest"))
         self.at_scores()
         with self.repeat(self.argument("padded"), _LEFT):
@@ -168,9 +165,9 @@ class _AttentionRows(Program):
             self.advance(self.isa.nbytes, _PLACE)
         # the place after the scores is free: it holds the vector, of which each number is compared
         self.v("VMOVUPS <", at(_PLACE), most)
-        for lane in range(lanes):
-            self.v("VBROADCASTSS", self.isa.register(1), at(_PLACE, 4 * lane))
-            self.v("VMAXPS", most, most, self.isa.register(1))
+        for lane in range(self.isa.lanes):
+            self.v("VBROADCASTSS", self.register(1), at(_PLACE, 4 * lane))
+            self.v("VMAXPS", most, most, self.register(1))
         self.move(_TABLE, self.argument("numbers"))
         self.load_numbers(numbers)
         self.release()
@@ -184,21 +181,21 @@ class _AttentionRows(Program):
             self.v("VMOVUPS <", at(_PLACE), y)
             self.v("VADDPS", total, total, y)
             self.advance(self.isa.nbytes, _PLACE)
-        one = self.isa.register(2)
+        one = self.register(2)
         self.v("VMOVUPS", one, self.number(1.0))
         self.v("VMOVUPS", first, total)
         self.v("VMOVUPS <", at(_PLACE), one)  # across changes the second vector
-        self.across()
+        self.across([first])
         self.emit("VEX_VMOVSS_XMM_M32", Register.XMM1, at(_PLACE))
         self.emit("VEX_VDIVSS_XMM_XMM_XMMM32", Register.XMM1, Register.XMM1, Register.XMM0)
         self.emit("VEX_VMOVSS_M32_XMM", at(_FRAME, _NUMBER), Register.XMM1)
 
     def results(self) -> None:
         """Multiply the weights by the values, some vectors of a row at a time."""
-        weight, x = self.isa.register(_COLUMNS), self.isa.register(_COLUMNS + 1)
+        weight, x = self.register(_COLUMNS), self.register(_COLUMNS + 1)
         for start in range(0, self.value_vectors, _COLUMNS):
             count = min(_COLUMNS, self.value_vectors - start)
-            totals = [self.isa.register(index) for index in range(count)]
+            totals = [self.register(index) for index in range(count)]
             places = [(start + index) * self.vector_nbytes for index in range(count)]
             for total in totals:
                 self.zero(total)
