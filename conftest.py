@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,21 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         folder = folder.parent  # of all workers
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FMTPROP_CACHE_DIR", str(folder / "cache"))
+        yield
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a test begin with an empty cache, which no other test sees; return its folder."""
+    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cache_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a module check primitives for the first time, whatever this machine has checked before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

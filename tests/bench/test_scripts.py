@@ -161,8 +161,8 @@ def test_a_busy_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- models of any batch size
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_batches_have_the_same_weights_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     one, three = Model("residual").graph(), Model("residual", 3).graph()
     assert three.input_nodes[0].results[0].dims == (3, 3, 32, 32)
     assert three.constants == one.constants

@@ -35,8 +35,8 @@ def hostile(tmp_path):
     ],
     ids=lambda words: words[0],
 )
-def test_stdout(capsys, hostile, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_stdout(capsys, hostile, words):
     command, *options = words
     code, out, err = fmtprop(capsys, command, hostile, *options)
     assert (code, err) == (0, "")

@@ -8,10 +8,7 @@ import pytest
 
 from tests.cli.command import fmtprop
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_what_was_measured_is_known_to_later_compilations(capsys):

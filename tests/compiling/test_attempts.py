@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -19,11 +17,7 @@ from tests.compiling.other_plans import unlike_any_other
 from tests.passes.only_filtered import only_filtered
 from tests.runtime.checks import give_wrong_results
 
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
-
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 X = torch.randn(1, 16, 20, 13, generator=torch.Generator().manual_seed(0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -33,10 +32,10 @@ def model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("winner", [0, 1])
+@pytest.mark.usefixtures("own_cache")
 def test_the_faster_plan_is_kept_and_remembered(
-    model: torch.nn.Module, winner: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: torch.nn.Module, winner: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     seen: list[int] = []
 
     def decide(plans, inputs, budget, fewest, *_):
@@ -56,10 +55,10 @@ def test_the_faster_plan_is_kept_and_remembered(
         torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_run_that_disproves_the_peaks_has_them_measured_again(
-    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     unlike_any_other(monkeypatch)
     usual = peaks._measure
     disturbed = [300.0]
@@ -78,10 +77,10 @@ def test_a_run_that_disproves_the_peaks_has_them_measured_again(
     torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_primitives_are_checked_before_weights_are_packed_and_once_only(
-    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     order: list[str] = []
 
     def noted(name: str) -> None:
@@ -106,10 +105,10 @@ def test_primitives_are_checked_before_weights_are_packed_and_once_only(
 
 @pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize(("ran", "faster"), [("as promised", ""), ("short", "first"), ("short", "spare")])
+@pytest.mark.usefixtures("own_cache")
 def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
-    ran: str, faster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ran: str, faster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     races: list[int] = []
 
     def decide(plans, inputs, budget, fewest, *_):
@@ -153,10 +152,8 @@ class EqualFigures:
 
 
 @pytest.mark.usefixtures("usual_peaks")
-def test_a_verdict_of_measured_costs_holds_for_later_compilations(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_verdict_of_measured_costs_holds_for_later_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "Bench", EqualFigures)
     monkeypatch.setattr(selection, "_FAR_RATIO", inf)  # by such figures, anything may cost any number of times as much
     unlike_any_other(monkeypatch)
@@ -183,10 +180,8 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(
 
 
 @pytest.mark.usefixtures("usual_peaks")
-def test_a_plan_that_is_kept_though_it_costs_more_says_how_much(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_plan_that_is_kept_though_it_costs_more_says_how_much() -> None:
     normal, _ = normalise(fp.load("resnet50"))
     options = Options(tune="model")
     modelled = selection.costs_for("model", weights_nbytes=10**8)
@@ -215,10 +210,8 @@ def test_tune_is_a_short_form_of_where_costs_come_from_and_of_the_effort(how, me
 
 @pytest.mark.usefixtures("usual_peaks")
 @pytest.mark.parametrize(("effort", "field"), [("quick", 2), ("patient", 3)])
-def test_a_patient_compilation_runs_more_plans(
-    effort: str, field: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_patient_compilation_runs_more_plans(effort: str, field: int, monkeypatch: pytest.MonkeyPatch) -> None:
     races: list[int] = []
 
     def decide(plans, inputs, budget, fewest, *_):
@@ -243,10 +236,10 @@ def test_an_unknown_source_or_effort_is_refused(name: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("tune", "limit", "rounds"), [("measure", None, selection._LEAST_ROUNDS), ("measure", 5.0, 1), ("model", None, 1)]
 )
+@pytest.mark.usefixtures("own_cache")
 def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit(
-    model: torch.nn.Module, tune: str, limit: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: torch.nn.Module, tune: str, limit: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     asked: list[int] = []
 
     def decide(plans, inputs, budget, fewest, *_):

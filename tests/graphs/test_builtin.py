@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -38,12 +37,7 @@ F32 = 1e-4
 BF16 = 3e-2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Check primitives here for the first time, whatever this machine has checked before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 @lru_cache(maxsize=1)

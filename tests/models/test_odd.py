@@ -28,11 +28,7 @@ def convolution(x: torch.Tensor) -> torch.Tensor:
     return F.relu(F.conv2d(x, WEIGHTS, padding=1))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 def check_graph(name: str, seed: int) -> None:
@@ -127,8 +123,8 @@ def test_a_model_with_ops_of_the_reference_target_is_measured():
     torch.testing.assert_close(net(x), function(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_tiny_budget_measures_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_tiny_budget_measures_nothing():
     x = torch.randn(1, 8, 9, 9)
     net = fp.compile(Function(convolution), x, policy="optimal", tune="measure", tune_budget=1e-9, confirm=False)
     assert net.tuning.measured == net.tuning.cached == 0

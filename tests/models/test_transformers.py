@@ -85,12 +85,7 @@ vision = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    """Check primitives here for the first time, whatever this machine has checked before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 def outputs_agree(got: Any, want: Any) -> None:

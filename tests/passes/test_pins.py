@@ -39,11 +39,7 @@ class Net(nn.Module):
 X = (2, 8, 10, 10)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FMTPROP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 def pinned(pin: dict[str, Any]) -> fp.CompiledModel:

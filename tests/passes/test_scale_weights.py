@@ -95,8 +95,7 @@ class Squeezed(nn.Module):
 
 
 @pytest.fixture
-def squeezed(monkeypatch, tmp_path):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+def squeezed(monkeypatch, own_cache):
     monkeypatch.setattr(costs, "peaks", lambda *_: replace(PEAKS, copying=1e10))  # the plan depends on them
     module, x = Squeezed().eval(), torch.randn(1, 32, 56, 56)
     with torch.no_grad():

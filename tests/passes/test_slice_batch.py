@@ -179,8 +179,8 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_compiled_model_in_slices_agrees_with_pytorch(winner, monkeypatch):
     monkeypatch.setattr(slice_batch, "last_level_cache_nbytes", lambda: 2 * 4 * 16 * 8 * 8 * 4 - 2)
     seen = []
 

@@ -36,8 +36,8 @@ def compiled(net: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, *
 
 
 @pytest.mark.parametrize("size", [(1, 3, 259, 70), (2, 3, 256, 64)])
-def test_what_is_cut_down_is_run_by_the_same_implementation_in_the_same_formats(size, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_what_is_cut_down_is_run_by_the_same_implementation_in_the_same_formats(size, monkeypatch) -> None:
     net, target = compiled(Rows(), torch.randn(size), monkeypatch, verify="off"), OneDnnTarget()
     cut = {step.node.name: cut_down(step.node, target) for step in net.plan.steps if step.node.op != "reorder"}
     assert len(cut) >= 4
@@ -56,8 +56,8 @@ def test_what_is_cut_down_is_run_by_the_same_implementation_in_the_same_formats(
         assert [a for i, a in enumerate(before.dims) if i != 2] == [a for i, a in enumerate(after.dims) if i != 2]
 
 
-def test_images_of_a_matrix_product_are_cut(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_images_of_a_matrix_product_are_cut(monkeypatch) -> None:
 
     class Products(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -70,8 +70,8 @@ def test_images_of_a_matrix_product_are_cut(monkeypatch, tmp_path) -> None:
     assert small is not None and small.results[0].dims == (24, 8, 24)
 
 
-def test_rows_of_a_linear_layer_are_cut_and_sizes_with_the_same_rest_are_checked_once(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_rows_of_a_linear_layer_are_cut_and_sizes_with_the_same_rest_are_checked_once(monkeypatch) -> None:
     monkeypatch.setattr(module, "_LARGE_NBYTES", 1 << 14)
     torch.manual_seed(0)
     tokens, layer = Dim("tokens", min=2, max=400), nn.Linear(64, 48).eval()
@@ -89,14 +89,14 @@ def test_rows_of_a_linear_layer_are_cut_and_sizes_with_the_same_rest_are_checked
     assert checked == [118]
 
 
-def test_what_sees_all_rows_stays_as_it_is(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_what_sees_all_rows_stays_as_it_is(monkeypatch) -> None:
     net = compiled(nn.AvgPool2d((256, 64)), torch.randn(1, 16, 256, 64), monkeypatch, verify="off", policy="plain")
     assert [cut_down(step.node, OneDnnTarget()) for step in net.plan.steps] == [None]
 
 
-def test_a_wrong_kernel_is_found_on_fewer_rows(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_wrong_kernel_is_found_on_fewer_rows(monkeypatch) -> None:
     seen = []
 
     def is_wrong(node: Node) -> bool:

@@ -403,10 +403,10 @@ def test_a_wrong_primitive_is_planned_around(monkeypatch):
     assert relative_error(net(x), expected(module, x)) < 1e-5
 
 
-def test_checks_are_remembered_across_compiles(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_checks_are_remembered_across_compiles(monkeypatch):
     from fmtprop.runtime import selfcheck
 
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     module, x = nn.Conv2d(8, 8, 3).eval(), torch.randn(1, 8, 9, 9)
     counted: list[str] = []
     honest = selfcheck.check_node

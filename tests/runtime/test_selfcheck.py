@@ -177,9 +177,9 @@ def test_what_packs_weights_is_checked(packing, store, monkeypatch):
     assert "--reorder" in str(mismatch)
 
 
-def test_a_step_is_checked_with_what_packed_its_weights(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_a_step_is_checked_with_what_packed_its_weights(monkeypatch):
     """And that is planned around where the step is right without it."""
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     first = fp.compile(module, x, policy="propagate", verify="off")
     (packer,) = first.plan.packed
@@ -201,8 +201,8 @@ def test_what_only_the_library_can_read_is_passed_over(packing, store):
 # ---------------------------------------------------------------- in a model
 
 
-def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_runs_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_runs_it(monkeypatch):
     give_wrong_results(monkeypatch, lambda node: node.choice.target == "onednn")
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     with pytest.warns(RuntimeWarning) as caught:
@@ -214,8 +214,8 @@ def test_a_model_whose_primitives_are_all_wrong_is_planned_again_until_pytorch_r
     assert torch.allclose(net(x), module(x), atol=1e-5)
 
 
-def test_verify_off_checks_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_verify_off_checks_nothing(monkeypatch):
     give_wrong_results(monkeypatch, lambda node: True)
     module, x = nn.Conv2d(8, 24, 3).eval(), torch.randn(1, 8, 9, 9)
     net = fp.compile(module, x, verify="off")

@@ -529,8 +529,8 @@ def test_keys_differ_by_library_and_processor(monkeypatch: pytest.MonkeyPatch) -
     assert len(set(keys)) == 1 + len(names) + 1
 
 
-def test_the_file_is_of_this_library_and_instruction_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_the_file_is_of_this_library_and_instruction_set(tmp_path: Path) -> None:
     path = default_path()
     assert path.parent == tmp_path == cache_directory()
     assert dnnl.lib().isa in path.name and dnnl.lib().hash[:12] in path.name

@@ -71,9 +71,9 @@ def test_a_loaded_graph_frees_its_weights_without_it(tmp_path):
     assert tensor() is None
 
 
-def test_planning_leaves_nothing_to_it(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("own_cache")
+def test_planning_leaves_nothing_to_it():
     """Graphs and candidates in cycles would add up to more memory than they need at once."""
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     layers = [torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3), torch.nn.PReLU()]
     # a reshape of what lies in blocks is refused, and that is told as a reason
     graph = fp.from_torch(

@@ -130,9 +130,9 @@ def test_runs_side_by_side_do_not_share_sums(gate):
             torch.testing.assert_close(got, module(given), atol=1e-5, rtol=1e-5)
 
 
-def test_one_that_is_wrong_is_found_and_replaced(gate, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("own_cache")
+def test_one_that_is_wrong_is_found_and_replaced(gate, monkeypatch):
     module, x = gate
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     for kind in (rows.AverageKernel, rows.BroadcastKernel):
         monkeypatch.setattr(kind, "assembled", lambda self: Kernel("wrong", b"\xc3"))  # returns at once
     with pytest.warns(RuntimeWarning, match="(average|broadcast_mul):.* is off by"):

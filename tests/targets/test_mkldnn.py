@@ -277,8 +277,8 @@ def test_optimal_with_measured_costs(budget):
     assert errors(net, fp.load("residual")) < 1e-4
 
 
-def test_measured_costs_are_stored(monkeypatch, tmp_path):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_measured_costs_are_stored():
     module = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Sigmoid())
     x = torch.randn(1, 8, 20, 20)
     first = fp.compile(module, x, target="mkldnn", tune="measure")
@@ -289,7 +289,8 @@ def test_measured_costs_are_stored(monkeypatch, tmp_path):
         torch.testing.assert_close(net(x), module(x))
 
 
-def test_optimal_converts_to_mkldnn_tensors_where_that_pays(monkeypatch, tmp_path):
+@pytest.mark.usefixtures("own_cache")
+def test_optimal_converts_to_mkldnn_tensors_where_that_pays(monkeypatch):
     """It never did by the costs that were measured: their operators are as fast on dense tensors."""
     modelled = MkldnnCosts.node
 
@@ -302,7 +303,6 @@ def test_optimal_converts_to_mkldnn_tensors_where_that_pays(monkeypatch, tmp_pat
     impls = [step.node.choice.impl for step in net.plan.steps]
     assert impls[0] == "aten::to_mkldnn" and impls[-1] == "aten::to_dense"
     torch.testing.assert_close(net(x), module(x))
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
     raced = fp.compile(module, x, target="mkldnn", policy="optimal")
     assert raced.race.names == ("optimal", "propagate"), "a promise by cost is tried"
     assert fp.compile(module, x, target="mkldnn", policy="optimal").race is None, "the verdict is known"
@@ -386,8 +386,8 @@ def test_unknown_targets_are_refused():
         fp.compile("chain", target="gpu")
 
 
-def test_a_plan_goes_around_an_operator_that_fails_its_check(monkeypatch, tmp_path):
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_a_plan_goes_around_an_operator_that_fails_its_check(monkeypatch):
     real = check_steps
 
     def check(steps, *rest):

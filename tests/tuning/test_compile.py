@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from fmtprop.store import Store
 
 
 @pytest.mark.parametrize("damage", ["none", "flipped", "truncated", "garbage", "directory"])
-def test_the_next_compilation_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    monkeypatch.setenv("FMTPROP_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_the_next_compilation_is_right(damage: str) -> None:
     options = Options(policy="optimal", tune="measure", tune_budget=2.0)
     compile_graph(load("chain"), options)
     path = Store().path
