@@ -8,6 +8,7 @@ computed outside of the tracer. This module must not know about files or graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.recording import Recording
 from fmtprop.frontends.onnx.reference import run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
+from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ops.without_data import without_data
 
 __all__ = ["OperandsError", "Program"]
@@ -199,10 +201,10 @@ class _Run:
         if shape_only or is_known(arguments):
             arguments = recording.plain(arguments)
             self._check_size(step, arguments, scope)
-        else:
-            arguments = recording.traced(arguments)
+            return self._make(step, arguments, scope)
+        arguments = recording.traced(arguments)
         recording.origin = step.name
-        return self._make(step, arguments, scope)
+        return run_step(step, arguments, recording, partial(self._make, step, arguments, scope))
 
     def _make(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
         function = step.function

@@ -8,7 +8,7 @@ its record, so it is asked only once which overload a call of a function with su
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,7 +22,7 @@ from fmtprop.frontends.onnx.modes import CallMode
 from fmtprop.frontends.torch_call import by_schema
 from fmtprop.ops.without_data import result_of
 
-__all__ = ["Recorded", "Recording", "Traced", "tensors_in"]
+__all__ = ["FEW_ELEMENTS", "Again", "Recorded", "Recording", "Traced", "keep", "note_read", "tensors_in"]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +45,28 @@ class Recorded:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    origin: str
+
+
+@dataclass(slots=True, eq=False)
+class Again:
+    """Calls that a template stands for.
+
+    Parameters
+    ----------
+    template : Template
+        The nodes to add.
+    arguments : sequence
+        Operands of the ONNX node.
+    result : list
+        Its results.
+    origin : str
+        The ONNX node.
+    """
+
+    template: Any
+    arguments: Sequence[Any]
+    result: list[Any]
     origin: str
 
 
@@ -81,22 +103,38 @@ class Recording:
 
     Attributes
     ----------
-    calls : list of Recorded
+    calls : list of Recorded or Again
         The calls so far.
     origin : str
         The ONNX node that makes the present calls.
+    steps : int
+        Number of ONNX nodes so far.
+    learned : list
+        Nodes that may become templates.
+    readable : frozenset of int
+        Identities of the operands that a node's function may read.
+    has_read : bool
+        Whether it has read the numbers of another constant.
     """
 
     def __init__(self) -> None:
-        self.calls: list[Recorded] = []
+        self.calls: list[Recorded | Again] = []
         self.origin = ""
+        self.steps = 0
+        self.learned: list[Any] = []
+        self.readable: frozenset[int] = frozenset()
+        self.has_read = False
         #: by identity of a constant with recorded calls: the constant; by that of a plain constant: the other form
         self._plain: dict[int, torch.Tensor] = {}
         self._traced: dict[int, tuple[Traced, torch.Tensor]] = {}
 
-    def input(self, dims: Iterable[int], dtype: torch.dtype) -> Traced:
+    def input(self, dims: Sequence[int], dtype: torch.dtype) -> Traced:
+        """Return a dense tensor without data, whose calls are recorded."""
+        return self._made(torch.empty(dims, dtype=dtype, device="meta"))
+
+    def without_data(self, dims: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Traced:
         """Return a tensor without data, whose calls are recorded."""
-        return self._made(torch.empty(tuple(dims), dtype=dtype, device="meta"))
+        return self._made(torch.empty_strided(dims, strides, dtype=dtype, device="meta"))
 
     def traced(self, value: Any) -> Any:
         """Return an operand whose calls are recorded."""
@@ -148,16 +186,18 @@ class Recording:
         first = len(self.calls)
         with _Dispatched():
             result = func(*args, **kwargs)
+        if type(result) in (bool, int, float) and not all(getattr(at, "is_meta", False) for at in tensors):
+            self.has_read = True  # perhaps the numbers of a constant
         if len(self.calls) == first + 1 and self.calls[first].result is result:
-            call = self.calls[first]
+            call: Any = self.calls[first]
             by_kinds = isinstance(func, BuiltinFunctionType | MethodDescriptorType) and func.__name__ not in _BY_STRIDES
             if by_kinds and _same_arguments(call, args, kwargs):
-                _keep(_OVERLOADS, kinds, call.target)
+                keep(_OVERLOADS, kinds, call.target)
             # all given tensors, no others: it has neither read the numbers of one nor made one
             elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
                 map(id, tensors_in((call.args, call.kwargs)))
             ):
-                _keep(_CALLS, key, (call.target, _placed(call.args, places), _placed(call.kwargs, places)))
+                keep(_CALLS, key, (call.target, _placed(call.args, places), _placed(call.kwargs, places)))
         return result
 
     def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -168,10 +208,18 @@ class Recording:
             found = self.traced(result)
         elif isinstance(result, list | tuple):
             found = type(result)(map(self.traced, result))
-        else:
+        else:  # numbers of a constant
+            self.has_read = True
             return result
         self.calls.append(Recorded(target, args, kwargs, found, self.origin))
         return found
+
+
+def note_read(value: torch.Tensor) -> None:
+    """Note that a function reads the numbers of a constant."""
+    recording = _present.recording
+    if recording is not None and isinstance(value, Traced) and id(value) not in recording.readable:
+        recording.has_read = True
 
 
 class _Present(threading.local):
@@ -189,9 +237,12 @@ _OVERLOADS: dict[Any, OpOverload] = {}
 #: overload and arguments by function, values, and types and shapes of tensors, for all other functions of one call
 _CALLS: dict[Any, tuple[OpOverload, Any, Any]] = {}
 _MOST_KEPT: Final = 4096
+#: most elements of a constant that a function may read; with more, it is read at each load
+FEW_ELEMENTS: Final = 64
 
 
-def _keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+def keep(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a value in a table of bounded size."""
     if len(table) >= _MOST_KEPT:
         table.clear()
     table[key] = value

@@ -14,6 +14,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx.recording import note_read
 from fmtprop.ops.without_data import has_unknown
 
 __all__ = [
@@ -73,6 +74,7 @@ def data(value: torch.Tensor, subject: str) -> np.ndarray[Any, Any]:
     """
     if not is_known(value):
         raise DataDependentError(subject)
+    note_read(value)
     with torch._C.DisableTorchFunctionSubclass():  # no call of a traced constant
         if not _len_torch_dispatch_stack():
             return _array(value)
