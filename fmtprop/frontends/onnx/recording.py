@@ -186,8 +186,8 @@ class Recording:
         first = len(self.calls)
         with _Dispatched():
             result = func(*args, **kwargs)
-        if type(result) in (bool, int, float) and not all(getattr(at, "is_meta", False) for at in tensors):
-            self.has_read = True  # perhaps the numbers of a constant
+        if next(tensors_in(result), None) is None:  # perhaps the numbers of a constant
+            self.has_read |= any(not at.is_meta and id(at) not in self.readable for at in tensors)
         if len(self.calls) == first + 1 and self.calls[first].result is result:
             call: Any = self.calls[first]
             by_kinds = isinstance(func, BuiltinFunctionType | MethodDescriptorType) and func.__name__ not in _BY_STRIDES
