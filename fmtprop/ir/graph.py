@@ -165,11 +165,10 @@ class Graph:
         edges = self._graph._succ[value.node].items()
         return [(to, key) for to, between in edges for key, data in between.items() if data["result"] == value.index]
 
-    def ancestors(self, name: str) -> set[str]:
-        """Return the names of all nodes that a node depends on, without the node itself."""
-        self.node(name)
+    def ancestors(self, *names: str) -> set[str]:
+        """Return the names of all nodes that some nodes depend on; themselves only where another of them needs them."""
         found: set[str] = set()
-        waiting = [name]
+        waiting = [self.node(name).name for name in names]
         while waiting:
             fresh = self._graph._pred[waiting.pop()].keys() - found
             found |= fresh
@@ -352,13 +351,8 @@ class Graph:
 
     def remove_dead(self) -> int:
         """Remove every node that no output depends on, except inputs; return their number."""
-        alive = {node.name for node in self.output_nodes}
-        waiting = list(alive)
-        while waiting:
-            for source in self._graph._pred[waiting.pop()]:
-                if source not in alive:
-                    alive.add(source)
-                    waiting.append(source)
+        outputs = [node.name for node in self.output_nodes]
+        alive = {*outputs, *self.ancestors(*outputs)}
         dead = [name for name, node in self.entries() if name not in alive and node.op != "input"]
         for node in reversed(self.nodes(dead) if dead else []):
             self.remove(node.name)
@@ -370,9 +364,8 @@ class Graph:
         Without a second entry point, these are all nodes. A node that only the second one needs runs there, even if it
         depends only on inputs of the first: its operands are in memory until then, and its results need not be.
         """
-        names = {node.name for node in self.input_nodes if not node.phase}
-        for node in self.output_nodes:
-            names |= set() if node.phase else {node.name, *self.ancestors(node.name)}
+        outputs = [node.name for node in self.output_nodes if not node.phase]
+        names = {*outputs, *self.ancestors(*outputs), *(node.name for node in self.input_nodes if not node.phase)}
         has_backward = any(node.phase for node in (*self.input_nodes, *self.output_nodes))
         return names if has_backward else set(self._graph)
 

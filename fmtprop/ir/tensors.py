@@ -69,11 +69,21 @@ def data_type(dtype: torch.dtype) -> DataType:
 def tensor_type(tensor: torch.Tensor) -> TensorType:
     """Return the logical type of a torch tensor; strides do not matter.
 
+    Raises
+    ------
+    GraphError
+        A graph holds no such tensor: it is sparse, or its dtype has no data type.
+
     Examples
     --------
     >>> tensor_type(torch.zeros(2, 3, dtype=torch.bfloat16))
     bf16[2,3]
     """
+    if tensor.layout not in (torch.strided, torch._mkldnn):
+        raise GraphError(
+            f"a graph holds dense tensors, and this one is {tensor.layout}, as the gradient of an embedding with "
+            "sparse=True: use sparse=False"
+        )
     return TensorType(tuple(tensor.shape), data_type(tensor.dtype))
 
 

@@ -76,6 +76,8 @@ class _Builder:
         self.forward = graph.forward_names()
         #: in topological order, those of the forward half first: nothing there depends on the other half
         self.nodes = sorted(graph.nodes(), key=lambda node: node.name not in self.forward)
+        #: input -> its place among the inputs
+        self.arguments = {node.name: place for place, node in enumerate(graph.input_nodes)}
         self.turn: int | None = None
         self.roots: list[_Root] = []
         self.places: dict[Value, Access] = {}
@@ -143,8 +145,7 @@ class _Builder:
             return  # packed at its first read: weights are packed one by one
         inputs = {name: self._place_of(value) for name, value in self.graph.inputs(node.name).items()}
         if node.op == "input":
-            index = [n.name for n in self.graph.input_nodes].index(node.name)
-            self._place(node, 0, self._root(Home.INPUT, node.descs[0].nbytes, index))
+            self._place(node, 0, self._root(Home.INPUT, node.descs[0].nbytes, self.arguments[node.name]))
         elif node.op == "output":
             pass
         elif is_in_place(node):

@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.step import Step, leading_sizes
@@ -89,7 +90,11 @@ def training_backend(
 
 
 #: PyTorch's function -> the function that takes it, and returns it as one call
-_WHOLE = {**dict.fromkeys(RECURRENT, whole_recurrent), "local_response_norm": whole_lrn}
+_WHOLE = {
+    **dict.fromkeys(RECURRENT, whole_recurrent),
+    "local_response_norm": whole_lrn,
+    "embedding_bag": whole_embedding_bag,
+}
 
 
 def _keep_whole(module: fx.GraphModule) -> None:
