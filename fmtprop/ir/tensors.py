@@ -79,7 +79,7 @@ def tensor_type(tensor: torch.Tensor) -> TensorType:
     >>> tensor_type(torch.zeros(2, 3, dtype=torch.bfloat16))
     bf16[2,3]
     """
-    if tensor.layout not in (torch.strided, torch._mkldnn):
+    if tensor.is_sparse or tensor.layout is torch.sparse_csr:
         raise GraphError(
             f"a graph holds dense tensors, and this one is {tensor.layout}, as the gradient of an embedding with "
             "sparse=True: use sparse=False"
