@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fmtprop.ops.without_data import result_of, without_data
 
@@ -32,7 +33,17 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class SizesOnly(CallMode):  # type: ignore[no-untyped-call]
-    """A mode in which calls compute shapes and types only."""
+    """A mode in which calls compute shapes and types only.
+
+    Attributes
+    ----------
+    products : int
+        Number of products and sums of the calls that multiply matrices or convolve.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products = 0
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call on tensors without data."""
@@ -40,4 +51,9 @@ class SizesOnly(CallMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)  # also a part of numpy(), which would read memory that is not there
         if any(argument.name == "device" for argument in func._schema.arguments):
             kwargs = kwargs | {"device": torch.device("meta")}
-        return result_of(func, without_data(args), without_data(kwargs))
+        args, kwargs = without_data(args), without_data(kwargs)
+        result = result_of(func, args, kwargs)
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.products += count(*args, **kwargs, out_val=result)
+        return result

@@ -34,6 +34,10 @@ _SMALL_NBYTES: Final = 4096
 _FEW_ELEMENTS: Final = 64
 #: bytes that nodes may make of constants, plus eight times the bytes of the weights
 MOST_FOLDED_NBYTES: Final = 1 << 29
+#: bytes of constants that nodes on constants may read, plus 32 times the bytes of the weights: some seconds
+MOST_READ_NBYTES: Final = 1 << 34
+#: products that nodes on constants may compute: some seconds
+MOST_FOLDED_PRODUCTS: Final = 1 << 37
 #: bytes of constants that nodes may make of one number each; a graph describes them by this number
 MOST_REPEATED_NBYTES: Final = 1 << 30
 
@@ -145,6 +149,8 @@ class _Run:
         self.steps = 0
         self.folded_nbytes = 0
         self.repeated_nbytes = 0
+        self.read_nbytes = 0
+        self.products = 0
 
     def body(self, body: Body, inputs: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Any]:
         values = _Scope(scope, body.constants)
@@ -251,13 +257,26 @@ class _Run:
         growing = step.op in operators.GROWING
         if not growing and nbytes <= _SMALL_NBYTES:
             return
+        self.read_nbytes += nbytes
+        most = MOST_READ_NBYTES + 32 * self.program.weights_nbytes
+        if self.read_nbytes > most:
+            raise ImportModelError(
+                f"{step.label} reads {nbytes} bytes of constants; all nodes on constants together may read {most}: "
+                "compute them once, and keep the result as an initialiser"
+            )
         if step.function is None or not all(map(_in_torch, arguments)):
             return
         try:
-            with SizesOnly():  # type: ignore[no-untyped-call]
+            with SizesOnly() as mode:
                 made = self._make(step, [_small_or_without_data(value) for value in arguments], scope)
         except DataDependentError:  # a function that reads all numbers: its result is no larger than they are
             return
+        self.products += mode.products
+        if self.products > MOST_FOLDED_PRODUCTS:
+            raise ImportModelError(
+                f"{step.label} computes {mode.products} products of constants; all nodes on constants together may "
+                f"compute {MOST_FOLDED_PRODUCTS}: compute it once, and keep the result as an initialiser"
+            )
         results = made if isinstance(made, tuple | list) else (made,)
         sizes = [(value.nbytes, is_repeated(value)) for value in results if isinstance(value, torch.Tensor)]
         size = sum(nbytes for nbytes, repeated in sizes if not repeated)

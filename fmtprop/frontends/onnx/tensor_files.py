@@ -6,6 +6,7 @@ these are parsed, and each is read from its place.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
@@ -178,8 +179,10 @@ class ExternalData:
     def __init__(self, folder: Path | None, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.left: int | None = None
         self.ranges: dict[tuple[str, int, int], Any] = {}
+        self.nbytes = 0
+        #: sizes of the files that were read, by device and inode
+        self.sizes: dict[tuple[int, int], int] = {}
 
     def read(self, tensor: onnx.TensorProto, where: str) -> Any:
         """Return the data of a tensor.
@@ -202,13 +205,9 @@ class ExternalData:
         return _value(tensor, self.ranges[key])
 
     def _bytes(self, location: str, offset: int, length: int, where: str) -> Any:
-        file = self._file(location, where)
-        self.left = (memory_nbytes() if self.left is None else self.left) - length
-        if self.left < 0:
-            raise ImportModelError(f"{where}: the external data of {self.name} is larger than this machine's memory")
+        folder, parts = self._parts(location, where)
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as opened:
+            with os.fdopen(_descriptor(folder, parts), "rb") as opened:
                 status = os.fstat(opened.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise ImportModelError(f"{where}: {location!r} is not a regular file")
@@ -216,30 +215,64 @@ class ExternalData:
                     raise ImportModelError(
                         f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {status.st_size}"
                     )
+                self._check_total(status, length, f"{where}: {location!r}")
                 opened.seek(offset)
                 data: Any = np.empty(length, np.uint8)
                 read = opened.readinto(data)
         except OSError as error:
-            raise ImportModelError(f"{where}: {location!r} cannot be read: {error.strerror}") from error
+            link = error.errno in (errno.ELOOP, errno.ENOTDIR)
+            reason = "it leads over a link, which could lead anywhere, or over a file" if link else error.strerror
+            raise ImportModelError(f"{where}: {location!r} cannot be read: {reason}") from error
         if read != length:
             raise ImportModelError(f"{where}: {location!r} was cut off while it was read")
         return data
 
-    def _file(self, location: str, where: str) -> Path:
+    def _check_total(self, status: os.stat_result, length: int, where: str) -> None:
+        """Refuse data that take much memory and little disk: of holes, or the same bytes again and again."""
+        self.nbytes += length
+        self.sizes[status.st_dev, status.st_ino] = status.st_size
+        if self.nbytes > memory_nbytes():
+            raise ImportModelError(f"{where}: the external data of {self.name} is larger than this machine's memory")
+        if self.nbytes > _MOST_REPEATED_NBYTES + 2 * sum(self.sizes.values()):
+            raise ImportModelError(
+                f"{where}: the initialisers of {self.name} take {self.nbytes} bytes of files with "
+                f"{sum(self.sizes.values())}: they overlap too much"
+            )
+        on_disk = 512 * status.st_blocks
+        if length > _LARGE_HOLE_NBYTES and length > _MOST_COMPRESSED * on_disk:
+            raise ImportModelError(f"{where} has {status.st_size} bytes, of which only {on_disk} are on the disk")
+
+    def _parts(self, location: str, where: str) -> tuple[Path, tuple[str, ...]]:
+        """Return the model's folder, and the path of a file within it."""
         if self.folder is None:
             raise ImportModelError(f"{where} is in the file {location!r} in the model's folder; give the model's path")
         path = PurePosixPath(location)
-        plain = location and "\0" not in location and "\\" not in location and not path.is_absolute()
+        plain = path.parts and "\0" not in location and "\\" not in location and not path.is_absolute()
         if not plain or ".." in path.parts or len(location) > limits.NAME_CHARACTERS:
             raise ImportModelError(
                 f"{where} lies in {location!r}; external data must be in the model's folder, under a relative path"
             )
-        file = self.folder
-        for part in path.parts:
-            file = file / part
-            if file.is_symlink():
-                raise ImportModelError(f"{where}: {location!r} leads over a link, which could lead anywhere")
-        return file
+        return self.folder, path.parts
+
+
+#: bytes of external data that may be read more than twice
+_MOST_REPEATED_NBYTES = 1 << 26
+#: bytes of a tensor that may be a hole of its file, and how many times smaller a file system may store a larger one
+_LARGE_HOLE_NBYTES, _MOST_COMPRESSED = 1 << 28, 64
+
+
+def _descriptor(folder: Path, parts: tuple[str, ...]) -> int:
+    """Open a file within a folder; no part of its path may be a link, also if one is made meanwhile."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, flags | os.O_DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        return os.open(parts[-1], flags | os.O_NONBLOCK, dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def _size(text: str, where: str) -> int:

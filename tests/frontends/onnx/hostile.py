@@ -183,6 +183,14 @@ def oversized() -> Iterator[tuple[str, bytes]]:
         + " y = Neg(a40)",
         "outer_products": "c = Constant<value_ints = [20000, 1]>() d = Constant<value_ints = [1, 20000]>() "
         "p = ConstantOfShape(c) q = ConstantOfShape(d) y = Add(p, q)",
+        "sums_of_large_constants": "s = Constant<value_ints = [16000, 16000]>() w = ConstantOfShape(s) "
+        + " ".join(f"r{i} = ReduceSum<keepdims = 0>(w)" for i in range(4000))
+        + " y = Add(x, r3999)",
+        "constants_of_one_number": "s = Constant<value_ints = [16000, 16000]>() a = ConstantOfShape(s) "
+        "b = ConstantOfShape(s) c = Add(a, b) y = Neg(c)",
+        "product_of_constants": "s = Constant<value_ints = [11000, 11000]>() a = ConstantOfShape(s) y = MatMul(a, a)",
+        "convolution_of_constants": "s = Constant<value_ints = [1, 64, 1000, 1000]>() a = ConstantOfShape(s) "
+        "t = Constant<value_ints = [64, 64, 31, 31]>() w = ConstantOfShape(t) y = Conv(a, w)",
         "endless_loop": "m = Constant<value_int = 9000000000>() t = Constant<value_int = 1>() c = Cast<to = 9>(t) "
         "y = Loop(m, c, x) <body = b (int64 i, bool k, float[2, 3] s) => (bool k2, float[2, 3] u) "
         "{ k2 = Identity(k) u = Relu(s) }>",

@@ -12,7 +12,7 @@ import pytest
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import from_onnx
-from tests.frontends.onnx import fuzz, hostile
+from tests.frontends.onnx import fuzz, fuzz_external, hostile
 
 MOST_SECONDS = 10
 MOST_MEGABYTES = 1000
@@ -51,9 +51,45 @@ def test_a_damaged_model_is_refused(seed):
     assert fuzz.check(seed) == "refused"
 
 
+def test_external_data_that_lie(tmp_path):
+    home = fuzz_external.folder(tmp_path)
+    ends = [fuzz_external.check(seed, home) for seed in range(60)]
+    assert set(ends) == {"graph", "refused"}
+
+
+def test_external_data_of_holes_and_of_overlaps(tmp_path):
+    """A small file must not fill the memory: with holes, or read again and again."""
+    home = fuzz_external.folder(tmp_path)
+    holes = fuzz_external.model()
+    tensor = holes.graph.initializer[0]
+    del tensor.external_data[1:]
+    tensor.external_data[0].value = "hole"
+    del tensor.dims[:]
+    tensor.dims.append(1 << 29)
+    (home / "model.onnx").write_bytes(holes.SerializeToString())
+    with pytest.raises(ImportModelError, match=r"'hole' has 1099511627776 bytes, of which only 0 are on the disk"):
+        from_onnx(home / "model.onnx")
+    (home / "zeros").write_bytes(bytes(1 << 25))
+    overlaps = fuzz_external.model()
+    for index in range(20):
+        tensor = overlaps.graph.initializer.add(
+            name=f"w{index}", data_type=1, dims=[(1 << 23) - index], data_location=1
+        )
+        tensor.external_data.add(key="location", value="zeros")
+        tensor.external_data.add(key="offset", value=str(4 * index))
+    (home / "model.onnx").write_bytes(overlaps.SerializeToString())
+    with pytest.raises(
+        ImportModelError, match=r"initialiser w4.* take .* bytes of files with .*: they overlap too much"
+    ):
+        from_onnx(home / "model.onnx")
+
+
 @pytest.mark.slow
-def test_damaged_models():
+@pytest.mark.parametrize(
+    ("module", "seeds"), [("fuzz", "0:2000"), ("fuzz", "1000000:1001000"), ("fuzz_external", "0:2000")]
+)
+def test_damaged_models(module, seeds):
     """In a process of its own, which a crash would end."""
-    command = [sys.executable, "-m", "tests.frontends.onnx.fuzz", "0:2000"]
+    command = [sys.executable, "-m", f"tests.frontends.onnx.{module}", seeds]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
