@@ -135,6 +135,8 @@ class Region:
         self._varying = [i for i in range(len(placeholders)) if i not in constants]
         self._symbolic = any(is_symbolic(node.meta.get("val")) for node in placeholders)
         self._plans: Plans[object, _Plan] = Plans(_MOST_PLANS)
+        #: the plan of a graph of fixed sizes
+        self._only: _Plan | None = None
         self._shapes: Shapes | None = None
         #: calls with shapes that have no plan
         self._unplanned: Counter[object] = Counter()
@@ -150,6 +152,11 @@ class Region:
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run the graph."""
+        only = self._only
+        if only is not None:
+            packed = only.weights
+            if packed is None or packed.are(self._weights(args)):
+                return only.run(args)
         key = self._key(args) if self._symbolic else ()
         plan = self._plans.known(key)
         if plan is None and self._is_rare(key):
@@ -192,7 +199,8 @@ class Region:
         return plan
 
     def _settle(self, plan: _Plan) -> None:
-        self.is_left_to_pytorch = plan.weights is None and not self._symbolic
+        if not self._symbolic:
+            self._only, self.is_left_to_pytorch = plan, plan.weights is None
 
     def _made(self, args: Sequence[Any], weights: Sequence[torch.Tensor]) -> _Plan:
         if self._changes > _MOST_CHANGES:
@@ -202,10 +210,7 @@ class Region:
         packed = Weights(weights)
         try:
             functional, net = self._compiled(args)
-
-            def run(given: Sequence[Any]) -> Sequence[Any]:
-                return functional.results(net.run_flat(functional.inputs(given)), given)
-
+            run = functional.around(net.run_flat)
             made = _Plan(packed, run, Outcome(net, ""))
             if self.is_all:
                 run(args)

@@ -29,13 +29,9 @@ class Weights:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
-        self._state = _state_of(self._tensors)
+        self._state = [*map(_VERSION, self._tensors), *map(_ADDRESS, self._tensors)]
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether these are the same tensors with the same numbers."""
         same = all(map(is_, self._tensors, tensors))
-        return same and _state_of(tensors) == self._state
-
-
-def _state_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [*map(_VERSION, tensors), *map(_ADDRESS, tensors)]
+        return same and [*map(_VERSION, tensors), *map(_ADDRESS, tensors)] == self._state

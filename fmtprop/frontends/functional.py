@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -36,21 +36,29 @@ class Functional:
     _inputs: Sequence[int]
     _results: Sequence[tuple[str, Any]]
 
-    def inputs(self, given: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the graph's inputs, selected from the program's."""
-        return [given[position] for position in self._inputs]
+    def around(
+        self, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    ) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return the program: a function of its inputs, which calls a function that runs the graph.
 
-    def results(self, outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> list[Any]:
-        """Return the program's results from the graph's outputs; some results are inputs or fixed numbers."""
-        if self._are_outputs:
-            return list(outputs)
-        sources = {"output": outputs, "input": given}
-        return [sources[kind][item] if kind in sources else item for kind, item in self._results]
+        Some of its results are inputs or fixed numbers.
+        """
+        chosen = itemgetter(*self._inputs) if len(self._inputs) > 1 else None
+        only = self._inputs[0] if len(self._inputs) == 1 else None
 
-    @cached_property
-    def _are_outputs(self) -> bool:
-        """Whether the program's results are the graph's outputs."""
-        return [*self._results] == [("output", place) for place in range(len(self._results))]
+        def outputs(given: Sequence[Any]) -> list[torch.Tensor]:
+            if chosen is not None:
+                return run(list(chosen(given)))
+            return run([given[only]] if only is not None else [])
+
+        if [*self._results] == [("output", place) for place in range(len(self._results))]:
+            return outputs
+
+        def results(given: Sequence[Any]) -> list[Any]:
+            sources = {"output": outputs(given), "input": given}
+            return [sources[kind][item] if kind in sources else item for kind, item in self._results]
+
+        return results
 
 
 def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], name: str) -> Functional:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from math import inf
 from time import perf_counter
@@ -20,7 +21,7 @@ from fmtprop.jit import Call, CallList, no_code
 from fmtprop.layout import MemoryDesc
 from fmtprop.runtime.boundary import Endpoint, write_out
 from fmtprop.runtime.plan import Access, Buffer, Home, Plan, Step, Turn
-from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
+from fmtprop.targets.bound import NOTHING, SCRATCHPAD, Bound, Memory, Place, PythonCalls, Stream, as_planned
 from fmtprop.targets.memory import huge_bytes
 
 #: buffers with another tensor in each run
@@ -175,7 +176,7 @@ class Context:
     def clear(self) -> None:
         """Let go of the tensors that were bound for a run, or for both halves of one."""
         for memory in self._passing:
-            memory.clear()
+            memory.tensor = NOTHING  # as its clear() does
 
     def close(self) -> None:
         """Release the native objects."""
@@ -197,16 +198,13 @@ class Context:
     def _execute(self, *halves: Sequence[Call]) -> None:
         with as_planned() if self._has_python else _NO_CONTEXT:
             for calls in halves:
-                self._call(calls)
+                for call in calls:
+                    function, a, b, c, d = call
+                    status = function(a, b, c, d)
+                    if status:
+                        self._fail(call, status)
         if self._is_asynchronous:
             self._stream.wait()
-
-    def _call(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            function, a, b, c, d = call
-            status = function(a, b, c, d)
-            if status:
-                self._fail(call, status)
 
     def _bind(
         self,
@@ -221,13 +219,13 @@ class Context:
                 memory.put(tensor)
         for index, output in enumerate(outputs):
             if output.is_written:
-                given = out[index] if out is not None and output.takes(out[index]) else None
-                output.place.memory.put(given if given is not None else output.new())
+                fits = out is not None and output.takes(out[index])
+                output.memory.put(out[index] if out is not None and fits else output.new())
 
     def _results(self, outputs: Sequence[_Output], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         results = []
         for index, output in enumerate(outputs):
-            result = output.place.memory.tensor if output.is_written else output.place.tensor()
+            result = output.memory.tensor if output.is_written else output.place.tensor()
             if out is not None:
                 given = out[index]
                 if result is not given:
@@ -320,16 +318,18 @@ class _Output:
         Whether a step makes the tensor, and nothing else uses it.
     """
 
-    __slots__ = ("_like", "endpoint", "is_made", "is_written", "place")
+    __slots__ = ("_new", "endpoint", "is_made", "is_written", "memory", "place")
 
     def __init__(self, endpoint: Endpoint, place: Place, is_written: bool, is_made: bool) -> None:
         self.endpoint, self.place, self.is_written, self.is_made = endpoint, place, is_written, is_made
+        self.memory = place.memory
         # gives type and device to new tensors, so the caller's default device does not matter
-        self._like = torch.empty(0, dtype=endpoint.dtype, device="cpu")
+        like = torch.empty(0, dtype=endpoint.dtype, device="cpu")
+        self._new = partial(like.new_empty_strided, endpoint.dims, endpoint.strides)
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the result."""
-        return self._like.new_empty_strided(self.endpoint.dims, self.endpoint.strides)
+        return self._new()
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a run can write the result straight to a tensor of the caller's."""

@@ -156,7 +156,10 @@ class Executor:
         here = current_threads()
         threads = here if threads is None else threads
         runner = self._runners.get(threads) or self._runner(threads)
-        context = runner.take()
+        try:
+            context = runner.free.pop()
+        except IndexError:
+            context = runner.take()
         if here == runner.plan.threads:
             results = context.run(tensors, out)
         else:

@@ -21,6 +21,7 @@ from fmtprop.layout import MemoryDesc
 from fmtprop.targets.memory import view, view_of_tensor
 
 __all__ = [
+    "NOTHING",
     "REFUSED",
     "SCRATCHPAD",
     "Bound",
@@ -37,7 +38,7 @@ __all__ = [
 SCRATCHPAD = "scratchpad"
 
 #: content between runs of memory with another tensor in each run, so that no tensor is kept
-_NOTHING = torch.empty(0, device="cpu")
+NOTHING = torch.empty(0, device="cpu")
 
 #: exceptions of operators that refuse their arguments
 REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
@@ -58,7 +59,7 @@ class Memory:
 
     def __init__(self, tensor: torch.Tensor | None = None, desc: MemoryDesc | None = None) -> None:
         self.is_fixed, self.desc = tensor is not None, desc
-        self.tensor = _NOTHING if tensor is None else tensor
+        self.tensor = NOTHING if tensor is None else tensor
         self._pointer = 0
         #: functions that are called with a new address, and their offsets from the start in bytes
         self._followers: list[tuple[Callable[[int], object], int]] = []
@@ -75,7 +76,7 @@ class Memory:
 
     def clear(self) -> None:
         """Hold nothing."""
-        self.tensor = _NOTHING
+        self.tensor = NOTHING
 
     def follow(self, point: Callable[[int], object], start: int = 0) -> None:
         """Call a function with the address `start` bytes after the beginning: now, if known, and at each change."""

@@ -18,7 +18,7 @@ from torch import fx
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.errors import FmtpropError
-from fmtprop.frontends.functional import Functional, import_functional
+from fmtprop.frontends.functional import import_functional
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.ir.graph import Graph
 from fmtprop.runtime.halves import Halves
@@ -184,17 +184,17 @@ class Evaluation:
         self._plan = plan
         #: the plan, after the graph's first run
         self.net: CompiledModel | None = None
-        self._functional: Functional | None = None
+        self._run: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         self._making = ProcessLock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the graph."""
         with self._making.current:
-            if self.net is None or self._functional is None:
-                self._functional = import_functional(self.program, {}, "evaluation")
-                options = replace(self.options, boundary=self._functional.boundary)
-                self.net = self._plan(self._functional.graph, options)
-        return self._functional.results(self.net.run_flat(self._functional.inputs(args)), args)
+            if self._run is None:
+                functional = import_functional(self.program, {}, "evaluation")
+                self.net = self._plan(functional.graph, replace(self.options, boundary=functional.boundary))
+                self._run = functional.around(self.net.run_flat)
+        return self._run(args)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from benchmarks import (
     bench_memory,
     bench_models,
     bench_overhead,
+    bench_region,
     common,
     flops,
     layers,
@@ -326,6 +327,16 @@ def test_no_share_without_agreement() -> None:
     assert bad.met is None and bad.microseconds_per_step is None
     text = bench_overhead.render([good, bad])
     assert "< 2%: met" in text and "chain: WRONG OUTPUTS, no figures: output 0" in text
+
+
+def test_a_call_of_a_region_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_region.main(["1", "--rounds", "2", "--repeats", "10"]) == 0
+    printed = capsys.readouterr().out
+    assert "added" in printed and "15:" in printed and "WRONG" not in printed
+    few = Quartiles(10.0, 12.0, 14.0)
+    wrong = bench_region.Overhead(4, 28, 6, None, None, None, WRONG)
+    assert bench_region.Overhead(1, 7, 3, few, few, few, PASSED).met is True and wrong.met is None
+    assert "4 layers: WRONG OUTPUTS, no figures: output 0" in bench_region.render([wrong])
 
 
 # ---------------------------------------------------------------- compile
