@@ -28,6 +28,10 @@ from fmtprop.system.printable import printable_lines
 _MOST_CHARACTERS = 4000
 
 
+#: remedy of a model that changes tensors in place, such as a cache of keys and values
+IN_PLACE_REMEDY = 'run it by torch.compile(model, backend="fmtprop"), which writes to caches without a copy'
+
+
 class FmtpropError(Exception):
     """Base class of every error that fmtprop raises on purpose.
 

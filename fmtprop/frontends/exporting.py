@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmtprop.errors import ImportModelError
+from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.structure import describe
@@ -181,7 +182,8 @@ def _export_failure(module: nn.Module, error: Exception) -> str:
     if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
         return (
             f"{failure}Take and return tensors, numbers, tuples, lists and dicts (a model of transformers: "
-            "kwargs={'use_cache': False}), or register the class with torch.export.register_dataclass"
+            "kwargs={'use_cache': False}), or register the class with torch.export.register_dataclass. If it is a "
+            f"cache that the model updates, {IN_PLACE_REMEDY}"
         )
     return (
         f"{failure}"
@@ -234,10 +236,17 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
         except Exception as error:  # torch traces the program again, and may raise anything
             raise ImportModelError(
                 "run_decompositions cannot make the exported program functional: "
-                f"{_first_lines(error)}\nMake new tensors instead of changing views in place, and use a program that "
-                "still has its weights"
+                f"{_first_lines(error)}\nMake new tensors instead of changing {_changing(program)} in place, and use a "
+                f"program that still has its weights. If it has a cache, {IN_PLACE_REMEDY}"
             ) from error
         return functional
+
+
+def _changing(program: ExportedProgram) -> str:
+    """Return the calls that change tensors in place, for a message."""
+    targets = (node.target for node in program.graph.nodes)
+    names = {str(one) for one in targets if isinstance(one, OpOverload) and one._schema.is_mutable}
+    return f"tensors ({', '.join(sorted(names))})" if names else "views"
 
 
 def check_tensors(tensors: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 
-from fmtprop.errors import ImportModelError
+from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.torch_call import check_real, parts_of, tensor_type
 from fmtprop.ir.graph import Graph
@@ -81,12 +81,13 @@ class _Importer:
                     continue
                 raise ImportModelError(
                     f"the model changes its {_STATE[spec.kind]} {spec.target!r} at every call; a graph has no state. "
-                    "Export it in eval mode (batch normalization), change it once before compiling, or pass the state "
-                    "as an input and return it"
+                    "Export it in eval mode (batch normalization), change it once before compiling, pass the state as "
+                    f"an input and return it, or {IN_PLACE_REMEDY}"
                 )
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 raise ImportModelError(
-                    f"the model modifies its input {spec.target!r} in place; compute a new tensor instead"
+                    f"the model modifies its input {spec.target!r} in place, and a plan writes only to its results; "
+                    f"compute a new tensor and return it, or {IN_PLACE_REMEDY}"
                 )
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise ImportModelError(

@@ -429,8 +429,8 @@ def _mutate(x):
 
 
 REFUSED = {
-    "state": (Stateful(), "changes its buffer 'count' at every call"),
-    "input mutation": (Function(_mutate), "modifies its input .*args_0.* in place"),
+    "state": (Stateful(), "changes its buffer 'count' at every call.* torch.compile"),
+    "input mutation": (Function(_mutate), "modifies its input .*args_0.* in place.* torch.compile"),
     "control flow": (nn.Sequential(Controlled()), r"in 0: control flow \(cond\) cannot be in a graph"),
     "data-dependent branch": (
         nn.Sequential(nn.ReLU(), Branching()),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends import from_torch
 from tests.frontends.checking import check
 
 transformers = pytest.importorskip("transformers")
@@ -76,3 +78,14 @@ def test_bert_takes_tokens_and_a_mask():
     assert [node.name for node in graph.input_nodes] == ["input_ids", "attention_mask"]
     assert "aten.embedding.default" in {node.attrs.target for node in graph if node.op == "aten"}
     assert graph.count("matmul") + graph.count("inner_product") >= 2 * 6
+
+
+def test_a_cache_that_is_updated_in_place_has_a_remedy():
+    configuration = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, vocab_size=40
+    )
+    model = transformers.LlamaForCausalLM(configuration).eval()
+    cache = transformers.StaticCache(config=configuration, max_cache_len=8)
+    arguments = {"input_ids": torch.zeros(1, 1, dtype=torch.long), "past_key_values": cache}
+    with pytest.raises(ImportModelError, match=r"If it is a cache .*torch\.compile\(model, backend=\"fmtprop\"\)"):
+        from_torch(model, kwargs=arguments)
