@@ -47,7 +47,10 @@ def attention(graph: Graph, node: Node) -> Fused | None:
     if not is_product(graph, node) or node.post_ops:
         return None
     softmax = _only_read(graph, inputs["src"])
-    if softmax is None or softmax.attrs != Softmax(node.results[0].ndim - 1) or softmax.post_ops:
+    # the gradient of a softmax has the same attributes
+    if softmax is None or softmax.op != "softmax" or softmax.post_ops:
+        return None
+    if softmax.attrs != Softmax(node.results[0].ndim - 1):
         return None
     found = Scores(graph)
     product = found.product(graph.inputs(softmax.name)["src"])

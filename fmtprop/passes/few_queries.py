@@ -56,7 +56,8 @@ class FewQueries:
 
 def _recognise(graph: Graph, node: Node) -> None:
     softmax, last = graph.node(graph.inputs(node.name)["src"].node), node.results[0].ndim - 1
-    if softmax.attrs != Softmax(last) or node.results[0].dims[-2] > _MOST_QUERIES:
+    # the gradient of a softmax has the same attributes
+    if softmax.op != "softmax" or softmax.attrs != Softmax(last) or node.results[0].dims[-2] > _MOST_QUERIES:
         return
     found = Scores(graph)
     product = found.product(graph.inputs(softmax.name)["src"])

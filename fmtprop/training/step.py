@@ -188,12 +188,15 @@ class Evaluation:
         self._making = ProcessLock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run the graph."""
+        """Run the graph; a graph that computes nothing runs in PyTorch."""
         with self._making.current:
             if self._run is None:
                 functional = import_functional(self.program, {}, "evaluation")
-                self.net = self._plan(functional.graph, replace(self.options, boundary=functional.boundary))
-                self._run = functional.around(self.net.run_flat)
+                if functional.graph.output_nodes:
+                    self.net = self._plan(functional.graph, replace(self.options, boundary=functional.boundary))
+                    self._run = functional.around(self.net.run_flat)
+                else:
+                    self._run = lambda given: self.program.forward(*given)
         return self._run(args)
 
 

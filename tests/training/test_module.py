@@ -549,3 +549,26 @@ def test_a_piece_that_computes_nothing():
     for one, parameter in zip(mine, module.parameters(), strict=True):
         torch.testing.assert_close(one, parameter.grad)
     assert len(net.nets) == 2
+
+
+def test_an_evaluation_that_computes_nothing():
+    x = torch.randn(2, 3, 4)
+    net = fp.compile(nn.Flatten(0, 0), x, training=True, tune="model", confirm=False)
+    assert torch.equal(net(x), x)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_gradients_of_attention_to_given_keys(rows):
+    """The gradient of the softmax has the attributes of a softmax, and one product reads it."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.keys = nn.Linear(16, 16), nn.Buffer(torch.randn(3, 9, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = self.query(x) @ self.keys.transpose(1, 2)
+            return scores.softmax(-1) @ self.keys
+
+    ours, theirs = compiled(Attention(), torch.randn(3, rows, 16))
+    assert_same_step(ours, theirs, torch.randn(3, rows, 16))
