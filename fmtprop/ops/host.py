@@ -20,7 +20,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, Prepared, host_call, prepare
+from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, Prepared, arguments_of, host_call, prepare
 from fmtprop.ops.without_data import result_of
 
 #: calls with separate kernels for channels-last tensors, some of them ten times as fast; `tests/ops/test_host.py`
@@ -65,6 +65,8 @@ _POSITIONS = ("grid", "offset")
 _INDEXED = frozenset({"aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.scatter.src"})
 #: a call with an overload for given memory that replaces the memory's strides by the source's
 _RESTRIDES = "aten.adaptive_avg_pool2d.default"
+#: a call without an overload for given memory that this module writes out
+_TABLE_GRADIENT = "aten.embedding_dense_backward.default"
 #: an element-wise call without PyTorch's tag for it
 _CONVERSION = "aten._to_copy.default"
 #: the type of a result that is None: a gradient that was not requested
@@ -199,6 +201,8 @@ def operator(
 ) -> Callable[[], object] | None:
     """Return the call of the overload that writes its results to given tensors; None if there is none."""
     prepared = prepare(attrs)
+    if attrs.target == _TABLE_GRADIENT:
+        return _gradient_of_table(attrs, tensors, results[0])
     out = _writing(prepared.function)
     if out is None or prepared.row_major or len(out.names) != len(results) or attrs.target == _RESTRIDES:
         return None
@@ -206,6 +210,24 @@ def operator(
         return None
     args, kwargs = _filled(attrs.target, prepared, tensors)
     return partial(out.function, *args, **kwargs, **dict(zip(out.names, results, strict=True)))
+
+
+def _gradient_of_table(
+    attrs: HostCall, tensors: Mapping[str, torch.Tensor], dst: torch.Tensor
+) -> Callable[[], object] | None:
+    """Return a call that adds the gradients of rows to a table; PyTorch's makes another table, and this may be large."""
+    given = arguments_of(attrs)
+    diff, indices = tensors[given["grad_output"].name], tensors[given["indices"].name]
+    if given["scale_grad_by_freq"]:
+        return None
+    padding = given["padding_idx"]
+
+    def add() -> None:
+        dst.zero_().index_add_(0, indices.flatten(), diff.reshape(-1, dst.shape[1]))
+        if padding >= 0:
+            dst[padding].zero_()
+
+    return add
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,9 @@ from torch import nn
 
 import fmtprop as fp
 from fmtprop.errors import ImportModelError
+from fmtprop.ir.node import Value
+from fmtprop.ir.op import opdef
+from fmtprop.ops.host_call import host_call
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,27 @@ def test_sparse_gradients_stay_in_pytorch(make):
         compiled(table, (indices,), "fp.compile")
     compiled(table, (indices,), "torch.compile")(indices).sum().backward()
     assert table.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize(("padding", "by_frequency"), [(None, False), (3, False), (None, True)])
+def test_rows_are_added_to_the_gradient_of_a_table(padding, by_frequency):
+    torch.manual_seed(0)
+    module = nn.Embedding(12, 8, padding_idx=padding, scale_grad_by_freq=by_frequency)
+    theirs, indices = copy.deepcopy(module), torch.randint(12, (4, 9))
+    net = compiled(module, (indices,), "fp.compile")
+    for _ in range(2):
+        for run in (net, theirs):
+            run.zero_grad()
+            (run(indices) * torch.rand(8, generator=torch.Generator().manual_seed(1))).sum().backward()
+        assert torch.equal(module.weight.grad, theirs.weight.grad)
+
+
+def test_the_gradient_of_a_table_is_made_once():
+    """PyTorch's operator would make it, and the plan copy it."""
+    given = {"grad_output": Value("x"), "indices": Value("y"), "num_weights": 5}
+    attrs, _ = host_call(
+        "aten.embedding_dense_backward.default", {**given, "padding_idx": -1, "scale_grad_by_freq": False}
+    )
+    dst = torch.full((5, 4), torch.nan)
+    opdef("aten").operator(attrs, {"src_0": torch.ones(6, 4), "src_1": torch.tensor([0, 0, 1, 4, 4, 4])}, [dst])()
+    assert dst[:, 0].tolist() == [2, 1, 0, 0, 3]
