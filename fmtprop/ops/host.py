@@ -215,7 +215,7 @@ def operator(
 def _gradient_of_table(
     attrs: HostCall, tensors: Mapping[str, torch.Tensor], dst: torch.Tensor
 ) -> Callable[[], object] | None:
-    """Return a call that adds the gradients of rows to a table; PyTorch's makes another table, and this may be large."""
+    """Return a call that adds the gradients of rows to a table. PyTorch's makes another table, which may be large."""
     given = arguments_of(attrs)
     diff, indices = tensors[given["grad_output"].name], tensors[given["indices"].name]
     if given["scale_grad_by_freq"]:
