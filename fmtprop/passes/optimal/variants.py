@@ -94,7 +94,7 @@ OF_GRAPH: tuple[Variant[Pass], ...] = (
     Variant(
         "norm with function",
         NormWithFunction(),
-        "layers of MobileNetV2: forward 0.5 to 0.7, gradient 0.4 to 1.1 (AVX-512, docs/training.md)",
+        "a training step of MobileNetV2 0.95, bf16 0.92 (AVX-512, batch 4, docs/experiments.md)",
     ),
     Variant(
         "batch in slices",
