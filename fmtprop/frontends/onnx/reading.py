@@ -92,8 +92,21 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
     _check(model, name)
     model = _newer(model, weights, name)
     if model.functions:
+        _write_defaults(model)
         model = inliner.inline_local_functions(model)
     return Source(model, weights, name)
+
+
+def _write_defaults(model: onnx.ModelProto) -> None:
+    """Give calls of functions the attributes that they leave out; the inliner takes operators' defaults (onnx 1.23)."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
+    bodies: list[Any] = [model.graph.node, *(function.node for function in model.functions)] if defaults else []
+    while bodies:
+        for node in bodies.pop():
+            given = {attribute.name for attribute in node.attribute}
+            missing = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(default for default in missing if default.name not in given)
+            bodies += [graph.node for at in node.attribute for graph in (at.g, *at.graphs) if len(graph.node)]
 
 
 def _path(source: object) -> Path:

@@ -123,6 +123,30 @@ def test_results_of_one_number_can_be_written_to():
     assert x == 1
 
 
+def test_functions_have_their_own_defaults():
+    """Not those of the operators in them, which onnx's inliner takes."""
+    text = """
+        <ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+        g (float[4] x, bool c) => (float[4] y) {
+            a = own.Outer(x)
+            y = If(c) <then_branch = t () => (float[4] p) { p = own.Outer<slope = 0.5>(a) },
+                       else_branch = e () => (float[4] q) { q = own.Inner(a) }>
+        }
+        <domain: "own", opset_import: ["" : 18, "own" : 1]>
+        Outer <slope: float = 0.25> (x) => (y) { z = own.Inner<slope: float = @slope>(x) y = Add(z, z) }
+        <domain: "own", opset_import: ["" : 18]>
+        Inner <slope: float = 0.125> (x) => (y) { y = LeakyRelu<alpha: float = @slope>(x) }
+    """
+    x = np.float32([-8, -1, 1, 8])
+    session = fp.onnx.InferenceSession(parser.parse_model(text), tune="model", confirm=False)
+    once = 2 * np.where(x < 0, 0.25 * x, x)
+    assert (
+        session.run(None, {"x": x, "c": np.array(True)})[0].tolist()
+        == (2 * np.where(once < 0, once / 2, once)).tolist()
+    )
+    assert session.run(None, {"x": x, "c": np.array(False)})[0].tolist() == np.where(once < 0, once / 8, once).tolist()
+
+
 def test_shape_arithmetic_is_folded():
     """What exporters write for a view with a dynamic batch leaves one reshape."""
     text = """
