@@ -176,6 +176,25 @@ def _reduction(
     return [1 if axis in gone else size for axis, size in enumerate(src.shape) if keepdim or axis not in gone]
 
 
+def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Dims:
+    if not tensors:
+        return None
+    first, ndim = tensors[0], tensors[0].ndim
+    strided = ndim in (4, 5)  # for images and volumes, the result has the channels where the operands have them
+    usual = all(
+        at.dtype == first.dtype and at.ndim == ndim and at.numel() and (at.is_contiguous() or not strided)
+        for at in tensors
+    )
+    if not usual or not -ndim <= axis < ndim:
+        return None
+    dims, axis = list(first.shape), axis % ndim
+    for other in tensors[1:]:
+        if any(size != dims[at] for at, size in enumerate(other.shape) if at != axis):
+            return None
+        dims[axis] += other.shape[axis]
+    return dims
+
+
 def _softmax(src: Tensor, axis: int, dtype: torch.dtype | None = None) -> Dims:
     return list(src.shape) if _usual(src) and dtype is None and -src.ndim <= axis < src.ndim else None
 
@@ -209,7 +228,7 @@ def _reshape(src: Tensor, dims: Sequence[int]) -> Dims:
 
 _ATEN = torch.ops.aten
 
-#: the rules, by overload; a result has the type of the first operand, and is dense and row-major
+#: the rules, by overload; a result has the type of the first operand or of its tensors, and is dense and row-major
 RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.conv1d.default: _convolution(1),
     _ATEN.conv2d.default: _convolution(2),
@@ -228,4 +247,5 @@ RULES: dict[Any, Callable[..., Dims]] = {
     _ATEN.batch_norm.default: _batch_norm,
     _ATEN.layer_norm.default: _layer_norm,
     _ATEN.reshape.default: _reshape,
+    _ATEN.cat.default: _cat,
 }

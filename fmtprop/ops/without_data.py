@@ -74,7 +74,8 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = RULES.get(func)
     dims = None if rule is None else rule(*args, **kwargs)
     if dims is not None:
-        return torch.empty(dims, dtype=args[0].dtype, device="meta")
+        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+        return torch.empty(dims, dtype=first.dtype, device="meta")
     key = _key((func, args, tuple(kwargs.items())))
     found = _RESULTS.get(key)
     if found is None:

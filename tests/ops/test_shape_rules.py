@@ -48,6 +48,23 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
         for src in [meta(2, 5, 8), turned(2, 5, 8), meta(5, 8), meta(8), meta(2, 5, 7), meta(0, 8)]
         for weights, bias in [(meta(3, 8), None), (meta(3, 8), meta(3)), (meta(8, 3).T, meta(4)), (meta(8), None)]
     ],
+    ATEN.cat.default: [
+        (tensors, axis)
+        for tensors in [
+            [meta(2, 3, 4), meta(2, 5, 4)],
+            [meta(2, 3, 4)],
+            [meta(2, 3, 4), turned(2, 3, 4)],
+            [meta(2, 3), meta(2, 3, 1)],
+            [meta(2, 3, 4), meta(2, 3, 4, dtype=WRONG)],
+            [meta(2, 0, 4), meta(2, 3, 4)],
+            [meta(0), meta(2, 3, 4)],
+            [],
+            [meta(2, 3, 4, dtype=torch.int64), meta(2, 3, 4, dtype=torch.int64)],
+            [meta(), meta()],
+            [meta(3), meta(4)],
+        ]
+        for axis in (0, 1, -2, 3)
+    ],
     ATEN.matmul.default: list(
         product(
             [meta(5, 8), meta(2, 5, 8), turned(3, 2, 5, 8), meta(2, 1, 5, 8), meta(8), meta(0, 5, 8)],
