@@ -1,20 +1,25 @@
-"""`einsum` of one or two tensors, as permutations, reshapes and one matrix product.
+"""`einsum`, as permutations, reshapes, and a matrix product or a multiplication for each further tensor.
 
 Owns the reading of an equation: axes that both factors and the result have are batch axes, those that the result lacks
-are summed, those of one factor are its rows or columns.
+are summed, those of one factor are its rows or columns. More than two tensors are multiplied in PyTorch's order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
+from fmtprop.ops.arguments import computable
+from fmtprop.ops.binary import Binary
 from fmtprop.ops.view_attrs import permuted, reshaped
 
 __all__ = ["Contraction", "contraction", "import_einsum"]
+
+#: a tensor, and a letter for each of its axes
+Factor = tuple[Value, str]
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -74,7 +79,7 @@ def contraction(left: str, right: str, result: str) -> Contraction | None:
     rows = "".join(axis for axis in result if axis not in right)
     columns = "".join(axis for axis in result if axis not in left)
     summed = "".join(axis for axis in left if axis not in result)
-    if not rows or not columns or not summed:
+    if not summed or not (rows or columns):
         return None
     for count in range(len(batch), len(result)):
         lead, rest = result[:count], result[count:]
@@ -96,8 +101,6 @@ def import_einsum(call: Call) -> Value | None:
     call : Call
         The imported call.
     """
-    from fmtprop.ops.matmul import import_product  # its declaration has this importer
-
     operands: Sequence[Value] = call["tensors"]
     named = _named(call["equation"], [call.type(value).ndim for value in operands])
     if named is None:
@@ -108,22 +111,53 @@ def import_einsum(call: Call) -> Value | None:
         return permuted(call, operands[0], [axes[0].index(axis) for axis in result]) if alike else None
     factors = list(zip(operands, axes, strict=True))
     sizes = _sizes(call, factors)
-    product = contraction(axes[0], axes[1], result)
-    if sizes is None or product is None:
+    if sizes is None:
         return None
-    (left, rows_of), (right, columns_of) = reversed(factors) if product.swapped else factors
-    src = _arranged(call, left, rows_of, product.batch, (product.rows, product.summed))
-    weights = _arranged(call, right, columns_of, product.batch, (product.summed, product.columns))
+    path = call["path"] or [0, 1] * (len(operands) - 1)
+    for first, second in zip(path[::2], path[1::2], strict=True):
+        pair = factors[first], factors[second]
+        factors = [factor for place, factor in enumerate(factors) if place not in (first, second)]
+        read = set(result).union(*(axes_of for _, axes_of in factors))
+        product = _product(call, *pair, result if not factors else read, sizes)
+        if product is None:
+            return None
+        factors.insert(0 if call["path"] is None else len(factors), product)
+    return factors[0][0]
+
+
+def _product(
+    call: Call, left: Factor, right: Factor, wanted: str | set[str], sizes: Mapping[str, int]
+) -> Factor | None:
+    """Return the product of two tensors with the wanted axes, in their order if that is a text; None if it is none."""
+    from fmtprop.ops.matmul import import_product  # its declaration has this importer
+
+    (_, rows_of), (_, columns_of) = left, right
+    both = dict.fromkeys(rows_of + columns_of)
+    result = wanted if isinstance(wanted, str) else "".join(axis for axis in both if axis in wanted)
+    if len(set(rows_of)) == len(rows_of) and len(set(columns_of)) == len(columns_of) and set(result) == set(both):
+        if len(result) != len(both) or not computable(call, left[0], right[0]):
+            return None
+        factors = {f"src_{i}": _arranged(call, *factor, result, ()) for i, factor in enumerate((left, right))}
+        return call.emit("binary", factors, Binary("mul")), result
+    product = contraction(rows_of, columns_of, result)
+    if product is None:
+        return None
+    if product.swapped:
+        left, right = right, left
+    src = _arranged(call, *left, product.batch, (product.rows, product.summed))
+    weights = _arranged(call, *right, product.batch, (product.summed, product.columns))
     dst = import_product(call, src, weights)
     if dst is None:
         return None
     dst = reshaped(call, dst, [sizes[axis] for axis in product.result])
-    return permuted(call, dst, [product.result.index(axis) for axis in result])
+    if not isinstance(wanted, str):
+        return dst, product.result
+    return permuted(call, dst, [product.result.index(axis) for axis in result]), result
 
 
-def _arranged(call: Call, value: Value, axes: str, batch: str, matrix: tuple[str, str]) -> Value:
+def _arranged(call: Call, value: Value, axes: str, batch: str, matrix: Sequence[str]) -> Value:
     """Return a factor as a batch of matrices; its batch axes have size 1 where it is broadcast."""
-    order = [axes.index(axis) for axis in (*batch, *matrix[0], *matrix[1]) if axis in axes]
+    order = [axes.index(axis) for axis in batch + "".join(matrix) if axis in axes]
     sizes = dict(zip(axes, call.type(value).dims, strict=True))
     shape = [*(sizes.get(axis, 1) for axis in batch), *(prod(sizes[axis] for axis in part) for part in matrix)]
     return reshaped(call, permuted(call, value, order), shape)
@@ -140,10 +174,10 @@ def _sizes(call: Call, factors: Sequence[tuple[Value, str]]) -> dict[str, int] |
 
 
 def _named(equation: str, ranks: Sequence[int]) -> list[str] | None:
-    """Return one letter for each axis of the operands and of the result; None for more than two operands."""
+    """Return one letter for each axis of the operands and of the result; None if there are not enough."""
     terms, arrow, result = equation.replace(" ", "").partition("->")
     axes = terms.split(",")
-    if len(axes) != len(ranks) or len(ranks) > 2:
+    if len(axes) != len(ranks):
         return None
     free = [letter for letter in _LETTERS if letter not in equation]
     if not arrow:

@@ -20,7 +20,9 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
+from fmtprop.ops.building import is_native, normalised_axis
 from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, Prepared, arguments_of, host_call, prepare
+from fmtprop.ops.view_attrs import permuted
 from fmtprop.ops.without_data import result_of
 
 #: calls with separate kernels for channels-last tensors, some of them ten times as fast; `tests/ops/test_host.py`
@@ -199,17 +201,38 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
 def operator(
     attrs: HostCall, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
 ) -> Callable[[], object] | None:
-    """Return the call of the overload that writes its results to given tensors; None if there is none."""
+    """Return the call, or the overload that writes its results to given tensors; None if operands must be copied.
+
+    Arguments are put together once. Complex operands and results are views of their parts.
+    """
     prepared = prepare(attrs)
     if attrs.target == _TABLE_GRADIENT:
         return _gradient_of_table(attrs, tensors, results[0])
-    out = _writing(prepared.function)
-    if out is None or prepared.row_major or len(out.names) != len(results) or attrs.target == _RESTRIDES:
+    if prepared.row_major or attrs.target == _RESTRIDES:
         return None
-    if _has_complex(attrs, tuple((name, t.dtype, t.shape) for name, t in tensors.items())):
+    operands = tuple((name, t.dtype, t.shape) for name, t in tensors.items())
+    complex_results = _complex_results(attrs, operands, len(results))
+    if complex_results is None or len(complex_results) != len(results):
+        return None
+    joined = {name for value in (*prepared.args, *prepared.kwargs.values()) for name in _complex_operands(value)}
+    parts = [result for result, is_complex in zip(results, complex_results, strict=True) if is_complex]
+    if not all(map(_can_be_joined, (*(tensors[name] for name in joined), *parts))):
         return None
     args, kwargs = _filled(attrs.target, prepared, tensors)
-    return partial(out.function, *args, **kwargs, **dict(zip(out.names, results, strict=True)))
+    places = [torch.view_as_complex(r) if c else r for r, c in zip(results, complex_results, strict=True)]
+    out = _writing(prepared.function)
+    if out is not None and len(out.names) == len(results):
+        return partial(out.function, *args, **kwargs, **dict(zip(out.names, places, strict=True)))
+    if [str(result.real_type) for result in prepared.function._schema.returns] != ["Tensor"]:
+        return None
+    return partial(_copied, prepared.function, tuple(args), kwargs, places[0])
+
+
+def _copied(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.Tensor) -> None:
+    value = function(*args, **kwargs)
+    if value.shape != place.shape:
+        raise UnsupportedOpError(f"{function}: its result has shape {tuple(value.shape)}, not {tuple(place.shape)}")
+    place.copy_(value)
 
 
 def _gradient_of_table(
@@ -231,22 +254,32 @@ def _gradient_of_table(
 
 
 @lru_cache(maxsize=1024)
-def _has_complex(attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> bool:
-    """Return whether a call reads or gives complex tensors, or this is not known."""
-    prepared = prepare(attrs)
-    if any(map(_reads_parts, (*prepared.args, *prepared.kwargs.values()))):
-        return True
+def _complex_results(
+    attrs: HostCall, operands: tuple[tuple[str, torch.dtype, torch.Size], ...], count: int
+) -> tuple[bool, ...] | None:
+    """Return which of a call's results are complex tensors, None if this is not known."""
     tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape in operands}
     try:
-        return any(result.is_complex() for result in _results(attrs, tensors, result_of))
+        return tuple(result.is_complex() for result in _results(attrs, tensors, result_of))
     except (FmtpropError, RuntimeError, TypeError, ValueError, IndexError):
-        return any(name in attrs.target for name in ("complex", "fft", "eig", "polar"))
+        may_be = any(name in attrs.target for name in ("complex", "fft", "eig", "polar"))
+        return None if may_be else (False,) * count
 
 
-def _reads_parts(value: Any) -> bool:
+def _complex_operands(value: Any) -> Iterable[str]:
     if isinstance(value, list):
-        return any(map(_reads_parts, value))
-    return isinstance(value, CallOperand) and value.is_complex
+        return [name for item in value for name in _complex_operands(item)]
+    return [value.name] if isinstance(value, CallOperand) and value.is_complex else []
+
+
+def _can_be_joined(parts: torch.Tensor) -> bool:
+    """Return whether the parts of complex numbers lie in pairs, so that they are complex numbers without a copy."""
+    steps = (parts.storage_offset(), *parts.stride()[:-1])
+    return parts.stride(-1) == 1 and all(step % 2 == 0 for step in steps)
+
+
+#: PyTorch's generated bindings, without those of `torch.nn.functional`
+_BINDINGS = tuple(getattr(torch._C, module) for module in ("_VariableFunctions", "_fft", "_linalg", "_special"))
 
 
 class _Writing(NamedTuple):
@@ -269,7 +302,8 @@ def _writing(function: Any) -> _Writing | None:
         if read == given and torch.Tag.generated not in other.tags and len(read) < len(other._schema.arguments):
             names = tuple(a.name for a in other._schema.arguments if a.is_out)
             # the same overload in PyTorch's generated binding takes half the time per call
-            binding = getattr(torch._C._VariableFunctions, function.name().partition("::")[2].partition(".")[0], None)
+            name = function.name().partition("::")[2].partition(".")[0]
+            binding = next(filter(None, (getattr(bindings, name, None) for bindings in _BINDINGS)), None)
             return _Writing(binding if binding is not None and names == ("out",) else other, names)
     return None
 
@@ -352,6 +386,18 @@ def make_host_call(call: Call) -> tuple[Value, ...]:
     return tuple(Value(first.node, index) for index in range(len(call.results)))
 
 
+def _scan(call: Call) -> Value | None:
+    """Emit a scan along the last axis: along another one, PyTorch takes up to 30 times as long."""
+    src, type_ = call["self"], call.type(call["self"])
+    if type_.ndim < 2 or not is_native(type_):
+        return None
+    axis = normalised_axis(call["dim"], type_.ndim)
+    order = [other for other in range(type_.ndim) if other != axis] + [axis]
+    attrs, inputs = host_call(call.target, {**call.args, "self": permuted(call, src, order), "dim": type_.ndim - 1})
+    scanned = call.emit("aten", inputs, attrs)
+    return permuted(call, scanned, [order.index(other) for other in range(type_.ndim)])
+
+
 # ---------------------------------------------------------------- samples and declaration
 
 
@@ -387,5 +433,6 @@ ATEN = OpDef(
     positions=positions,
     repeated=repeated,
     operator=operator,
+    torch={f"aten.{name}.default": _scan for name in ("cumsum", "cumprod", "logcumsumexp")},
     samples=samples,
 )

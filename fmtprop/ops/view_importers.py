@@ -5,8 +5,12 @@ They take dimensions from the exporter's result type if it determines the view, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Value
+from fmtprop.layout.tags import MAX_NDIMS
 from fmtprop.ops.building import normalised_axis
 from fmtprop.ops.view_attrs import Slice, expanded, permuted, reshaped, windowed
 
@@ -36,13 +40,41 @@ def _expand(call: Call) -> Value:
     return expanded(call, call["self"], call.results[0].dims)
 
 
-def _repeat(call: Call) -> Value | None:
-    repeats = tuple(call["repeats"])
-    dims = call.type(call["self"]).dims
-    dims = (1,) * (len(repeats) - len(dims)) + dims
-    if any(n != 1 and size != 1 for n, size in zip(repeats, dims, strict=True)):
+def _tile(argument: str) -> Importer:
+    """Return the importer of a call that repeats each axis as a whole."""
+
+    def importer(call: Call) -> Value | None:
+        counts, dims = tuple(call[argument]), call.type(call["self"]).dims
+        ndim = max(len(counts), len(dims))
+        counts, dims = (1,) * (ndim - len(counts)) + counts, (1,) * (ndim - len(dims)) + dims
+        return _repeated(call, [(count, 1) for count in counts], [(1, size) for size in dims])
+
+    return importer
+
+
+def _repeat_interleave(call: Call) -> Value | None:
+    dims, dim = call.type(call["self"]).dims, call["dim"]
+    if dim is None:
+        dims, dim = (prod(dims),), 0
+    sizes = [(size, 1) for size in dims]
+    counts = [(1, 1)] * len(dims)
+    counts[normalised_axis(dim, len(dims))] = (1, call["repeats"])
+    return _repeated(call, counts, sizes)
+
+
+def _repeated(call: Call, counts: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> Value | None:
+    """Return the tensor with its axes split into sizes, and each part repeated as often as its count, as one value."""
+    split: list[int] = []
+    repeated: list[int] = []
+    for some, parts in zip(counts, sizes, strict=True):
+        if prod(some) == 1 or prod(parts) == 1:  # the axis need not be split
+            some, parts = (prod(some),), (prod(parts),)
+        split += parts
+        repeated += [count * size for count, size in zip(some, parts, strict=True)]
+    if 0 in repeated or len(split) > MAX_NDIMS:
         return None
-    return expanded(call, reshaped(call, call["self"], dims), call.results[0].dims)
+    value = expanded(call, reshaped(call, call["self"], split), repeated)
+    return reshaped(call, value, call.results[0].dims)
 
 
 def _permute(call: Call) -> Value:
@@ -203,5 +235,7 @@ SLICE_IMPORTERS: dict[str, Importer] = {
 
 EXPAND_IMPORTERS: dict[str, Importer] = {
     **_spelled(_expand, "expand.default", "expand_copy.default", "expand_as.default", "broadcast_to.default"),
-    **_spelled(_repeat, "repeat.default"),
+    **_spelled(_tile("repeats"), "repeat.default"),
+    **_spelled(_tile("dims"), "tile.default"),
+    **_spelled(_repeat_interleave, "repeat_interleave.self_int"),
 }

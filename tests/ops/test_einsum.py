@@ -24,7 +24,16 @@ PRODUCTS = [
     "b i d, j d -> b i j",
     "...hw->...wh",
 ]
-OTHERS = ["ii->i", "bij->bi", "bi,bi->b", "i,j->ij", "bij,bjk,bkw->biw", "bij,bkd->bid"]
+#: equation -> its ops, without views
+SEVERAL = {
+    "i,j->ij": ["binary"],
+    "bhid,bhjw->bhidjw": ["binary"],
+    "bhij,hj->bhij": ["binary"],
+    "bhij,bhj->bhi": ["matmul"],  # a matrix and a vector
+    "bij,bjk,bkw->biw": ["matmul", "matmul"],
+    "bhid,bhdk,bhi->bhik": ["matmul", "binary"],  # attention without softmax, normalized
+}
+OTHERS = ["ii->i", "bij->bi", "bi,bi->b", "bij,bkd->bid", "bij,bij,bij->b", "ii,ij->j"]
 
 
 class Einsums(nn.Module):
@@ -51,6 +60,25 @@ def compiled(equations: list[str]):
 def test_products_of_two_tensors_are_matrix_products():
     ops = compiled(PRODUCTS)
     assert ops.count("matmul") == len(PRODUCTS) - 1 and "aten" not in ops
+
+
+@pytest.mark.parametrize("equation", SEVERAL)
+def test_several_tensors_are_multiplied_one_after_another(equation):
+    views = ("reshape", "permute", "expand")
+    assert [op for op in compiled([equation]) if op not in views] == SEVERAL[equation]
+
+
+def test_the_order_of_products_is_the_callers():
+    a, b, c = torch.randn(4, 5), torch.randn(5, 6), torch.randn(6, 7)
+
+    class Ordered(nn.Module):
+        def forward(self, a, b, c):
+            return torch.ops.aten.einsum("ij,jd,dw->iw", [a, b, c], path=[1, 2, 0, 1])
+
+    net = fp.compile(Ordered(), (a, b, c), policy="propagate", tune="model")
+    torch.testing.assert_close(net(a, b, c), a @ b @ c, atol=1e-4, rtol=1e-4)
+    shapes = [n.results[0].dims for n in net.compilation.imported.nodes() if n.op == "matmul"]
+    assert shapes == [(5, 7), (4, 7)]
 
 
 def test_others_are_pytorchs():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 import fmtprop as fp
@@ -17,7 +18,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import HostCall, emit, host
 from fmtprop.ops.host import _ANY_STRIDES, ATEN, make_host_call
-from fmtprop.ops.host_call import host_call
+from fmtprop.ops.host_call import Parts, host_call
 from tests.ops.fake_call import FakeCall, random_tensor
 
 X = TensorType((2, 6, 4, 5))
@@ -351,3 +352,53 @@ def test_an_adaptive_average_behind_a_convolution_is_right(policy):
     x = torch.randn(2, 16, 14, 14)
     compiled = fp.compile(module, x, policy=policy, verify="off")
     torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- scans, complex numbers
+
+
+class Scans(nn.Module):
+    """Running sums and products along each axis."""
+
+    def forward(self, x):
+        return x.cumsum(0), x.cumprod(1), x.cumsum(-2), x.logcumsumexp(2), x.cumsum(3), (x > 0).cumsum(1)
+
+
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_scans_run_along_rows(policy):
+    x = torch.randn(3, 4, 5, 6)
+    net = fp.compile(Scans(), x, policy=policy, tune="model")
+    for got, expected in zip(net(x), Scans()(x), strict=True):
+        torch.testing.assert_close(got, expected)
+    calls = [node for node in net.compilation.imported.nodes() if node.op == "aten" and "cum" in node.attrs.target]
+    assert [json.loads(node.attrs.arguments)["dim"] for node in calls] == [3, 3, 3, 3, 3, 1]
+
+
+class Spectrum(nn.Module):
+    """Complex numbers between two transforms; calls with and without an overload that writes to given memory."""
+
+    def forward(self, x):
+        y = torch.fft.rfft2(x)
+        z = torch.rot90(y[..., 1:3] * (2 - 1j), 1, (-2, -1))
+        return torch.fft.irfft2(y * y.conj()), torch.view_as_real(z), y.abs(), torch.complex(x, x + 1).sum(-1).real
+
+
+@pytest.mark.parametrize("policy", ["plain", "propagate", "optimal"])
+def test_complex_numbers_are_views_of_their_parts(policy):
+    x = torch.randn(2, 3, 6, 7)
+    net = fp.compile(Spectrum(), x, policy=policy, tune="model")
+    for _ in range(2):
+        for got, expected in zip(net(x), Spectrum()(x), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def test_complex_operands_in_pairs_are_not_copied():
+    attrs, _ = host_call("aten.mul.Tensor", {"self": Parts(Value("x")), "other": Parts(Value("x"))})
+    pairs, apart = torch.randn(3, 4, 2), torch.randn(2, 3, 4).permute(1, 2, 0)
+    place = torch.empty(3, 4, 2)
+    call = host.operator(attrs, {"src_0": pairs}, [place])
+    pairs.copy_(torch.randn(3, 4, 2))  # the next run's numbers
+    call()
+    torch.testing.assert_close(torch.view_as_complex(place), torch.view_as_complex(pairs) ** 2)
+    assert host.operator(attrs, {"src_0": apart}, [place]) is None
+    assert host.operator(attrs, {"src_0": torch.randn(25)[1:].view(3, 4, 2)}, [place]) is None

@@ -129,6 +129,12 @@ IMPORTS = [
     ("aten.expand.default", (TensorType((1, 3, 1)), [4, 2, -1, 5]), ["expand"]),
     ("aten.expand_as.default", (TensorType((6, 1, 1)), X), ["expand"]),
     ("aten.repeat.default", (TensorType((3, 1)), [2, 1, 4]), ["reshape", "expand"]),
+    ("aten.repeat.default", (X, [1, 2, 1, 3]), ["reshape", "expand", "reshape"]),
+    ("aten.repeat.default", (X, [1, 1, 1, 1]), []),
+    ("aten.tile.default", (X, [2]), ["reshape", "expand", "reshape"]),
+    ("aten.tile.default", (TensorType((3,)), [2, 2]), ["reshape", "expand", "reshape"]),
+    ("aten.repeat_interleave.self_int", (X, 3, 1), ["reshape", "expand", "reshape"]),
+    ("aten.repeat_interleave.self_int", (TensorType((2, 3)), 2), ["reshape", "expand", "reshape"]),
     ("aten.contiguous.default", (X,), []),
     ("aten.clone.default", (TensorType((2,), "s64"),), []),
     ("aten.detach.default", (X,), []),
@@ -148,7 +154,8 @@ def test_importers_agree_with_torch(target, args, ops):
     [
         ("aten.dropout.default", (X, 0.5, True)),
         ("aten.native_dropout.default", (X, 0.5, True)),
-        ("aten.repeat.default", (X, [1, 2, 1, 1])),
+        ("aten.repeat.default", (X, [1, 0, 1, 1])),  # nothing is left
+        ("aten.repeat.default", (TensorType((2,) * 7), [2] * 7)),  # more axes than a tensor may have
         ("aten.tensor_split.indices", (X, [3, 1], 1)),
     ],
 )
