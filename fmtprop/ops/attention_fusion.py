@@ -54,15 +54,18 @@ def attention(graph: Graph, node: Node) -> Fused | None:
         return None
     found = Scores(graph)
     product = found.product(graph.inputs(softmax.name)["src"])
-    if product is None or any(graph.node(name).exact for name in (*found.covers, softmax.name, node.name)):
+    if product is None:
         return None
     queries, keys = product.results[0].dims[-2:]
     limit, masks = _limit(graph, found, queries, keys)
     operands = graph.inputs(product.name)
-    read = {"src": operands["src"], "key": operands["weights"], "value": inputs["weights"]}
+    query, key = found.unscaled(operands["src"]), found.unscaled(operands["weights"])
+    read = {"src": query, "key": key, "value": inputs["weights"]}
     batches = {graph.type_of(value).dims[:-2] for value in read.values()}
     read |= {f"mask_{number}": mask for number, mask in enumerate(masks)}
     types = {graph.type_of(value).dtype for value in read.values()}
+    if any(graph.node(name).exact for name in (*found.covers, softmax.name, node.name)):
+        return None
     alike = len(batches) == len(types) == 1 and types == {node.results[0].dtype}
     if not alike or any(graph.type_of(mask).dims[-1] != keys for mask in masks):
         return None
@@ -103,6 +106,18 @@ class Scores:
                 return None
             node = _only_read(self.graph, following)
         return None
+
+    def unscaled(self, value: Value) -> Value:
+        """Return an operand of the product before a factor, which becomes one of the product; exporters write two."""
+        node = _only_read(self.graph, value)
+        match node.attrs if node is not None else None:
+            case Eltwise("linear", factor, 0.0) if node is not None and factor and not node.post_ops:
+                source = self.graph.inputs(node.name)["src"]
+                if self.graph.type_of(source) == node.results[0]:
+                    self.scale *= factor
+                    self.covers.append(node.name)
+                    return source
+        return value
 
     def _takes_post_ops(self, product: Node) -> bool:
         inputs = self.graph.inputs(product.name)

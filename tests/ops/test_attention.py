@@ -98,6 +98,23 @@ def test_written_attention_is_found_and_means_the_same(mask, limit, masks):
     torch.testing.assert_close(evaluate(out, {"x": x})[0], expected)
 
 
+class Scaled(nn.Module):
+    """Attention as exporters of ONNX write it, with a factor of queries and one of keys."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ((q * 0.5) @ (k.transpose(-1, -2) * 0.25)).softmax(-1) @ v
+
+
+def test_factors_of_queries_and_keys_are_one_of_their_product():
+    torch.manual_seed(3)
+    tensors = [torch.randn(BATCH, HEADS, ROWS, WIDTH) for _ in range(3)]
+    graph = Pipeline(NORMALISE, Stage.NORMAL).run(from_torch(Scaled(), tuple(tensors)))
+    ((whole, _),) = [(found.node, found) for found in fusions(graph)]
+    assert whole.attrs.scale == 0.125
+    net = fmtprop.compile(Scaled(), tuple(tensors), tune="model", confirm=False)
+    torch.testing.assert_close(net(*tensors), Scaled()(*tensors), rtol=1e-5, atol=1e-6)
+
+
 class Padded(nn.Module):
     """Attention with a causal mask and a mask of padding, as models add them."""
 
