@@ -187,6 +187,31 @@ TRANSFORMERS: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[
     ),
     "bart": ("BartModel", "BartConfig", _SEQ2SEQ, _both),
     "pegasus": ("PegasusModel", "PegasusConfig", _SEQ2SEQ, _both),
+    "biogpt": ("BioGptModel", "BioGptConfig", _DECODER, _tokens),
+    "codegen": (
+        "CodeGenModel", "CodeGenConfig",
+        {"vocab_size": 1000, "n_embd": 192, "n_layer": 4, "n_head": 4, "rotary_dim": 16, "use_cache": False}, _tokens,
+    ),
+    "cohere": ("CohereModel", "CohereConfig", _GROUPED, _tokens),
+    "diffllama": ("DiffLlamaModel", "DiffLlamaConfig", _GROUPED, _tokens),
+    "bitnet": ("BitNetModel", "BitNetConfig", _GROUPED, _tokens),
+    "apertus": ("ApertusModel", "ApertusConfig", _GROUPED, _tokens),
+    "arcee": ("ArceeModel", "ArceeConfig", _GROUPED, _tokens),
+    "ctrl": (
+        "CTRLModel", "CTRLConfig",
+        {"vocab_size": 1000, "n_embd": 192, "n_layer": 4, "n_head": 6, "dff": 768, "use_cache": False}, _tokens,
+    ),
+    "deberta": (
+        "DebertaModel", "DebertaConfig", {**_TEXT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, _tokens
+    ),
+    "canine": ("CanineModel", "CanineConfig", _SMALL, partial(_tokens, 1, 256)),
+    "blenderbot": ("BlenderbotModel", "BlenderbotConfig", _SEQ2SEQ, _both),
+    "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", _VISION, _image),
+    "dinov2_registers": (
+        "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {**_SMALL, "image_size": 224, "mlp_ratio": 4}, _image
+    ),
+    "dinov3_convnext": ("DINOv3ConvNextModel", "DINOv3ConvNextConfig", _STAGES, _image),
+    "data2vec_vision": ("Data2VecVisionModel", "Data2VecVisionConfig", _VISION, _image),
     "whisper": (
         "WhisperModel", "WhisperConfig", {**_SEQ2SEQ, "num_mel_bins": 80, "max_source_positions": 200,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},

@@ -487,6 +487,49 @@ class OctaveLike(nn.Module):
         return [self.tower(smooth(top)) for smooth, top in zip(self.smooth, tops, strict=True)]
 
 
+class FourierOperator(nn.Module):
+    """A Fourier neural operator: products with the lowest frequencies, beside pointwise convolutions."""
+
+    def __init__(self, width: int = 32, modes: int = 12, depth: int = 4) -> None:
+        super().__init__()
+        self.modes = modes
+        self.lift, self.project = nn.Conv2d(3, width, 1), nn.Conv2d(width, 1, 1)
+        shape = (depth, width, width, modes, modes, 2)
+        self.weights = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(2)) / width)
+        self.skips = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, low = self.lift(x), self.modes
+        for weights, skip in zip(self.weights, self.skips, strict=True):
+            seen = torch.fft.rfft2(x)
+            kept = torch.zeros_like(seen)
+            kept[:, :, :low, :low] = torch.einsum(
+                "nihw,iohw->nohw", seen[:, :, :low, :low], torch.view_as_complex(weights)
+            )
+            x = F.gelu(torch.fft.irfft2(kept, s=x.shape[2:]) + skip(x))
+        return self.project(x)
+
+
+class RunningAttention(nn.Module):
+    """Causal linear attention: sums of outer products of keys and values that run over the tokens."""
+
+    def __init__(self, width: int = 128, heads: int = 4, depth: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.inputs = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.outputs = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, into, out in zip(self.norms, self.inputs, self.outputs, strict=True):
+            q, k, v = into(norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+            q, k = q.softmax(-1), k.exp()
+            seen = torch.einsum("nthk,nthv->nthkv", k, v).cumsum(1)
+            scale = 1 / torch.einsum("nthk,nthk->nth", q, k.cumsum(1))
+            x = x + out(torch.einsum("nthk,nthkv,nth->nthv", q, seen, scale).flatten(2))
+        return x
+
+
 #: what makes each, and the shape of its input
 MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "yolo": (Yolo, (1, 3, 256, 256)),
@@ -506,4 +549,6 @@ MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "latent_autoencoder": (Autoencoder, (1, 3, 64, 64)),
     "deep_cross": (Recommender, (64, 256)),
     "fpn": (OctaveLike, (1, 3, 256, 256)),
+    "fourier_operator": (FourierOperator, (1, 3, 64, 64)),
+    "running_attention": (RunningAttention, (1, 128, 128)),
 }
