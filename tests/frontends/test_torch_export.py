@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
+import linecache
 import re
 import warnings
 from collections import deque, namedtuple
@@ -702,3 +703,10 @@ def test_types_that_pytree_does_not_know_have_a_remedy():
         from_torch(Function(lambda x: Cache(x)), TOKENS)
     with pytest.raises(ImportModelError, match=message):
         from_torch(Function(lambda x, cache: x + cache.x), (TOKENS, Cache(TOKENS)))
+
+
+def test_an_export_leaves_no_source_text_behind():
+    # PyTorch keeps the text of each module that it writes: hundreds of compilations in a process would add up
+    before = len(linecache.cache)
+    from_torch(Function(lambda x: x.relu() + 1), TOKENS)
+    assert len(linecache.cache) == before
