@@ -98,6 +98,13 @@ sweep: $(VENV)/.pytorchcv $(VENV)/.installed-models ## Compile, compare and time
 	-$(BIN)/python -m benchmarks.sweep --minutes $(MINUTES)
 	$(BIN)/python -m benchmarks.sweep --table $(REPORTS)/sweep-$$(git rev-parse --short HEAD)*.jsonl
 
+.PHONY: onnx
+onnx: $(VENV)/.pytorchcv $(VENV)/.installed-models $(VENV)/.installed-bench ## Compare ONNX files of many exporters with ONNX Runtime, in one run
+	$(BIN)/python -m benchmarks.onnx_sources $(REPORTS)/onnx
+	rm -f $(REPORTS)/onnx_files.jsonl
+	$(BIN)/python -m benchmarks.onnx_files $(REPORTS)/onnx --results $(REPORTS)/onnx_files.jsonl
+	$(BIN)/python -m benchmarks.onnx_files --table $(REPORTS)/onnx_files.jsonl
+
 .PHONY: operators
 operators: $(VENV)/.installed-dev $(VENV)/.installed-models ## All samples of PyTorch's operators; goes on where it ended
 	$(BIN)/python -m tests.models.op_db --results $(REPORTS)/operators.jsonl --minutes $(MINUTES)
