@@ -95,7 +95,9 @@ def _logarithm(node: Node, formats: Request, impl: str) -> bool:
     if "diff_dst" in formats:  # gradients compute no logarithms
         return False
     steps = [node.attrs, *(tail.attrs for tail in node.post_ops)]
-    return not is_loop(impl) and any(isinstance(attrs, Eltwise | Softmax) and attrs.alg == "log" for attrs in steps)
+    return not is_loop(impl) and any(
+        isinstance(attrs, Eltwise | Softmax) and attrs.alg in ("log", "soft_relu") for attrs in steps
+    )
 
 
 def _binary_of_narrow_elements_in_blocks_of_4(node: Node, formats: Request, impl: str) -> bool:
@@ -222,7 +224,8 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         (3, 0),
         _NOT_YET,  # seen in 3.2.0
         _logarithm,
-        "logarithms of compiled kernels are 2e-6 too small, whatever their size: 20 to 75 times PyTorch's error",
+        "logarithms of compiled kernels are 2e-6 too small, whatever their size: 20 to 75 times PyTorch's error, and "
+        "softplus is negative far below 0",
     ),
 )
 
