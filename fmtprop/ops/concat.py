@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import torch
 
@@ -18,7 +19,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
 from fmtprop.ops.building import is_native, normalised_axis, operand_list, primitive_of, promoted
-from fmtprop.ops.view_attrs import reshaped, windowed
+from fmtprop.ops.view_attrs import permuted, reshaped, windowed
 
 # ---------------------------------------------------------------- attributes
 
@@ -89,6 +90,10 @@ def parts(attrs: Concat, whole: MemoryDesc, types: Mapping[str, TensorType]) -> 
 
 # ---------------------------------------------------------------- importers
 
+#: from so many numbers of each tensor on, a reorder puts those of several tensors side by side, in vectors. A concat
+#: copies one after the other (stack of [32, 64, 64] along a new last axis: 1 748 us, with a reorder 104, PyTorch 421)
+_MANY_RUNS = 256
+
 
 def _joined(call: Call, values: list[Value], axis: int) -> Value | None:
     types = [call.type(value) for value in values]
@@ -97,6 +102,14 @@ def _joined(call: Call, values: list[Value], axis: int) -> Value | None:
         return None
     if len(values) == 1:
         return values[0]
+    outer = types[0].dims[:-1]
+    if axis == len(outer) and all(t.dims[axis] == 1 for t in types) and prod(outer) >= _MANY_RUNS:
+        rows = _concat(call, [reshaped(call, value, (1, *outer)) for value in values], 0)
+        return permuted(call, rows, (*range(1, axis + 1), 0))
+    return _concat(call, values, axis)
+
+
+def _concat(call: Call, values: list[Value], axis: int) -> Value:
     return call.emit("concat", {f"src_{i}": value for i, value in enumerate(values)}, Concat(axis))
 
 

@@ -10,6 +10,7 @@ from fmtprop.ir.types import TensorType
 from fmtprop.ops import Concat, emit
 from tests.ops.fake_call import FakeCall, check_import
 
+LARGE = TensorType((16, 16, 1))
 X, Y = TensorType((2, 6, 4)), TensorType((2, 3, 4))
 
 
@@ -23,6 +24,9 @@ X, Y = TensorType((2, 6, 4)), TensorType((2, 3, 4))
         ("aten.stack.default", ([X, X], -1), ["reshape", "reshape", "concat"]),
         ("aten.stack.default", ([X, X, X], 1), ["reshape"] * 3 + ["concat"]),
         ("aten.stack.default", ([X],), ["reshape"]),
+        ("aten.stack.default", ([LARGE, LARGE], -1), ["reshape"] * 4 + ["concat", "permute"]),
+        ("aten.cat.default", ([LARGE, LARGE, LARGE], 2), ["reshape"] * 3 + ["concat", "permute"]),
+        ("aten.cat.default", ([LARGE, LARGE], 1), ["concat"]),
         ("aten.roll.default", (X, [2], [1]), ["slice", "slice", "concat"]),
         ("aten.roll.default", (X, [-7], [-2]), ["slice", "slice", "concat"]),
         ("aten.roll.default", (X, [-1, 3], [1, 2]), ["slice"] * 4 + ["concat"] * 2),
