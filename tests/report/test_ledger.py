@@ -184,7 +184,7 @@ class Groups(torch.nn.Module):
 
 def test_kernels_are_causes():
     cheaper = [row for row in ledger(Join().eval(), torch.randn(1, 3, 8, 8)).reorders if row.kind == "layout"]
-    assert cheaper and {row.cause for row in cheaper} == {"cheaper kernel"}
+    assert {row.cause for row in cheaper} - {"view"} == {"cheaper kernel"}  # a repetition is a view
     missing = ledger(Groups().eval(), torch.randn(1, 3, 20, 20), policy="naive").reorders
     assert {"missing implementation", "policy"} == {row.cause for row in missing if row.kind == "layout"}
     assert all("newer oneDNN" in row.remedy for row in missing if row.cause == "missing implementation")

@@ -196,6 +196,10 @@ def _imported(
     present, size = None, 0
     for index, call in enumerate(recording.calls):
         values.origin = call.origin
+        given = call if isinstance(call, Again) else learned.get(index)
+        for argument in () if given is None else given.arguments:  # in this order, made again or not
+            if isinstance(argument, Traced):
+                values.of(argument)
         if isinstance(call, Again):
             values.set(call.result, call.template.add(graph, partial(_operand, values, call), call.origin))
             continue
