@@ -1,4 +1,4 @@
-"""What a call costs when a captured graph is a plan, beside a backend of ``torch.compile`` that only makes results.
+"""The cost of a call of a captured graph that is a plan, against a backend that only makes results.
 
 ``python -m benchmarks.bench_region`` compiles stacks of convolution, batch normalization and ReLU with
 ``torch.compile(backend="fmtprop")`` and compares their outputs with PyTorch's. Then it compiles them again with

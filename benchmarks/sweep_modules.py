@@ -488,7 +488,7 @@ class OctaveLike(nn.Module):
 
 
 class FourierOperator(nn.Module):
-    """A Fourier neural operator: products with the lowest frequencies, beside pointwise convolutions."""
+    """A Fourier neural operator: products with the lowest frequencies, and pointwise convolutions."""
 
     def __init__(self, width: int = 32, modes: int = 12, depth: int = 4) -> None:
         super().__init__()

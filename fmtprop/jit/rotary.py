@@ -16,7 +16,7 @@ __all__ = ["RotaryArguments", "RotaryKernel", "rotary_kernel_for"]
 #: bytes of a cosine or sine, and of a row's entry in the table: where its angles start, and where it starts itself
 ANGLE_NBYTES, START_NBYTES = 4, 16
 
-#: widest half of a row, whose bytes are displacements in the code
+#: widest half of a row: its bytes are displacements in the code
 _HALF_LIMIT = 1 << 16
 
 

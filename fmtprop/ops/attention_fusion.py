@@ -81,7 +81,7 @@ class Scores:
     scale, lowest : float
         Factor of the product, and lower bound.
     masks : list of Value
-        What is added.
+        The summands of the scores.
     covers : list of str
         The nodes, the last one first.
     """

@@ -139,7 +139,7 @@ def _mismatch(node: Node, error: float, reader: Node | None = None) -> Mismatch:
 
 
 def _likeness(step: Step) -> tuple[object, ...]:
-    """Return what is equal only for steps with the same key, which takes longer."""
+    """Return properties that only steps with the same key share; the key takes longer."""
     node, handle = step.node, id(implementation(step.node))
     formats = tuple(_choice(node).operands.items()), node.descs
     packing = tuple((name, _choice(one).operands["src"], id(implementation(one))) for name, one in step.packing.items())

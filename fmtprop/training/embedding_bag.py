@@ -1,6 +1,6 @@
 """Embedding bags of captured graphs as one call: PyTorch declares other shapes of the tensors that its call saves.
 
-The gradient runs PyTorch's forward call once more, which is short beside a gradient of the whole table.
+The gradient runs PyTorch's forward call once more, which is short against a gradient of the whole table.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_a_step_is_one_node(name, policy):
     net, got, expected = compiled(*STEPS[name], policy=policy)
     (node,) = found(net)
     assert {"softmax", "concat"}.isdisjoint(one.op for one in net.graph.nodes())
-    assert node.choice.impl.startswith("attention_rows") or dnnl.lib().isa == "sse41"
+    assert node.choice.impl.startswith("attention_rows")
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -113,7 +113,7 @@ def test_weights_with_sizes_and_positions_among_their_bytes_are_the_real_ones() 
 
 
 def structured(plan: Plan) -> list[torch.Tensor]:
-    """Return the constants whose bytes have sizes and positions."""
+    """Return the constants with sizes and positions among their bytes."""
     accesses = [access for step in plan.steps for access in step.operands.values()]
     return [plan.constants[plan.buffers[a.buffer].index] for a in accesses if not a.desc.takes_any_bytes]
 

@@ -274,7 +274,7 @@ class _Values:
         self.known: dict[int, Any] = {}
         #: whether some tensor is complex
         self.has_parts = False
-        #: constants, whose identities are keys
+        #: constants; their identities are keys
         self.kept: list[torch.Tensor] = []
 
     def set(self, tensor: Any, value: Any) -> None:

@@ -79,7 +79,7 @@ class Traced(torch.Tensor):
     dtype: Any = property(attrgetter("_dtype"))
     ndim: Any = property(attrgetter("_ndim"))
     nbytes: Any = property(lambda self: self.numel() * self.dtype.itemsize)
-    device = torch.device("cpu")  # tensors that a function makes beside it have data
+    device = torch.device("cpu")  # other tensors that a function makes have data
 
     def numel(self) -> int:
         """Return the number of elements."""
@@ -129,15 +129,15 @@ class Recording:
         self._traced: dict[int, tuple[Traced, torch.Tensor]] = {}
 
     def input(self, dims: Sequence[int], dtype: torch.dtype) -> Traced:
-        """Return a dense tensor without data, whose calls are recorded."""
+        """Return a dense tensor without data; its calls are recorded."""
         return self._made(torch.empty(dims, dtype=dtype, device="meta"))
 
     def without_data(self, dims: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Traced:
-        """Return a tensor without data, whose calls are recorded."""
+        """Return a tensor without data; its calls are recorded."""
         return self._made(torch.empty_strided(dims, strides, dtype=dtype, device="meta"))
 
     def traced(self, value: Any) -> Any:
-        """Return an operand whose calls are recorded."""
+        """Return an operand; its calls are recorded."""
         if isinstance(value, list):
             return list(map(self.traced, value))
         if not isinstance(value, torch.Tensor) or isinstance(value, Traced):
@@ -146,7 +146,7 @@ class Recording:
         return self._made(value) if found is None else found[0]
 
     def plain(self, value: Any) -> Any:
-        """Return a constant whose calls are not recorded."""
+        """Return a constant; its calls are not recorded."""
         if isinstance(value, list):
             return list(map(self.plain, value))
         return self._plain.get(id(value), value)
@@ -156,7 +156,7 @@ class Recording:
         found._shape, found._dtype, found._ndim, found._is_meta = value.shape, value.dtype, value.ndim, value.is_meta
         if not found._is_meta:
             self._plain[id(found)] = value
-            self._traced[id(value)] = found, value  # both live as long as this table, whose keys are their identities
+            self._traced[id(value)] = found, value  # both live as long as this table; its keys are their identities
         return found  # type: ignore[no-any-return]
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 Networks repeat their layers. An ONNX node of the same operator, with the same attributes and operands of the same
 types, becomes the same nodes, so its function and its importers run once. Small constants, which a function may read,
-are a part of the comparison; a node whose function or importer has read a large one is not remembered. The verifier
+are a part of the comparison; a node is not remembered if its function or importer has read a large one. The verifier
 checks the nodes like all others.
 """
 
@@ -81,14 +81,14 @@ class Template:
 
 @dataclass(slots=True)
 class Learned:
-    """A traced step, whose template is made when its calls have been imported.
+    """A traced step; its template is made when its calls have been imported.
 
     Parameters
     ----------
     key : object
         All that the nodes depend on.
     arguments, results : sequence
-        Operands, and what the function returned.
+        Operands, and the function's results.
     first, end : int
         Its recorded calls.
     """

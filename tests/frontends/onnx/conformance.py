@@ -20,7 +20,7 @@ CORE_TYPES = {
     TensorProto.BOOL,
 }  # fmt: skip
 CONTROL_FLOW = {"If", "Loop", "Scan"}
-#: kinds of tests by the runner's loader; "real" are the light models, whose files come with the package
+#: kinds of tests by the runner's loader; "real" are the light models; their files come with the package
 KINDS = ("node", "simple", "real", "pytorch-converted", "pytorch-operator")
 
 

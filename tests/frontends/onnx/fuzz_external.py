@@ -1,8 +1,8 @@
 """External data that lie: each model has its weights from its own folder, or ends in one ImportModelError.
 
 ``python -m tests.frontends.onnx.fuzz_external 0:500`` changes places, sizes and files of a model's external data, one
-to three times for each seed, and prints what breaks the rule. A secret lies beside the folder, in it behind links, and
-in files that are none.
+to three times for each seed, and prints each break of the rule. A secret lies next to the folder, in it behind links,
+and in files that are none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KEYS = ["location", "offset", "length", "checksum", "LOCATION", "", "basepath", 
 
 
 def folder(place: Path) -> Path:
-    """Make the model's folder and what lies around it."""
+    """Make the model's folder and its surroundings."""
     secret = np.full(96, SECRET, np.float32).tobytes()
     (place / "secret").write_bytes(secret)
     home = place / "models"
