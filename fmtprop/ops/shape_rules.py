@@ -45,8 +45,13 @@ def together(shapes: Sequence[Sequence[int]]) -> list[int]:
 
 def _usual(src: Tensor, *others: Tensor | None) -> bool:
     """Return whether src is a dense row-major tensor of floats, and other operands have its type."""
+    return src.is_contiguous() and _floats(src, *others)
+
+
+def _floats(src: Tensor, *others: Tensor | None) -> bool:
+    """Return whether src has floats, in any strides, and other operands have its type."""
     same = all(other is None or other.dtype == src.dtype for other in others)
-    return same and src.is_floating_point() and src.is_contiguous() and src.numel() > 0
+    return same and src.is_floating_point() and src.numel() > 0
 
 
 def _windows(
@@ -209,7 +214,7 @@ def _batch_norm(src: Tensor, *statistics: Any) -> Dims:
 def _layer_norm(
     src: Tensor, dims: Sequence[int], weights: Tensor | None = None, bias: Tensor | None = None, *_: Any
 ) -> Dims:
-    if not (_usual(src, weights, bias) and dims and tuple(src.shape[-len(dims) :]) == tuple(dims)):
+    if not (_floats(src, weights, bias) and dims and tuple(src.shape[-len(dims) :]) == tuple(dims)):
         return None
     return list(src.shape) if all(at is None or tuple(at.shape) == tuple(dims) for at in (weights, bias)) else None
 
