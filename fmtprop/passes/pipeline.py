@@ -14,6 +14,7 @@ from fmtprop.passes.fold_batch_norm import FoldBatchNorm
 from fmtprop.passes.fold_constants import FoldConstants
 from fmtprop.passes.fold_padding import FoldPadding
 from fmtprop.passes.fuse_post_ops import FusePostOps
+from fmtprop.passes.join_additions import JoinAdditions
 from fmtprop.passes.join_writes import JoinWrites
 from fmtprop.passes.mark_exact import MarkExact
 from fmtprop.passes.pair_max_poolings import PairMaxPoolings
@@ -52,6 +53,8 @@ NORMALISE: tuple[Pass, ...] = (
     FewQueries(),
     # before fusion, so that sums of products are fused
     FewRows(),
+    # before fusion, which makes post-ops of additions
+    JoinAdditions(),
     # before fusion, which fuses neighbours
     DelayReshapes(),
     # before fusion: an op that loses special values is no post-op of a node that must keep them

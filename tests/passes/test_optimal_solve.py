@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -13,7 +14,7 @@ import pytest
 
 from fmtprop.errors import GraphError, PassError
 from fmtprop.passes.optimal import Alternative, Problem, ReorderTable, Solution, cheapest_conversions, evaluate, solve
-from fmtprop.passes.optimal.elimination import eliminate
+from fmtprop.passes.optimal.elimination import eliminate, improve
 from fmtprop.passes.optimal.problem import find_cycle
 from fmtprop.passes.optimal.prune import prune
 
@@ -363,6 +364,33 @@ def test_elimination_of_random_problems() -> None:
             assert found[1] == pytest.approx(brute_force(problem), rel=1e-9, abs=1e-15), seed
             narrow += 1
     assert narrow > 25
+
+
+def test_a_choice_is_improved_with_few_values_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmtprop.passes.optimal.elimination._LARGE_TABLE", 4096)
+    for seed in range(3):
+        problem = network(random.Random(seed), 40)
+        table, best = ReorderTable(problem.reorders), solve(problem, time_limit=math.inf).objective
+        chosen, kept, seconds = solve(problem, time_limit=0.0).chosen, Counter(), [math.inf]
+        for _ in range(8):
+            seconds.append(evaluate(problem, chosen, cheapest_conversions(problem, chosen, table)))
+            assert seconds[-1] <= seconds[-2] * (1 + 1e-9)
+            found = improve(problem, table, chosen, kept)
+            assert found is not None
+            chosen = found
+        assert kept and seconds[1] > seconds[-1] and seconds[-1] <= 1.05 * best, seed
+
+
+def test_a_bad_choice_of_a_wide_problem_is_repaired() -> None:
+    wide = everything_meets(12)
+    chosen = tuple(indices[place % len(indices)] for place, indices in enumerate(wide.covering().values()))
+    bad, kept = evaluate(wide, chosen, cheapest_conversions(wide, chosen)), Counter()
+    for _ in range(3):
+        found = improve(wide, ReorderTable(wide.reorders), chosen, kept)
+        assert found is not None
+        chosen = found
+    good = evaluate(wide, chosen, cheapest_conversions(wide, chosen))
+    assert bad > 3 * good and good == pytest.approx(solve(wide, time_limit=math.inf).objective)
 
 
 def assert_honest(problem: Problem, solution: Solution) -> None:

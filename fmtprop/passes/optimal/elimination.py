@@ -2,8 +2,8 @@
 
 Owns variables, the tables over them, and their order. The choice for an op affects only its neighbours. So the op can
 be eliminated: a table has its best alternative for all choices of the neighbours. Networks are mostly chains with a
-few parallel branches and never need a large table. If a table would be too large, this module gives up, and
-:mod:`fmtprop.passes.optimal.program` takes over.
+few parallel branches and never need a large table. If a table would be too large, :func:`eliminate` gives up, and
+:func:`improve` keeps a few variables at the values of a known choice, so that the best choice of all others is found.
 
 References
 ----------
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,6 +33,9 @@ Formats: TypeAlias = frozenset[Format]
 #: limits of a narrow problem: entries of all tables together, and sets of formats of a tensor (some tenths of a
 #: second)
 _MANY_ENTRIES, _MANY_SETS = 1 << 24, 128
+
+#: entries of one table while a choice is improved: with a larger one, a variable keeps its value
+_LARGE_TABLE = 1 << 15
 
 
 class _TooWideError(Exception):
@@ -63,16 +67,55 @@ def eliminate(problem: Problem, reorders: ReorderTable) -> tuple[tuple[int, ...]
         within rounding. None if the problem is too wide or has no solution, or if alternatives of the choice wait for
         each other.
     """
-    covering = problem.covering()
+    return _found(problem, problem.covering(), reorders)
+
+
+def improve(
+    problem: Problem, reorders: ReorderTable, chosen: Collection[int], kept: Counter[Variable]
+) -> tuple[int, ...] | None:
+    """Find a choice that is at least as cheap as a known one; most ops are chosen anew, together.
+
+    Parameters
+    ----------
+    problem : Problem
+        As it was checked; of any width.
+    reorders : ReorderTable
+        Of this problem.
+    chosen : collection of int
+        The known choice.
+    kept : Counter
+        How often each variable kept its value in earlier calls. Other variables keep theirs now; they are added.
+
+    Returns
+    -------
+    tuple of int, or None
+        The choice, ascending. None if tables cannot express the problem, or if alternatives of the choice wait for
+        each other.
+    """
+    known = set(chosen)
+    # the first value of each variable is that of the known choice
+    covering = {op: sorted(indices, key=lambda index: index not in known) for op, indices in problem.covering().items()}
+    found = _found(problem, covering, reorders, kept)
+    return None if found is None else found[0]
+
+
+def _found(
+    problem: Problem,
+    covering: Mapping[str, Sequence[int]],
+    reorders: ReorderTable,
+    kept: Counter[Variable] | None = None,
+) -> tuple[tuple[int, ...], float] | None:
+    tables = [*_of_ops(problem, covering)]
     try:
-        best = _minimum([*_of_ops(problem, covering), *_of_tensors(problem, covering, reorders)])
+        tables += _of_tensors(problem, covering, reorders, is_exact=kept is None)
+        best = _minimum(tables, kept)
     except _TooWideError:
         return None
     if best is None:
         return None
-    values, bound = best
+    values, least = best
     chosen = tuple(sorted({indices[values[op]] for op, indices in covering.items()}))
-    return None if find_cycle(problem, chosen) else (chosen, bound)
+    return None if find_cycle(problem, chosen) else (chosen, least)
 
 
 def _of_ops(problem: Problem, covering: Mapping[str, Sequence[int]]) -> Iterator[_Table]:
@@ -90,7 +133,9 @@ def _of_ops(problem: Problem, covering: Mapping[str, Sequence[int]]) -> Iterator
                 yield _Table((first, op), np.array(apart))
 
 
-def _of_tensors(problem: Problem, covering: Mapping[str, Sequence[int]], reorders: ReorderTable) -> Iterator[_Table]:
+def _of_tensors(
+    problem: Problem, covering: Mapping[str, Sequence[int]], reorders: ReorderTable, *, is_exact: bool
+) -> Iterator[_Table]:
     """Yield the costs of each tensor's reorders."""
     writers: dict[Tensor, set[str]] = {}
     readers: dict[Tensor, dict[str, None]] = {}
@@ -115,7 +160,7 @@ def _of_tensors(problem: Problem, covering: Mapping[str, Sequence[int]], reorder
             ]
             for op in ops
         }
-        yield from _of_tensor(tensor, writer, written, needs, reorders[tensor])
+        yield from _of_tensor(tensor, writer, written, needs, reorders[tensor], is_exact=is_exact)
 
 
 def _of_tensor(
@@ -124,10 +169,13 @@ def _of_tensor(
     written: Sequence[Format | None],
     needs: Mapping[str, Sequence[Formats]],
     reorders: TensorReorders,
+    *,
+    is_exact: bool,
 ) -> Iterator[_Table]:
     """Yield the costs of reorders from the written format to the needed ones; None means that no op writes it.
 
     If there are several readers, a variable for the set of all formats of the tensor connects them with the writer.
+    Its first value is the union of the readers' first ones.
     """
 
     def seconds(sets: Sequence[Formats]) -> np.ndarray:
@@ -138,7 +186,7 @@ def _of_tensor(
         ((reader, wanted),) = needs.items()
         yield _Table((writer, reader), seconds(wanted))
         return
-    sets = list(_unions(needs.values()))
+    sets = _unions(needs.values(), is_exact=is_exact)
     made = ("made", tensor)
     yield _Table((writer, made), seconds(sets))
     for reader, wanted in needs.items():
@@ -152,18 +200,24 @@ def _seconds(reorders: TensorReorders, written: Format | None, wanted: Formats) 
     return math.inf if written is None else reorders.tree(written, wanted)[0]
 
 
-def _unions(needs: Iterable[Sequence[Formats]]) -> dict[Formats, None]:
-    """Return the possible sets of formats that all readers together need."""
+def _unions(needs: Collection[Sequence[Formats]], *, is_exact: bool) -> list[Formats]:
+    """Return the possible sets of formats that all readers together need; if not `is_exact`, only some of many."""
     sets: dict[Formats, None] = {frozenset(): None}
     for wanted in needs:
         sets = dict.fromkeys(some | one for some in sets for one in dict.fromkeys(wanted))
         if len(sets) > _MANY_SETS:
-            raise _TooWideError
-    return sets
+            if is_exact:
+                raise _TooWideError
+            sets = dict.fromkeys(sorted(sets, key=len)[:_MANY_SETS])
+    first = frozenset[Format]().union(*(wanted[0] for wanted in needs))
+    return list(dict.fromkeys((first, *sets)))
 
 
-def _minimum(tables: Iterable[_Table]) -> tuple[dict[Variable, int], float] | None:
-    """Return the values of all variables that minimise the tables' sum, and the minimum; None if it is infinite."""
+def _minimum(tables: Iterable[_Table], kept: Counter[Variable] | None) -> tuple[dict[Variable, int], float] | None:
+    """Return the values of all variables that minimise the tables' sum, and the minimum; None if it is infinite.
+
+    With `kept`, a variable keeps its first value if a table would be too large otherwise.
+    """
     around: dict[Variable, list[_Table]] = {}
     values: dict[Variable, int] = {}
     least, work = 0.0, 0
@@ -178,27 +232,50 @@ def _minimum(tables: Iterable[_Table]) -> tuple[dict[Variable, int], float] | No
     queue = [(_entries(found), number[variable], variable) for variable, found in around.items()]
     heapq.heapify(queue)
     best = []
+
+    def exchange(old: Sequence[_Table], new: Iterable[_Table]) -> None:
+        """Put tables over the other variables into the place of some."""
+        nonlocal least
+        for left in new:
+            if not left.scope:
+                least += float(left.seconds)
+            for other in left.scope:
+                around[other].append(left)
+        for other in dict.fromkeys(v for table in old for v in table.scope if v in around):
+            around[other] = [table for table in around[other] if table not in old]
+            heapq.heappush(queue, (_entries(around[other]), number[other], other))
+
     while queue:
         entries, _, variable = heapq.heappop(queue)
         if variable not in around or entries != _entries(around[variable]):
             continue  # eliminated, or queued again since
+        if kept is not None and entries > _LARGE_TABLE:
+            scope = dict.fromkeys(v for table in around[variable] for v in table.scope)
+            hub = min(scope, key=lambda v: (kept[v], -_entries(around[v]), number[v]))
+            kept[hub] += 1
+            found = around.pop(hub)
+            exchange(found, [_at_first(table, hub) for table in found])
+            if variable in around:
+                heapq.heappush(queue, (_entries(around[variable]), number[variable], variable))
+            continue
         work += entries
-        if work > _MANY_ENTRIES:
+        if work > _MANY_ENTRIES and kept is None:
             raise _TooWideError
         found = around.pop(variable)
-        scope, seconds = _sum(found, variable)
-        left = _Table(scope, seconds.min(axis=-1))
-        if not scope:
-            least += float(left.seconds)
-        best.append((variable, scope, seconds.argmin(axis=-1)))
-        for other in scope:
-            around[other] = [*(table for table in around[other] if table not in found), left]
-            heapq.heappush(queue, (_entries(around[other]), number[other], other))
+        scope_left, seconds = _sum(found, variable)
+        best.append((variable, scope_left, seconds.argmin(axis=-1)))
+        exchange(found, [_Table(scope_left, seconds.min(axis=-1))])
     if least == math.inf:
         return None
-    for variable, scope, choice in reversed(best):
-        values[variable] = int(choice[tuple(values[other] for other in scope)])
+    for variable, scope_left, choice in reversed(best):
+        values[variable] = int(choice[tuple(values[other] for other in scope_left)])
     return values, least
+
+
+def _at_first(table: _Table, variable: Variable) -> _Table:
+    """Return the part of a table in which a variable has its first value."""
+    axis = table.scope.index(variable)
+    return _Table(table.scope[:axis] + table.scope[axis + 1 :], table.seconds.take(0, axis))
 
 
 def _sizes(tables: Iterable[_Table]) -> dict[Variable, int]:

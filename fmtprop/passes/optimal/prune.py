@@ -52,13 +52,13 @@ def _undominated(problem: Problem, group: Sequence[int], table: ReorderTable) ->
     kept: list[int] = []
     for index in sorted(group, key=lambda index: problem.alternatives[index].cost):
         alternative = problem.alternatives[index]
-        if not any(_replaces(problem.alternatives[other], alternative, table) for other in kept):
+        if not any(replaces(problem.alternatives[other], alternative, table) for other in kept):
             kept.append(index)
     return kept
 
 
-def _replaces(better: Alternative, worse: Alternative, table: ReorderTable) -> bool:
-    """Whether `better`, with reorders between its formats and those of `worse`, is never dearer than `worse`."""
+def replaces(better: Alternative, worse: Alternative, table: ReorderTable) -> bool:
+    """Return whether `better`, with reorders between its formats and those of `worse`, is never dearer than `worse`."""
     budget = worse.cost - better.cost
     for tensor, fmt in worse.writes.items():
         if tensor not in better.writes:
