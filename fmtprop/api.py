@@ -83,6 +83,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     max_shapes: int = 8,
+    buckets: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> CompiledModel | DynamicModel | TrainingModule:
     """Plan the memory format of every tensor of a model, and prepare the model to run.
@@ -153,6 +154,10 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         use. Not required for an exported program with dynamic shapes.
     max_shapes : int
         Number of plans that are kept for a model with dynamic shapes; the least recently used plan is dropped first.
+    buckets : mapping of str to mapping of int to sequence of int, optional
+        With ``dynamic_shapes``, sizes by input and axis, such as ``{"tokens": {1: (64, 256)}}``. A call is padded with
+        zeros to the next larger size, and its results are cut, so that few plans serve many sizes. The first padded
+        call of each size is compared with one without padding: a model with other results raises an error.
     shapes : mapping of str to sequence of int, optional
         For an ONNX model: dimensions of inputs with dynamic axes, by input.
 
@@ -182,6 +187,8 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
     """
     is_symbolic = dynamic_shapes is not None or _has_symbols(model)
     _check_together(model, release_weights, training, dynamic_shapes, is_symbolic, kwargs)
+    if buckets and not is_symbolic:
+        raise UnsupportedOpError("buckets are sizes of axes that dynamic_shapes marks: give dynamic_shapes, too")
     options = Options(
         dtype=dtype,
         policy=policy,
@@ -214,7 +221,7 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         net: CompiledModel | DynamicModel
         if is_symbolic:
             exported = from_torch_symbolic(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes)
-            net = DynamicModel(exported, compile_graph, options, max_shapes)
+            net = DynamicModel(exported, compile_graph, options, max_shapes, buckets)
         else:
             net = compile_graph(_import(model, example_inputs, kwargs), options)
     if release_weights:

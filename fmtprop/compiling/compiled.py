@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fmtprop.compiling.serving import Serving
 from fmtprop.compiling.stages import random_inputs
 from fmtprop.errors import InputError, PlanError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.structure import argument_names, flatten_arguments, parsed, restructure
 from fmtprop.runtime import Executor, Plan
 from fmtprop.runtime.benchmark import BenchmarkResult, time_runs
-from fmtprop.runtime.streams import StreamPool
 from fmtprop.runtime.threads import current_threads
 from fmtprop.system.limits import MAX_RUNS, MAX_THREADS
-from fmtprop.system.locks import ProcessLock
 
 if TYPE_CHECKING:
     from fmtprop.compiling.compilation import Compilation
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 _WARMUP, _REPEATS = 3, 10
 
 
-class CompiledModel:
+class CompiledModel(Serving):
     """A model that is planned and ready to run. Made by :func:`compile`.
 
     Parameters
@@ -62,6 +60,7 @@ class CompiledModel:
     """
 
     def __init__(self, compilation: Compilation) -> None:
+        super().__init__()
         self.compilation = compilation
         self.graph, self.plan, self.options = compilation.formatted, compilation.plan, compilation.options
         self.compile_seconds, self.precision = compilation.seconds, compilation.precision
@@ -71,8 +70,6 @@ class CompiledModel:
         self._executor = Executor(plan, compilation.plan_for)
         self._flat = _is_flat(graph)
         self._arguments = frozenset(argument_names(graph.structure))
-        self._pool: StreamPool | None = None
-        self._opening = ProcessLock()
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None, **kwargs: Any) -> Any:
         """Run the model on torch tensors.
@@ -172,62 +169,9 @@ class CompiledModel:
             )
         return self._executor.prepare(threads)
 
-    def throughput(self, streams: int | None = None) -> StreamPool:
-        """Return a pool that runs the model several times at once, each run in one thread.
-
-        A call of the model uses all threads to be done soon; a pool gets more done in all.
-
-        Parameters
-        ----------
-        streams : int, optional
-            Runs at once; as many as this process has CPUs if not given.
-
-        Returns
-        -------
-        StreamPool
-            With ``submit`` and ``map``, for use in ``with``.
-
-        Raises
-        ------
-        InputError
-            ``streams`` is not a positive number, or more than any machine serves.
-        PlanError
-            The model's primitives for one thread fail their check.
-        """
+    def _stream(self) -> tuple[Callable[..., Any], str]:
         self.prepare(1)
-        return StreamPool(lambda *args, **kwargs: self._run(args, kwargs, None, 1), streams, self.graph.name)
-
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the model in the background, one thread a run, on the streams of :meth:`throughput`.
-
-        Parameters
-        ----------
-        *args, **kwargs
-            As the model takes them. A tensor must not change before the result is there.
-
-        Returns
-        -------
-        concurrent.futures.Future
-            ``result()`` gives the model's result or raises its error; ``asyncio.wrap_future`` makes it awaitable.
-
-        Notes
-        -----
-        There are as many streams as this process has CPUs, each with one running and one waiting call. With more calls
-        than that, ``submit`` waits. :meth:`close` waits for all calls.
-
-        Examples
-        --------
-        >>> import torch, fmtprop as fp
-        >>> net = fp.compile(torch.nn.ReLU(), torch.ones(2))
-        >>> net.submit(torch.tensor([-1.0, 1.0])).result()
-        tensor([0., 1.])
-        >>> net.close()
-        """
-        with self._opening.current:
-            if self._pool is None or not self._pool.is_open:
-                self._pool = self.throughput()
-            pool = self._pool
-        return pool.submit(*args, **kwargs)
+        return lambda *args, **kwargs: self._run(args, kwargs, None, 1), self.graph.name
 
     def benchmark(
         self,
@@ -369,8 +313,7 @@ class CompiledModel:
 
     def close(self) -> None:
         """Wait for submitted runs and release the native objects of idle contexts; the model can still be run."""
-        if self._pool is not None:
-            self._pool.close()
+        super().close()
         self._executor.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:

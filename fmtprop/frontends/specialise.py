@@ -33,24 +33,25 @@ class Sizes:
     def __init__(self, program: ExportedProgram) -> None:
         recorded = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
         specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        self._inputs: list[tuple[str, torch.Tensor]] = []
+        #: name and recorded tensor of each input
+        self.inputs: list[tuple[str, torch.Tensor]] = []
         for spec in specs:
             value = recorded.get(spec.arg.name)
             if isinstance(spec.arg, TensorArgument) and isinstance(value, torch.Tensor):
-                self._inputs.append((spec.arg.name, value))
+                self.inputs.append((spec.arg.name, value))
         self._ranges = program.range_constraints
 
     @property
     def are_fixed(self) -> bool:
         """Whether no size is symbolic."""
-        return all(isinstance(size, int) for _, value in self._inputs for size in value.shape)
+        return all(isinstance(size, int) for _, value in self.inputs for size in value.shape)
 
     @property
     def hints(self) -> list[torch.Tensor]:
         """Tensors without data, of the sizes of the export's examples."""
         # int() of a symbol would fix it
-        sizes = [[s if isinstance(s, int) else s.node.hint for s in value.shape] for _, value in self._inputs]
-        types = [value.dtype for _, value in self._inputs]
+        sizes = [[s if isinstance(s, int) else s.node.hint for s in value.shape] for _, value in self.inputs]
+        types = [value.dtype for _, value in self.inputs]
         return [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, types, strict=True)]
 
     def check(self, given: Sequence[torch.Tensor]) -> None:
@@ -67,11 +68,11 @@ class Sizes:
             The number of tensors or of axes is another, a fixed size differs, a size is out of its range, or sizes
             contradict a relation that the export found.
         """
-        if len(given) != len(self._inputs):
-            raise InputError(f"the model takes {len(self._inputs)} tensors, got {len(given)}")
+        if len(given) != len(self.inputs):
+            raise InputError(f"the model takes {len(self.inputs)} tensors, got {len(given)}")
         bound: dict[Any, tuple[int, str]] = {}
         related: list[tuple[str, Any, int]] = []
-        for (name, recorded), tensor in zip(self._inputs, given, strict=True):
+        for (name, recorded), tensor in zip(self.inputs, given, strict=True):
             if not isinstance(tensor, torch.Tensor) or tensor.ndim != recorded.ndim:
                 shown = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
                 raise InputError(f"input {name}: expected a tensor of {recorded.ndim} axes, got {shown}")

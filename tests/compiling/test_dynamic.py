@@ -288,6 +288,17 @@ def test_many_threads_meet_new_shapes_at_once() -> None:
     assert not failures
 
 
+def test_calls_in_the_background_have_any_shape() -> None:
+    model, net = _compiled(max_shapes=3)
+    calls = [_call(batch, 8) for batch in (1, 2, 3, 2, 1, 3)]
+    futures = [net.submit(x, scale=scale) for x, scale in calls]
+    for (x, scale), future in zip(calls, futures, strict=True):
+        torch.testing.assert_close(future.result(60)["logits"], model(x, scale=scale)["logits"], rtol=1e-4, atol=1e-5)
+    with net.throughput(2) as pool, pytest.raises(InputError, match="'scale' is missing"):
+        pool.submit(calls[0][0]).result(60)
+    net.close()
+
+
 def test_a_size_that_the_model_fixes_is_named():
     class Fixed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
