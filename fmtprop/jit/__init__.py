@@ -14,6 +14,7 @@ from fmtprop.jit.rms_norm import RmsNormKernel, rms_norm_kernel_for
 from fmtprop.jit.rotary import RotaryKernel, rotary_kernel_for
 from fmtprop.jit.rows import AverageKernel, FoldKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.watch import Watch
 
 __all__ = [
     "CHUNK_NBYTES",
@@ -30,6 +31,7 @@ __all__ = [
     "StandaloneKernel",
     "StandaloneWork",
     "Tail",
+    "Watch",
     "Work",
     "average_kernel_for",
     "batch_norm_kernel_for",

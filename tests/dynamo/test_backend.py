@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmtprop as fp
@@ -16,6 +17,7 @@ from fmtprop.api import Options, compile_graph
 from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.jit import no_code
 
 OPTIONS = {"tune": "model", "confirm": False}
 
@@ -220,12 +222,25 @@ def resized(model: nn.Sequential) -> None:
     model[5].bias = nn.Parameter(model[5].bias[:3].clone())
 
 
+def copied_without_autograd(model: nn.Sequential) -> None:
+    with torch.inference_mode():
+        model[0].weight.copy_(torch.ones_like(model[0].weight))
+
+
+def parametrised(model: nn.Sequential) -> None:
+    nn.utils.parametrizations.weight_norm(model[5]).parametrizations.weight.original0.mul_(3)
+
+
+def pruned(model: nn.Sequential) -> None:
+    prune.l1_unstructured(model[5], "weight", amount=0.5)
+
+
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(
     "change",
     [
-        *(in_place, data_swap, state_dict, replaced, statistics, frozen),
-        *(module_replaced, moved_back, adapted, optimised, resized),
+        *(in_place, data_swap, state_dict, replaced, statistics, frozen, module_replaced, moved_back, adapted),
+        *(optimised, resized, copied_without_autograd, parametrised, pruned),
     ],
 )
 def test_changed_weights_are_seen(change):
@@ -236,6 +251,81 @@ def test_changed_weights_are_seen(change):
         change(model)
         assert_alike(model, run, image())
         assert run(image()).shape != before.shape or not torch.equal(run(image()), before)
+
+
+def with_weight_norm(model: nn.Sequential) -> torch.Tensor:
+    return nn.utils.parametrizations.weight_norm(model[5]).parametrizations.weight.original1
+
+
+def with_mask(model: nn.Sequential) -> torch.Tensor:
+    prune.l1_unstructured(model[5], "weight", amount=0.5)
+    return model[5].weight_mask
+
+
+def with_tied_weights(model: nn.Sequential) -> torch.Tensor:
+    model.append(nn.Linear(4, 72, bias=False).eval())
+    model[6].weight = nn.Parameter(model[5].weight.t())
+    model[5].weight = nn.Parameter(model[6].weight.data.t())
+    return model[6].weight
+
+
+def with_tensor_that_is_no_parameter(model: nn.Sequential) -> torch.Tensor:
+    scale = torch.full((4,), 2.0)
+    model[5].register_forward_hook(lambda module, args, result: result * scale)
+    return scale
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("prepare", [with_weight_norm, with_mask, with_tied_weights, with_tensor_that_is_no_parameter])
+def test_weights_in_other_places_that_change_are_seen(prepare):
+    with torch.no_grad():
+        model = network()
+        weight = prepare(model)
+        run, _ = compiled(model)
+        before = run(image())
+        weight[0].add_(1.5)
+        assert_alike(model, run, image())
+        assert not torch.equal(run(image()), before)
+
+
+def by_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(0.5)
+
+
+def by_data_and_a_sum(weight: torch.Tensor) -> None:
+    weight.data += torch.ones_like(weight)  # as adapters are merged
+
+
+def by_numpy(weight: torch.Tensor) -> None:
+    weight.numpy()[...] -= 1
+
+
+@pytest.mark.skipif(bool(no_code()), reason=no_code())
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("change", [by_data, by_data_and_a_sum, by_numpy])
+@pytest.mark.parametrize("place", ["0.weight", "0.bias", "1.running_mean", "5.weight"])
+def test_changes_that_pytorch_does_not_count_are_seen(change, place):
+    model = network().requires_grad_(requires_grad=False)
+    model[1].running_mean.normal_()
+    model[5].weight[:, ::2] = 0
+    run, _ = compiled(model)
+    with torch.no_grad():
+        before = run(image())
+        change(model.state_dict(keep_vars=True)[place])
+        assert_alike(model, run, image())
+        assert not torch.equal(run(image()), before)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_model_that_becomes_bf16_is_seen():
+    model = network()
+    run, _ = compiled(model)
+    with torch.no_grad():
+        run(image())
+        model.to(torch.bfloat16)
+        got, expected = run(image().bfloat16()), model(image().bfloat16())
+    assert got.dtype is torch.bfloat16
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.usefixtures("always")
