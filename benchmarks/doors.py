@@ -1,6 +1,6 @@
 """Try architectures of transformers by both doors: ``fp.compile`` and ``torch.compile(backend="fmtprop")``.
 
-Each runs in a process of its own, with seeded weights. Results are compared with eager PyTorch, in f32 and bf16, and
+Several run in one process, with seeded weights. Results are compared with eager PyTorch, in f32 and bf16, and
 for other numbers of tokens. ``--table`` writes docs/doors.md of the results.
 """
 
@@ -24,8 +24,9 @@ import torch
 from torch import nn
 
 import fmtprop as fp
-from benchmarks.sweep_models import NETWORKS, TRANSFORMERS
+from benchmarks.sweep_models import NETWORKS
 from benchmarks.sweep_network import settle
+from benchmarks.sweep_transformers import TRANSFORMERS
 from fmtprop.dynamo import region
 from fmtprop.dynamo.backend import options_of, regions_by
 from fmtprop.errors import FmtpropError, ImportModelError
@@ -48,6 +49,12 @@ OPTIONS = {"tune": "model", "confirm": False}
 #: errors that say which rule of fmtprop or of PyTorch's capture a model breaks
 _REFUSALS = ("ImportModelError: ", "InputError: ", "TorchRuntimeError: ", "UnsupportedOpError: ")
 
+#: share of a run that is native at least, else PyTorch's operators of at least so much are named
+_NATIVE, _NAMED = 0.95, 0.01
+
+#: architectures of a process: importing takes longer than a small one
+_PER_PROCESS = 8
+
 _DOCS = Path(__file__).parent.parent / "docs" / "doors.md"
 _MARK = "<!-- written by `python -m benchmarks.doors --table` -->"
 
@@ -62,6 +69,7 @@ class Row:
     breaks: int = 0
     plans: int = 0
     native: float | None = None
+    hosted: dict[str, float] = field(default_factory=dict)
     reorders: int | None = None
     seconds: float = 0.0
 
@@ -100,7 +108,8 @@ def tried(name: str, *, lengths: Sequence[int] = LENGTHS, dtypes: Sequence[str] 
 
             row.errors[f"fp.compile {dtype}"] = _error(export, expected)
             if net and row.native is None:
-                row.native, row.reorders = _native_share(net[0]), len(net[0].plan.reorders)
+                row.hosted, row.reorders = _hosted(net[0]), len(net[0].plan.reorders)
+                row.native = 1 - sum(row.hosted.values())
             regions: list[Any] = []
             run = _through_dynamo(module, regions, dtype=dtype)
             way = f"torch.compile {dtype}"
@@ -176,10 +185,13 @@ def _with_length(module: nn.Module, kwargs: Mapping[str, Any], length: int) -> d
     return call
 
 
-def _native_share(net: fp.CompiledModel) -> float:
-    seconds = net.profile(repeats=3)
-    hosted = sum(t for t, step in zip(seconds, net.plan.steps, strict=True) if step.target == "reference")
-    return 1 - hosted / sum(seconds)
+def _hosted(net: fp.CompiledModel) -> dict[str, float]:
+    """Return the share of the run of each of PyTorch's operators."""
+    seconds, shares = net.profile(repeats=3), Counter[str]()
+    for t, step in zip(seconds, net.plan.steps, strict=True):
+        if step.target == "reference":
+            shares[str(getattr(step.node.attrs, "target", step.node.op)).removeprefix("aten.")] += t / sum(seconds)
+    return dict(shares.most_common())
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -208,7 +220,7 @@ def table(rows: Sequence[Row]) -> str:
     verdicts = Counter(row.verdict for row in rows)
     ways = ["fp.compile f32", "torch.compile f32", "fp.compile bf16", "torch.compile bf16", PYTORCH]
     ways += ["fp.compile lengths", "torch.compile lengths"]
-    head = [*ways, "graphs", "breaks", "plans", "native", "reorders"]
+    head = [*ways, "graphs", "breaks", "plans", "native", "reorders", "in PyTorch"]
     lines = [
         f"{verdicts['right']} of {len(rows)} architectures are right in all comparisons. {verdicts['refused']} others "
         f"are right where they are not refused; {verdicts['wrong']} exceed a tolerance.",
@@ -220,6 +232,7 @@ def table(rows: Sequence[Row]) -> str:
         native = "" if row.native is None else f"{row.native:.0%}"
         cells += [str(row.graphs), str(row.breaks), str(row.plans), native]
         cells.append("" if row.reorders is None else str(row.reorders))
+        cells.append(_reason(row))
         lines.append(f"| `{row.name}` | {' | '.join(cells)} |")
     reasons = [(row.name, way, e) for row in rows for way, e in row.errors.items() if isinstance(e, str)]
     if reasons:
@@ -228,40 +241,67 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _reason(row: Row) -> str:
+    """Return PyTorch's operators that take most of a run of which more than 5 % is theirs."""
+    if row.native is None or row.native >= _NATIVE:
+        return ""
+    return ", ".join(f"{name} {share:.0%}" for name, share in list(row.hosted.items())[:3] if share >= _NAMED)
+
+
 def _cell(error: float | str | None) -> str:
     return "" if error is None else f"{error:.0e}" if isinstance(error, float) else "—"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try architectures, one process each, or write the table."""
+    """Try architectures, or write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.doors", description=str(__doc__).splitlines()[0])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN")
-    parser.add_argument("--results", type=Path, default=Path("reports/doors.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("reports/doors.jsonl"), help="goes on where it ends")
     parser.add_argument("--limit", type=int, default=600, help="seconds of an architecture")
-    parser.add_argument("--one", help="try one in this process, and print its row")
+    parser.add_argument("--here", nargs="+", metavar="NAME", help="try these in this process")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help=f"write docs/{_DOCS.name} and do no more")
     given = parser.parse_args(arguments)
-    if given.one:
-        print(json.dumps(asdict(tried(given.one))))
-        return 0
     if given.table:
-        rows = [Row(**json.loads(line)) for path in given.table for line in path.read_text().splitlines()]
         head = _DOCS.read_text(encoding="utf-8").partition(_MARK)[0]
+        rows = [row for path in given.table for row in _read(path)]
         _DOCS.write_text(f"{head}{_MARK}\n\n{table(rows)}", encoding="utf-8")
         return 0
     given.results.parent.mkdir(parents=True, exist_ok=True)
-    for name in (name for name in TRANSFORMERS if any(fnmatch(name, pattern) for pattern in given.only)):
-        command = [sys.executable, "-m", "benchmarks.doors", "--one", name]
+    if given.here:
+        for name in given.here:
+            _write(tried(name), given.results)
+        return 0
+    names = [name for name in TRANSFORMERS if any(fnmatch(name, pattern) for pattern in given.only)]
+    while left := _left(names, given.results):
+        group = left[:_PER_PROCESS]
+        command = [sys.executable, "-m", "benchmarks.doors", "--results", str(given.results), "--here", *group]
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=given.limit, check=False)
-            found = ended.stdout.strip().splitlines()
-            line = found[-1] if ended.returncode == 0 else json.dumps(asdict(Row(name, {"crash": ended.stderr[-200:]})))
+            ended = subprocess.run(
+                command, stderr=subprocess.PIPE, text=True, timeout=given.limit * len(group), check=False
+            )
+            failure = {"crash": ended.stderr[-200:]}
         except subprocess.TimeoutExpired:
-            line = json.dumps(asdict(Row(name, {"time": f"more than {given.limit} s"})))
-        with given.results.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
-        print(line[:300], flush=True)
+            failure = {"time": f"more than {given.limit} s"}
+        for name in _left(group, given.results)[:1]:  # the process ended in this one
+            _write(Row(name, failure), given.results)
     return 0
+
+
+def _left(names: Sequence[str], results: Path) -> list[str]:
+    done = {row.name for row in _read(results)}
+    return [name for name in names if name not in done]
+
+
+def _read(results: Path) -> list[Row]:
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    return [Row(**json.loads(line)) for line in lines]
+
+
+def _write(row: Row, results: Path) -> None:
+    line = json.dumps(asdict(row))
+    with results.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    print(line[:300], flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks import doors
-from benchmarks.sweep_models import TRANSFORMERS
+from benchmarks.sweep_transformers import TRANSFORMERS
 from fmtprop.dynamo import region
 
 
@@ -84,3 +85,19 @@ def test_each_architecture_is_right_by_both_doors(name):
     pytest.importorskip("transformers")
     row = doors.tried(name)
     assert row.verdict != "wrong", row.errors
+
+
+def test_architectures_behind_one_that_ends_the_process_are_tried(monkeypatch, tmp_path):
+    results = tmp_path / "doors.jsonl"
+
+    def run(command, **how):
+        tried = [name for name in command if name in ("a", "c")][:1]
+        for name in tried:
+            doors._write(doors.Row(name), results)
+        return subprocess.CompletedProcess(command, 1, stderr="no memory")
+
+    monkeypatch.setattr(doors, "TRANSFORMERS", {"a": None, "b": None, "c": None})
+    monkeypatch.setattr(doors.subprocess, "run", run)
+    doors.main(["--results", str(results)])
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [(row["name"], row["errors"]) for row in rows] == [("a", {}), ("b", {"crash": "no memory"}), ("c", {})]
