@@ -94,7 +94,7 @@ class Buckets:
 
     def _check_bound(self) -> None:
         """Refuse sizes that are only known as a multiple of an unknown one, or the like."""
-        sizes = [size for one in self._inputs.values() for size in one.shape if not isinstance(size, int)]
+        sizes: list[Any] = [size for one in self._inputs.values() for size in one.shape if not isinstance(size, int)]
         bound = {size.node.expr for size in sizes if _is_symbol(size)}
         for size in sizes:
             if not size.node.expr.free_symbols <= bound:
@@ -104,7 +104,7 @@ class Buckets:
         if name not in self._inputs:
             raise InputError(f"buckets: there is no input {name!r}; the inputs are {', '.join(self._inputs)}")
         shape = self._inputs[name].shape
-        size = shape[axis] if -len(shape) <= axis < len(shape) else 0
+        size: Any = shape[axis] if -len(shape) <= axis < len(shape) else 0
         if not _is_symbol(size):
             raise InputError(
                 f"buckets: input {name} axis {axis}: dynamic_shapes does not mark it as a size of its own that changes"
@@ -115,7 +115,8 @@ class Buckets:
         self._allowed.check([torch.empty(shape, device="meta") for shape in shapes])
         numbers: dict[Any, int] = {}
         for recorded, shape in zip(self._inputs.values(), shapes, strict=True):
-            for symbol, size in zip(recorded.shape, shape, strict=True):
+            sizes: list[tuple[Any, int]] = list(zip(recorded.shape, shape, strict=True))
+            for symbol, size in sizes:
                 if _is_symbol(symbol):
                     numbers[symbol.node.expr] = size
         buckets = {symbol: _next(self._sizes.get(symbol, ()), size) for symbol, size in numbers.items()}

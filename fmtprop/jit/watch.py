@@ -32,7 +32,7 @@ class Watch:
     """
 
     def __init__(self, addresses: Sequence[int]) -> None:
-        words = [(address, c_uint32.from_address(address).value) for address in addresses]
+        words = [_Word(address, c_uint32.from_address(address).value) for address in addresses]
         self._words = (_Word * len(words))(*words)
         start = ctypes.addressof(self._words)
         self._routine, self._range = _routine(), (start, start + ctypes.sizeof(self._words))
