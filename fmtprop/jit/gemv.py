@@ -1,10 +1,12 @@
-"""Kernels of products of one row and a matrix: the matrix is read once, in the order of its memory.
+"""Kernels of products of a few rows and a matrix: the matrix is read once, in the order of its memory.
 
-The step of a decoder for one token consists of such products, and of those of each head's query with its keys. oneDNN
-and BLAS libraries block them for many rows, and read the matrix at half to three quarters of the memory bandwidth.
+The step of a decoder for one token consists of such products of one row, and of those of each head's query with its
+keys; a step for several sequences, or for several tokens that a smaller model proposes, of products of a few rows.
+oneDNN and BLAS libraries block them for many rows, and read the matrix at a third to three quarters of the memory
+bandwidth.
 
-Threads share the outputs. A task is as many outputs as a vector has numbers: their sums are computed one after another,
-then bias and the functions behind it are applied to all of them.
+Threads share the outputs. A task is as many outputs as a vector has numbers, for all rows: the sums of an output are
+computed side by side, one output after another, then bias and the functions behind it are applied to all of them.
 """
 
 from __future__ import annotations
@@ -14,14 +16,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, takes, threads_for, writes
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
-__all__ = ["CHAINS", "MOST_POST_OPS", "GemvArguments", "GemvKernel", "Tail", "gemv_kernel_for"]
+__all__ = ["CHAINS", "MOST_POST_OPS", "MOST_ROWS", "GemvArguments", "GemvKernel", "Tail", "gemv_kernel_for"]
 
-#: sums of a row that are computed side by side, a vector each
+#: vectors of the weights that are multiplied one after another, without a jump between them
 CHAINS: Final = 4
+
+#: most rows, and most bytes of more than two rows: half of a first cache. More bytes come from the second cache again
+#: and again, and oneDNN is faster. oneDNN takes 1.5 times as long for 2 rows of 768 or 3072 numbers; for 3 to 6 rows of
+#: 768, 1.2 to 1.4 times in f32, 1.0 to 1.4 in bf16 (Zen 4, one thread)
+MOST_ROWS, _MOST_NBYTES = 6, 20 << 10
+
+#: limit of the bytes from the first row to the last: they are a displacement in the code
+_DISPLACEMENT_LIMIT = 1 << 31
 
 #: most post-ops
 MOST_POST_OPS: Final = 4
@@ -39,7 +50,8 @@ class GemvArguments(Arguments):
     _fields_ = (
         *((name, c_void_p) for name in ("src", "weights", "table", *_AT_OUTPUTS)),
         *((f"{name}_item", c_uint64) for name in ("src", "weights", *_AT_OUTPUTS)),
-        *((name, c_uint64) for name in ("tasks", "item", "last", "row", "gap", "lanes", "blocks", "vectors")),
+        *((f"{name}_row", c_uint64) for name in _AT_OUTPUTS),
+        *((name, c_uint64) for name in ("tasks", "item", "last", "row", "gap", "blocks", "vectors", "rows")),
     )
 
 
@@ -75,7 +87,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class GemvKernel(StandaloneKernel):
-    """``dst[n] = tail(sum over k of src[k] * weights[n, k] + bias[n])``, for each item of a batch.
+    """``dst[m, n] = tail(sum over k of src[m, k] * weights[n, k] + bias[n])``, for each item of a batch.
 
     Parameters
     ----------
@@ -93,6 +105,11 @@ class GemvKernel(StandaloneKernel):
         Name of an operand or result, and numbers from item to item; those that are not named are the same for all.
     pitch : int
         Numbers from row to row of the weights; 0 for rows that follow one another.
+    rows : int
+        Rows of src.
+    row_steps : tuple of (str, int)
+        Name of src, dst or another tensor at the outputs, and numbers from row to row; those that are not named are the
+        same for all rows.
     """
 
     outputs: int
@@ -104,6 +121,8 @@ class GemvKernel(StandaloneKernel):
     items: int = 1
     steps: tuple[tuple[str, int], ...] = ()
     pitch: int = 0
+    rows: int = 1
+    row_steps: tuple[tuple[str, int], ...] = ()
 
     @property
     def stem(self) -> str:
@@ -111,8 +130,14 @@ class GemvKernel(StandaloneKernel):
         return "gemv"
 
     def assembled(self) -> Kernel:
-        """Return the code; problems that differ only in sizes share it."""
-        return _assembled(isa(), self.dtype, self.dst, self.bias, self.tail)
+        """Return the code; problems that differ only in sizes share it, and in the steps of tensors at the outputs."""
+        return _assembled(isa(), self.dtype, self.dst, self.bias, self.tail, self.src_rows)
+
+    @property
+    def src_rows(self) -> tuple[int, ...]:
+        """Where the rows of src start, in bytes."""
+        step = dict(self.row_steps).get("src", 0) * self.dtype.nbytes
+        return tuple(row * step for row in range(self.rows))
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -122,15 +147,16 @@ class GemvKernel(StandaloneKernel):
         scales = {"src": self.dtype.nbytes, "weights": self.dtype.nbytes}
         arguments = GemvArguments(
             **{f"{name}_item": step * scales.get(name, 1) for name, step in self.steps},
+            **{f"{name}_row": step for name, step in self.row_steps if name != "src"},
             table=addressof(self.kernel.rows),
             tasks=self.items * tasks,
             item=tasks,
             last=self.outputs - isa().lanes,
             row=pitch,
             gap=pitch - row,
-            lanes=isa().lanes,
             blocks=blocks,
             vectors=vectors,
+            rows=self.rows,
         )
         return StandaloneWork(self.kernel, arguments, threads_for(self.items * self.outputs * row, threads))
 
@@ -148,11 +174,22 @@ def gemv_kernel_for(kernel: GemvKernel) -> GemvKernel | None:
     if len(kernel.tail) > MOST_POST_OPS or not all(one.is_written for one in kernel.tail):
         return None
     row = kernel.depth * kernel.dtype.nbytes
+    if kernel.rows > 2 and kernel.rows * row > _MOST_NBYTES:
+        return None
+    if not 0 < kernel.rows <= MOST_ROWS or kernel.src_rows[-1] + row >= _DISPLACEMENT_LIMIT:
+        return None
     return kernel if row and row % isa().nbytes == 0 and kernel.outputs >= isa().lanes else None
 
 
 @cache
-def _assembled(isa_: object, dtype: DataType, dst: DataType, bias: DataType | None, tail: tuple[Tail, ...]) -> Kernel:
+def _assembled(
+    isa_: Isa,
+    dtype: DataType,
+    dst: DataType,
+    bias: DataType | None,
+    tail: tuple[Tail, ...],
+    rows: tuple[int, ...],
+) -> Kernel:
     from fmtprop.jit.gemv_program import gemv  # few networks need the assembler
 
-    return Kernel("gemv", *gemv(isa(), dtype, dst, bias, tail))
+    return Kernel("gemv", *gemv(isa_, dtype, dst, bias, tail, rows))

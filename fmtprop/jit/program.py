@@ -133,7 +133,7 @@ class Program(Assembler):
         self.move(register, Register.RAX)
 
     @contextmanager
-    def until(self, index: int, end: int, step: int = 1) -> Iterator[None]:
+    def until(self, index: int, end: int | MemoryOperand, step: int = 1) -> Iterator[None]:
         """Add a loop around the instructions of the block: it runs at least once, while an index is below an end."""
         name = self._new_label()
         self.label(name)
@@ -181,9 +181,14 @@ class Program(Assembler):
         return free
 
     def across(self, chains: list[int]) -> None:
-        """Add up the numbers of vectors, of which the first two are registers 0 and 1: the sum is the first number."""
-        for chain in chains[1:]:
-            self.v("VADDPS", chains[0], chains[0], chain)
+        """Add up the numbers of vectors; the sum is the first number of register 0, and register 1 is lost."""
+        first, *others = chains
+        total = self.register(0)
+        if first != total and not others:
+            self.v("VMOVUPS", total, first)
+        for chain in others:
+            self.v("VADDPS", total, first, chain)
+            first = total
         x, y = Register.XMM0, Register.XMM1
         if self.isa.nbytes == 64:
             self._half(Code.EVEX_VEXTRACTF64X4_YMMM256_K1Z_ZMM_IMM8, Register.YMM1, Register.ZMM0)

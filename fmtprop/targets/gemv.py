@@ -1,10 +1,11 @@
-"""Products of one row and a matrix by a kernel of our own: of a token with weights, and of a query with its keys."""
+"""Products of a few rows and a matrix by a kernel of our own: of tokens with weights, of queries with their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 
+from fmtprop.errors import FormatError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.jit import GemvKernel, Tail, gemv_kernel_for
 from fmtprop.layout import MemoryDesc
@@ -38,60 +39,80 @@ def gemv_kernels(node: Node, request: Request) -> Iterator[tuple[GemvKernel, Req
         formats["weights"] = by_columns(request["weights"])
     if not all(desc.kind == "blocked" and desc.is_plain for desc in formats.values()):
         return
+    try:
+        kernel = _kernel(node, formats if is_matmul else _as_matmul(formats))
+    except FormatError:  # the inputs of an item do not follow one another
+        return
+    if kernel is not None:
+        yield kernel, {name: formats[name] for name in request if name != "dst"}, formats["dst"]
+
+
+def _as_matmul(formats: Request) -> Request:
+    """Return the formats of an inner product as those of a matrix product.
+
+    Raises
+    ------
+    FormatError
+        A format cannot express the inputs of an item as one axis.
+    """
+    src, weights = (
+        formats[name].reshape((formats[name].dims[0], prod(formats[name].dims[1:]))) for name in ("src", "weights")
+    )
+    return {**formats, "src": src, "weights": weights.transpose((1, 0))}
+
+
+def _kernel(node: Node, formats: Request) -> GemvKernel | None:
+    """Return the kernel of a matrix product; None if it has none for these formats."""
     src, weights, dst = (formats[name] for name in ("src", "weights", "dst"))
-    outputs, items = dst.dims[-1], prod(dst.dims[:-1])
-    if is_matmul:
-        depth, pitch = src.dims[-1], weights.strides[-1]
-        steps = {"src": _step(src, -1, dst), "weights": _step(weights, -2, dst)}
-        # a matrix for all items is one for several rows: the kernel would read it for each
-        is_row = dst.dims[-2] == 1 and pitch >= depth and (items == 1 or bool(steps["weights"]))
-    else:
-        depth, pitch, steps = prod(src.dims), 0, {}
-        is_row = items == 1 and _is_row_major(src) and _is_row_major(weights)
+    depth, outputs, bias = src.dims[-1], dst.dims[-1], formats.get("bias")
     tail = [_tail(post_op, formats, outputs) for post_op in node.post_ops]
-    if not is_row or src.dtype != weights.dtype or None in tail:
-        return
-    steps |= {name: _step(desc, -1, dst) for name, desc in formats.items() if name not in ("src", "weights")}
-    bias = formats.get("bias")
-    if None in steps.values() or (bias is not None and bias.dims[-1] != outputs):
-        return
-    kernel = gemv_kernel_for(
+    by_column = weights.strides[-2] == 1 and weights.strides[-1] >= depth
+    if not by_column or src.dtype != weights.dtype or None in tail or (bias is not None and bias.dims[-1] != outputs):
+        return None
+    # all items that share a matrix are rows of one product
+    matrices = (1,) * (dst.ndim - weights.ndim) + weights.dims
+    first = next((axis + 1 for axis in reversed(range(dst.ndim - 2)) if matrices[axis] > 1), 0)
+    others = {name: desc for name, desc in formats.items() if name != "weights"}
+    rows = {name: _step(desc, dst, range(first, dst.ndim - 1)) for name, desc in others.items()}
+    items = {name: _step(desc, dst, range(first)) for name, desc in formats.items()}
+    if None in (*rows.values(), *items.values()) or not all(map(_is_consecutive, others.values())):
+        return None
+    return gemv_kernel_for(
         GemvKernel(
             *(outputs, depth, src.dtype, dst.dtype),
             bias=None if bias is None else bias.dtype,
             tail=tuple(one for one in tail if one is not None),
-            items=items,
-            steps=tuple((name, step) for name, step in steps.items() if step),
-            pitch=pitch,
+            items=prod(dst.dims[:first]),
+            steps=tuple((name, step) for name, step in items.items() if step),
+            pitch=weights.strides[-1],
+            rows=prod(dst.dims[first:-1]),
+            row_steps=tuple((name, step) for name, step in rows.items() if step),
         )
     )
-    if kernel is not None:
-        yield kernel, {name: formats[name] for name in request if name != "dst"}, dst
 
 
-def _step(desc: MemoryDesc, row: int, dst: MemoryDesc) -> int | None:
-    """Return the numbers from item to item of dst's batch, 0 for one row or matrix for all; None if steps are uneven.
+def _step(desc: MemoryDesc, dst: MemoryDesc, axes: Iterable[int]) -> int | None:
+    """Return the numbers from one to the next along axes of dst taken together; 0 if it is always the same.
 
-    The numbers along the axis `row` must follow one another, too.
+    None if steps are uneven.
     """
-    if desc.dims[row] > 1 and desc.strides[row] != 1:
-        return None
-    if desc.ndim < dst.ndim:  # a vector or one matrix; others have the axes of dst's batch
-        return 0 if prod(desc.dims[:-2]) == 1 else None
-    sizes = zip(dst.dims[:-2], desc.dims, desc.strides, strict=False)
-    axes = [(size, 0 if own == 1 else step) for size, own, step in sizes if size > 1]
-    expected = first = axes[-1][1] if axes else 0
-    for size, step in reversed(axes):
+    missing = dst.ndim - desc.ndim
+    steps = [
+        (dst.dims[axis], 0 if axis < missing or desc.dims[axis - missing] == 1 else desc.strides[axis - missing])
+        for axis in axes
+        if dst.dims[axis] > 1
+    ]
+    expected = first = steps[-1][1] if steps else 0
+    for size, step in reversed(steps):
         if step != expected:
             return None
         expected *= size
     return first
 
 
-def _is_row_major(desc: MemoryDesc) -> bool:
-    """Return whether a tensor's numbers follow one another row by row."""
-    steps = zip(desc.dims, desc.strides, plain(desc).strides, strict=True)
-    return all(size == 1 or here == there for size, here, there in steps)
+def _is_consecutive(desc: MemoryDesc) -> bool:
+    """Return whether the numbers of a row follow one another."""
+    return desc.dims[-1] == 1 or desc.strides[-1] == 1
 
 
 def _tail(post_op: PostOp, formats: Request, outputs: int) -> Tail | None:

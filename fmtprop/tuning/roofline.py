@@ -65,9 +65,9 @@ _KERNEL_OPERATIONS = 6.0
 #: share of the peak that other operations than products reach: they are not fused, and few follow each other
 _POINTWISE_SHARE = 0.2
 
-#: time of a product of one row by a kernel that moves bytes like a copy, over that of oneDNN's product, by which the
-#: bandwidth is measured (GPT-2's products on Zen 4 with two threads: 0.55 to 0.75)
-_ONE_ROW_SHARE = 0.7
+#: time of a product of few rows by a kernel that moves bytes like a copy, over that of oneDNN's product of one row, by
+#: which the bandwidth is measured (GPT-2's products of one row on Zen 4 with two threads: 0.55 to 0.75)
+_FEW_ROWS_SHARE = 0.7
 
 #: part of their op's pace that single implementations reach
 _SLOW = {
@@ -172,8 +172,8 @@ class ModelCosts:
                 reached *= _AVX2_LANES / self._lanes
             products = _products(linear, src, weights, out)
             arithmetic = products / (peak * reached)
-            if products <= 2 * prod(weights.dims) and _says(candidate, "moves_freely"):
-                arithmetic, moved = 0.0, moved * _ONE_ROW_SHARE
+            if _says(candidate, "moves_freely"):  # a kernel of few rows
+                arithmetic, moved = 0.0, moved * _FEW_ROWS_SHARE
             elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
                 moved += 2 * weights.nbytes * self._cached
         # a post-op's arithmetic comes after the products, its operands with everything else that moves
