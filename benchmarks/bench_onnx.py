@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,9 @@ def _seconds(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def planned(graph: Callable[[], Graph], options: Options, threads: int) -> Planned:
-    """Compile a graph in this process."""
+    """Choose a plan in this process by costs alone, since times of close plans differ from race to race."""
     torch.set_num_threads(threads)
-    plan = compile_graph(graph(), options).plan
+    plan = compile_graph(graph(), replace(options, confirm=False)).plan
     choices = [(step.node.op, step.node.choice) for step in plan.steps]
     steps = sorted(f"{op} {choice.target}:{choice.impl}" for op, choice in choices if choice is not None)
     return Planned(steps, len(plan.reorders), sum(choice.cost for _, choice in choices if choice is not None))
