@@ -18,7 +18,7 @@ from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
-from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
+from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from fmtprop.frontends.onnx import open_program
 from fmtprop.runtime.threads import on_cpu
 
@@ -141,10 +141,11 @@ class InferenceSession:
         self.reason: str | None = None
         self._inputs = [_node_arg(info) for info in self._program.inputs]
         self._outputs = [_node_arg(info) for info in self._program.outputs]
+        self._is_fixed = all(isinstance(size, int) for arg in self._inputs for size in arg.shape)
         narrow = [arg.name for arg in self._inputs if arg.type in ("tensor(float16)", "tensor(bfloat16)")]
         if narrow:
             self.reason = f"input {narrow[0]} is of 16-bit floats, which PyTorch rounds as ONNX does"
-        elif all(isinstance(size, int) for arg in self._inputs for size in arg.shape):
+        elif self._is_fixed:
             self._plan(tuple(tuple(int(size or 0) for size in arg.shape) for arg in self._inputs))
 
     def get_inputs(self) -> list[NodeArg]:
@@ -267,6 +268,7 @@ class InferenceSession:
 
     def _plan(self, shapes: _Shapes) -> CompiledModel | None:
         from fmtprop.frontends.onnx.graph import graph_of
+        from fmtprop.frontends.onnx.program import ContradictionError, OperandsError
 
         def make() -> CompiledModel:
             with on_cpu():
@@ -276,7 +278,11 @@ class InferenceSession:
 
         try:
             return self._plans.get(shapes, make)
-        except ImportModelError as error:
+        except ContradictionError:
+            raise
+        except (ImportModelError, ShapeError) as error:
+            if self._is_fixed and isinstance(error, OperandsError):
+                raise  # no inputs make this node run
             self.reason = str(error)
             return None
 

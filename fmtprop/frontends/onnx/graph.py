@@ -20,7 +20,7 @@ from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_repeated
-from fmtprop.frontends.onnx.program import Program
+from fmtprop.frontends.onnx.program import ContradictionError, Program
 from fmtprop.frontends.onnx.recording import Again, Recorded, Recording, Traced, tensors_in
 from fmtprop.frontends.onnx.templates import Learned
 from fmtprop.frontends.torch_call import by_schema, parts_of, tensor_type
@@ -177,7 +177,7 @@ def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
     number = declared.tensor_type.elem_type if declared.WhichOneof("value") == "tensor_type" else 0
     if number and number != element_type(result):
         have, want = type_name(element_type(result)), type_name(number)
-        raise ImportModelError(f"output {name} is declared as {want}, but the nodes make {have}")
+        raise ContradictionError(f"output {name} is declared as {want}, but the nodes make {have}")
 
 
 def _imported(

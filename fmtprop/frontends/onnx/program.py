@@ -19,17 +19,19 @@ from fmtprop.frontends.onnx.modes import SizesOnly
 from fmtprop.frontends.onnx.operators.values import DataDependentError, NotInTorchError, is_known, is_repeated
 from fmtprop.frontends.onnx.reading import Source
 from fmtprop.frontends.onnx.recording import Recording
-from fmtprop.frontends.onnx.reference import run_node
+from fmtprop.frontends.onnx.reference import result_nbytes, run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ops.without_data import without_data
 
-__all__ = ["OperandsError", "Program"]
+__all__ = ["ContradictionError", "OperandsError", "Program"]
 
 #: nodes of branches and loops that an imported model may have, after loops are unrolled
 MOST_UNROLLED_STEPS: Final = 1_000
 #: bytes of small operands: the results of most nodes on them are small too
 _SMALL_NBYTES: Final = 4096
+#: items of sequences that are copied in the time of a node
+_ITEMS_OF_A_STEP: Final = 1_000
 #: most elements of a tensor that may be a shape
 _FEW_ELEMENTS: Final = 64
 #: bytes that nodes may make of constants, plus eight times the bytes of the weights
@@ -40,6 +42,10 @@ MOST_READ_NBYTES: Final = 1 << 34
 MOST_FOLDED_PRODUCTS: Final = 1 << 37
 #: bytes of constants that nodes may make of one number each; a graph describes them by this number
 MOST_REPEATED_NBYTES: Final = 1 << 30
+
+
+class ContradictionError(ImportModelError):
+    """Parts of a model do not fit together, whatever its inputs are."""
 
 
 class OperandsError(ImportModelError):
@@ -136,6 +142,7 @@ class Program:
 #: errors that functions of PyTorch and of numpy raise about their operands
 _FAILURES: Final = (
     RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError,
+    MemoryError,
 )  # fmt: skip
 
 
@@ -166,7 +173,9 @@ class _Run:
         return [values.find(name, None) for name in body.outputs]
 
     def step(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
-        self.steps += self.depth > 0
+        if self.depth:
+            # a sequence is copied
+            self.steps += 1 + sum(len(value) for value in arguments if isinstance(value, list)) // _ITEMS_OF_A_STEP
         if self.recording is not None and self.steps > MOST_UNROLLED_STEPS:
             raise DataDependentError(f"{step.label}: a loop runs more than {MOST_UNROLLED_STEPS} nodes, the number")
         if self.steps > limits.LOOP_STEPS:
@@ -196,7 +205,7 @@ class _Run:
         # a sequence is a list, several results are a tuple
         found: Sequence[Any] = results if isinstance(results, tuple) else (results,)
         if len(found) < len(step.outputs) and any(step.outputs):
-            raise ImportModelError(f"{step.label} names {len(step.outputs)} outputs, it has {len(found)}")
+            raise ContradictionError(f"{step.label} names {len(step.outputs)} outputs, it has {len(found)}")
         return found
 
     def _call(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Any:
@@ -230,7 +239,7 @@ class _Run:
 
     def _subgraph(self, step: Step, body: Body, values: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:
         if len(values) > len(body.inputs):
-            raise ImportModelError(
+            raise ContradictionError(
                 f"{step.label}: its subgraph takes {len(body.inputs)} inputs, {len(values)} are given"
             )
         self.depth += 1
@@ -265,6 +274,7 @@ class _Run:
                 "compute them once, and keep the result as an initialiser"
             )
         if step.function is None or not all(map(_in_torch, arguments)):
+            self._count(step, nbytes, result_nbytes(step.node, step.version, arguments) if growing else 0, 0)
             return
         try:
             with SizesOnly() as mode:
@@ -281,6 +291,10 @@ class _Run:
         sizes = [(value.nbytes, is_repeated(value)) for value in results if isinstance(value, torch.Tensor)]
         size = sum(nbytes for nbytes, repeated in sizes if not repeated)
         repeated = sum(nbytes for nbytes, repeated in sizes if repeated)
+        self._count(step, nbytes, size, repeated)
+
+    def _count(self, step: Step, nbytes: int, size: int, repeated: int) -> None:
+        """Count the bytes that nodes make of constants, and those of one number each, and refuse too many."""
         self.folded_nbytes += size
         self.repeated_nbytes += repeated
         if self.repeated_nbytes > MOST_REPEATED_NBYTES:
@@ -311,7 +325,7 @@ class _Scope(dict[str, Any]):
             return self[name]
         except KeyError:
             where = "an output of the graph" if step is None else step.label
-            raise ImportModelError(f"{where} reads {name!r}, which nothing before it makes") from None
+            raise ContradictionError(f"{where} reads {name!r}, which nothing before it makes") from None
 
 
 def _small_or_without_data(value: Any) -> Any:

@@ -93,8 +93,15 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
     model = _newer(model, weights, name)
     if model.functions:
         _write_defaults(model)
-        model = inliner.inline_local_functions(model)
+        model = _inlined(model, name)
     return Source(model, weights, name)
+
+
+def _inlined(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    try:
+        return inliner.inline_local_functions(model)
+    except RuntimeError as error:  # a call does not fit the function
+        raise ImportModelError(f"{name}: its functions cannot be written out: {error}") from error
 
 
 def _write_defaults(model: onnx.ModelProto) -> None:
@@ -151,7 +158,7 @@ _INVALID = (
 
 
 def _check(model: onnx.ModelProto, name: str) -> None:
-    """Check a model by ONNX's rules, except two that ONNX Runtime and exporters do not follow."""
+    """Check a model by ONNX's rules, except some that ONNX Runtime and exporters do not follow."""
     _name_domains(model)
     outputs = list(model.graph.output)
     del model.graph.output[:]
@@ -162,12 +169,14 @@ def _check(model: onnx.ModelProto, name: str) -> None:
         onnx.checker.check_model(data, full_check=True)
     except _INVALID:
         # its inference is stricter than exporters are: it refuses a node for which it can tell no shape
-        _check_leniently(data, name)
+        _check_leniently(model, name)
     del model.graph.output[:]
     model.graph.output.extend(outputs)
 
 
-def _check_leniently(data: bytes, name: str) -> None:
+def _check_leniently(model: onnx.ModelProto, name: str) -> None:
+    _name_graphs(model)
+    data = model.SerializeToString()
     try:
         onnx.checker.check_model(data)
         onnx.shape_inference.infer_shapes(data, check_type=True)
@@ -190,6 +199,20 @@ def _name_domains(model: onnx.ModelProto) -> None:
             node.domain, found = _MICROSOFT, True
     if found and all(opset.domain != _MICROSOFT for opset in model.opset_import):
         model.opset_import.add(domain=_MICROSOFT, version=1)
+
+
+def _name_graphs(model: onnx.ModelProto) -> None:
+    """Name graphs without a name, and write ONNX's own domain in its short form: the checker refuses both."""
+    graphs, bodies = [model.graph], [function.node for function in model.functions]
+    while graphs or bodies:
+        if graphs:
+            graph = graphs.pop()
+            graph.name = graph.name or "graph"
+            bodies.append(graph.node)
+        for node in bodies.pop():
+            node.domain = "" if node.domain == "ai.onnx" else node.domain
+            for attribute in node.attribute:
+                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def _newer(model: onnx.ModelProto, weights: Mapping[str, Any], name: str) -> onnx.ModelProto:
@@ -279,7 +302,7 @@ _FIRST_ANY_CONSTANT = 9
 def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | None, name: str) -> dict[str, Any]:
     """Return the graph's initialisers, and replace them by inputs of their types in the model."""
     weights = {}
-    inputs = {info.name for info in model.graph.input}
+    inputs = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
     for index, tensor in enumerate(model.graph.initializer):
         if own is not None and index in own.places:
             weights[tensor.name] = own.read(index, tensor)
@@ -287,6 +310,11 @@ def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | No
             weights[tensor.name] = files.read(tensor, f"{name}: initialiser {tensor.name}")
         else:
             weights[tensor.name] = from_proto(tensor)
+        declared = [dim.dim_value for dim in inputs.get(tensor.name, ())]
+        if any(want and want != have for want, have in zip(declared, tensor.dims, strict=False)):
+            raise ImportModelError(
+                f"{name}: input {tensor.name} is {declared}, its initialiser {list(tensor.dims)[:8]}"
+            )
         if tensor.name not in inputs:
             info = model.graph.input.add(name=tensor.name)  # onnx's helper takes thrice as long
             info.type.tensor_type.elem_type = tensor.data_type

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from fmtprop.frontends.onnx.elements import array_of, from_array
 
-__all__ = ["run_node"]
+__all__ = ["result_nbytes", "run_node"]
+
+
+#: bytes of an element, at most
+_ELEMENT_NBYTES = 8
+
+
+def result_nbytes(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> int:
+    """Return the most bytes of a node's first result on constants, by ONNX's shape inference; 0 if it cannot tell.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+        The node, with all its attributes.
+    version : int
+        The opset version of its domain.
+    arguments : sequence
+        Its operands; None for one that is left out.
+    """
+    named = {name: array_of(value) for name, value in zip(node.input, arguments, strict=False) if name}
+    data = {name: numpy_helper.from_array(np.asarray(value), name) for name, value in named.items()}
+    types = {name: helper.make_tensor_type_proto(proto.data_type, proto.dims) for name, proto in data.items()}
+    schema = defs.get_schema(node.op_type, version, node.domain)
+    opsets = [helper.make_opsetid(node.domain, version)]
+    try:
+        made = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opsets)
+    except shape_inference.InferenceError as error:
+        raise ValueError(str(error)) from error
+    dims = made[node.output[0]].tensor_type.shape.dim if node.output[0] in made else ()
+    return _ELEMENT_NBYTES * math.prod(dim.dim_value for dim in dims) if dims else 0
 
 
 def run_node(node: onnx.NodeProto, version: int, arguments: Sequence[Any]) -> Any:

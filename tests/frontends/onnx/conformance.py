@@ -77,12 +77,16 @@ def core_names() -> set[str]:
 
     All nodes are of the default domain, without control flow; inputs and outputs are tensors of the core types.
     """
+    return {case.name for case in stored(*KINDS) if _is_core(_model(case))}
+
+
+def stored(*kinds: str) -> list[Any]:
+    """Return the suite's models of some kinds, with their inputs and results."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        tests = [case for kind in KINDS for case in load_model_tests(kind=kind)]
-    return {case.name for case in tests if _is_core(_model(case))}
+        return [case for kind in kinds for case in load_model_tests(kind=kind)]
 
 
 def _model(case: Any) -> onnx.ModelProto:

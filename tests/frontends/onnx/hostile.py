@@ -114,6 +114,9 @@ def recursive() -> Iterator[tuple[str, bytes]]:
 
     yield "function_of_itself", calling("f", function("f", "f"))
     yield "functions_of_each_other", calling("f", function("f", "g"), function("g", "f"))
+    crowded = onnx.ModelProto.FromString(calling("f", function("f", "Relu")))
+    crowded.graph.node[0].input.extend(["x"] * 5)
+    yield "more_operands_than_the_function_has", crowded.SerializeToString()
     yield "ring_of_functions", calling("f0", *(function(f"f{i}", f"f{(i + 1) % 9}") for i in range(9)))
     yield (
         "functions_that_double",
@@ -197,6 +200,9 @@ def oversized() -> Iterator[tuple[str, bytes]]:
         "loop_without_end": "t = Constant<value_int = 1>() c = Cast<to = 9>(t) "
         "y = Loop(, c, x) <body = b (int64 i, bool k, float[2, 3] s) => (bool k2, float[2, 3] u) "
         "{ k2 = Identity(k) u = Relu(s) }>",
+        "mel_weights": "a = Constant<value_int = 1000000000>() r = Constant<value_int = 16000>() "
+        "l = Constant<value_float = 0.0>() u = Constant<value_float = 8000.0>() w = MelWeightMatrix(a, a, r, l, u) "
+        "y = Add(x, w)",
         "growing_loop": "m = Constant<value_int = 60>() t = Constant<value_int = 1>() c = Cast<to = 9>(t) "
         "s = Constant<value_floats = [1.0, 2.0]>() y = Loop(m, c, s) <body = b (int64 i, bool k, float[n] s) => "
         "(bool k2, float[p] u) { k2 = Identity(k) u = Concat<axis = 0>(s, s) }>",
@@ -290,6 +296,8 @@ _CHANGES = {
     "input_without_type": lambda m: m.graph.input[0].ClearField("type"),
     "foreign_domain": lambda m: setattr(m.graph.node[0], "domain", "nobody.knows"),
     "sparse": lambda m: m.graph.sparse_initializer.add(),
+    "input_of_another_shape": lambda m: m.graph.initializer.add(name="x", data_type=1, dims=[2], raw_data=bytes(8))
+    and m.graph.input[0].type.tensor_type.shape.dim.pop(0),
 }  # fmt: skip
 
 

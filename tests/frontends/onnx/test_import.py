@@ -341,3 +341,20 @@ def test_a_huge_initial_state_is_refused_before_it_is_made():
         }""")
     with pytest.raises(ImportModelError, match="makes a constant of 25769803776 bytes, 1073741824 are allowed"):
         from_onnx(model)
+
+
+def test_names_of_graphs_and_the_long_name_of_the_domain():
+    """The checker refuses a graph without a name and the domain of its own nodes; ONNX Runtime takes both."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, bool c) => (float[2] y) {
+        z = Neg(x)
+        y = If(c) <
+            then_branch = one () => (float[2] a) { a = Exp(z) }, else_branch = two () => (float[2] b) { b = Abs(z) }>
+    }"""
+    model = onnx.ModelProto()
+    model.CopyFrom(onnx.parser.parse_model(text))
+    branch = model.graph.node[1].attribute[0].g
+    model.graph.name = branch.name = ""
+    model.graph.node[0].domain = branch.node[0].domain = "ai.onnx"
+    session = fp.onnx.InferenceSession(model, policy="propagate", confirm=False)
+    (y,) = session.run(None, {"x": np.float32([1, -2]), "c": np.bool_(True)})
+    np.testing.assert_allclose(y, np.exp(np.float32([-1, 2])), rtol=1e-6)

@@ -276,3 +276,45 @@ def test_a_size_that_no_node_accepts_is_an_error_of_the_input():
     # the next run has a plan all the same
     made.run(None, {"x": np.ones((1, 3, 6, 5), np.float32), "f": weights})
     assert made.reason is None and len(made.plans) == 1
+
+
+@pytest.mark.parametrize("body, message", [
+    ("s = Constant<value_ints = [-1, 2]>() y = Tile(x, s)", r"node y \(Tile\) cannot run on .*: Repeats cannot be"),
+    ("s = Constant<value_ints = [-5]>() z = ConstantOfShape(s) y = Add(x, z)", "shape .-5. has a negative size"),
+    ("y = Flatten<axis = 9>(x)", "axis 9 is not one of 2"),
+])  # fmt: skip
+def test_a_node_that_no_inputs_make_run_is_an_error_of_the_model(body, message):
+    with pytest.raises(ImportModelError, match=message):
+        session(f'<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[a, b] y) {{ {body} }}')
+
+
+@pytest.mark.parametrize("dims", ["2", "n"])
+def test_a_result_of_another_type_than_declared_is_an_error_of_the_model(dims):
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[{dims}] x) => (int64[{dims}] y) {{ y = Relu(x) }}'
+    with pytest.raises(ImportModelError, match="output y is declared as INT64, but the nodes make FLOAT"):
+        session(text).run(None, {"x": np.float32([1, 2])})
+
+
+def test_tensors_of_more_axes_than_a_plan_has_run_node_by_node():
+    shape = ", ".join(["1"] * 20)
+    made = session(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[{shape}, 2] y) '
+        f"{{ s = Constant<value_ints = [{shape}, 2]>() y = Reshape(x, s) }}"
+    )
+    assert "at most 12 dimensions" in made.reason
+    assert made.run(None, {"x": np.float32([1, 2])})[0].shape == (1,) * 20 + (2,)
+
+
+def test_a_loop_that_copies_a_growing_sequence_is_an_error(monkeypatch):
+    monkeypatch.setattr(limits, "LOOP_STEPS", 5000)
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64 n) => (float[k] y) {
+        e = SequenceEmpty() t = Constant<value_int = 1>() c = Cast<to = 9>(t)
+        s = Loop(n, c, e) <body = b (int64 i, bool k, seq(float[2]) q) => (bool k2, seq(float[2]) u) {
+            k2 = Identity(k) u = SequenceInsert(q, x)
+        }>
+        y = ConcatFromSequence<axis = 0>(s)
+    }"""
+    made = session(text)
+    assert made.run(None, {"x": np.float32([1, 2]), "n": np.array(3)})[0].shape == (6,)
+    with pytest.raises(ImportModelError, match="loops have run 5000 nodes in this run"):
+        made.run(None, {"x": np.float32([1, 2]), "n": np.array(2400)})  # 4800 nodes and the copies

@@ -19,6 +19,7 @@ from fmtprop.frontends.onnx.operators import (
     indexing,
     matrix,
     microsoft,
+    microsoft_attention,
     microsoft_quantised,
     normalization,
     quantised,
@@ -61,7 +62,7 @@ def _by_version(tables: list[Mapping[str, Callable[..., Any]]]) -> _Versions:
 _TABLES: Final[dict[str, _Versions]] = {
     "": _by_version([family.OPERATORS for family in _FAMILIES]),
     "ai.onnx.ml": _by_version([classical.OPERATORS]),
-    "com.microsoft": _by_version([microsoft.OPERATORS, microsoft_quantised.OPERATORS]),
+    "com.microsoft": _by_version([microsoft.OPERATORS, microsoft_attention.OPERATORS, microsoft_quantised.OPERATORS]),
 }
 
 

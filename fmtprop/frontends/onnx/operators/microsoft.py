@@ -1,4 +1,4 @@
-"""Operators of ``com.microsoft`` that exporters and ONNX Runtime's optimiser write."""
+"""Operators of ``com.microsoft`` that exporters and ONNX Runtime's optimiser write, but for attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from fmtprop.frontends.onnx.operators.convolution import conv
 from fmtprop.frontends.onnx.operators.matrix import gemm
 from fmtprop.frontends.onnx.operators.normalization import layer_normalization
-from fmtprop.frontends.onnx.operators.values import ints
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -164,236 +163,31 @@ def _with_sum(y: Tensor, total: Tensor, wanted: int) -> Any:
     return (y, None, None, total)[:wanted] if wanted > 1 else y
 
 
-# ---------------------------------------------------------------- attention
-
-
-def _heads(x: Tensor, count: int) -> Tensor:
-    """Return (batch, heads, length, size) of (batch, length, heads * size)."""
-    if x.ndim == 4:
-        return x
-    return x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
-
-
-def _joined(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
-
-
-def _key_mask(mask: Tensor | None, batch: int, keys: int, value: float) -> Tensor | None:
-    """Return the summand of scores for a mask of lengths (batch,), of keys (batch, keys), or of scores."""
-    if mask is None:
-        return None
-    if mask.ndim == 1:
-        if mask.shape[0] not in (batch, 2 * batch):
-            raise NotImplementedError("a mask of lengths and offsets")
-        places = torch.arange(keys).reshape(1, -1)
-        allowed = places < mask[:batch].reshape(-1, 1)
-        if mask.shape[0] > batch:  # the ends are followed by the starts
-            allowed = allowed & (places >= mask[batch:].reshape(-1, 1))
-    else:
-        allowed = mask != 0
-    wide = allowed.reshape(batch, *[1] * (4 - allowed.ndim), *allowed.shape[1:])
-    return torch.where(wide, 0.0, value)
-
-
-def _causal(queries: int, keys: int) -> Tensor:
-    """Return the mask of keys that each query may see; the last key is at the last query's position."""
-    return torch.arange(keys).reshape(1, -1) <= torch.arange(queries).reshape(-1, 1) + (keys - queries)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-    if causal:
-        allowed = _causal(q.shape[2], k.shape[2])
-        bias = allowed if bias is None else torch.where(allowed, bias, -torch.inf)
-    if bias is not None and bias.dtype is not torch.bool:
-        bias = bias.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale or None)
-
-
-def _softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
-    """Return the softmax of each row with one more score, the sink, and without the sink's share."""
-    column = sink.to(scores.dtype).expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-
-
-def _sum_of(*terms: Tensor | None) -> Tensor | None:
-    given = [term for term in terms if term is not None]
-    return sum(given[1:], given[0]) if given else None
-
-
-def _attention(
-    x: Tensor,
-    weights: Tensor,
-    bias: Tensor | None = None,
+def embed_layer_normalization(
+    ids: Tensor,
+    segments: Tensor | None,
+    words: Tensor,
+    places: Tensor,
+    kinds: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
     mask: Tensor | None = None,
-    past: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    past_length: Tensor | None = None,
-    *,
-    num_heads: int,
-    do_rotary: int = 0,
-    mask_filter_value: float = -10000.0,
-    past_present_share_buffer: int = 0,
-    qkv_hidden_sizes: Sequence[int] | None = None,
-    rotary_embedding_dim: int = 0,
-    scale: float = 0.0,
-    unidirectional: int = 0,
-    wanted: int,
-) -> Any:
-    if do_rotary or past_present_share_buffer:
-        raise NotImplementedError("rotary positions or a shared buffer of past keys")
-    sizes = list(qkv_hidden_sizes or [weights.shape[1] // 3] * 3)
-    q, k, v = (_heads(part, num_heads) for part in torch.split(F.linear(x, weights.t(), bias), sizes, -1))
-    if past is not None:
-        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-    added = _sum_of(_key_mask(mask, x.shape[0], k.shape[2], mask_filter_value), attention_bias)
-    y = _joined(_attend(q, k, v, added, bool(unidirectional), scale))
-    return (y, torch.stack([k, v])) if wanted > 1 else y
-
-
-def _multi_head_attention(
-    q: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    past_k: Tensor | None = None,
-    past_v: Tensor | None = None,
-    past_length: Tensor | None = None,
-    cache_indirection: Tensor | None = None,
-    *,
-    num_heads: int,
-    mask_filter_value: float = -10000.0,
-    scale: float = 0.0,
-    unidirectional: int = 0,
-    wanted: int,
-) -> Any:
-    if k is None or v is None or q.ndim != 3 or past_length is not None or cache_indirection is not None:
-        raise NotImplementedError("packed keys and values, or a shared buffer of past keys")
-    if bias is not None:
-        parts = torch.split(bias, [q.shape[-1], bias.shape[0] - q.shape[-1] - v.shape[-1], v.shape[-1]])
-        q, k, v = q + parts[0], k + parts[1] if k.ndim == 3 else k, v + parts[2] if v.ndim == 3 else v
-    q, k, v = (_heads(part, num_heads) for part in (q, k, v))
-    if past_k is not None and past_v is not None:
-        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
-    added = _sum_of(_key_mask(mask, q.shape[0], k.shape[2], mask_filter_value), attention_bias)
-    y = _joined(_attend(q, k, v, added, bool(unidirectional), scale))
-    return (y, k, v)[:wanted] if wanted > 1 else y
-
-
-def _angles(places: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return F.embedding(places, cos).unsqueeze(1), F.embedding(places, sin).unsqueeze(1)
-
-
-def _rotated(x: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
-    """Turn pairs of numbers by angles; x is (batch, heads, length, size), cos and sin (batch, 1, length, pairs)."""
-    cos, sin = angles
-    turned = 2 * cos.shape[-1]
-    rest = x[..., turned:]
-    part = x[..., :turned]
-    if interleaved:
-        a, b = part[..., 0::2], part[..., 1::2]
-        y = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-    else:
-        a, b = part.chunk(2, -1)
-        y = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([y, rest], -1) if rest.shape[-1] else y
-
-
-def _rotary_embedding(
-    x: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    interleaved: int = 0,
-    is_packed_batching: int = 0,
-    num_heads: int = 0,
-    rotary_embedding_dim: int = 0,
-    scale: float = 1.0,
-) -> Tensor:
-    if is_packed_batching or scale != 1.0:
-        raise NotImplementedError("packed batches, or a scale")
-    turned = rotary_embedding_dim or 2 * cos.shape[-1]
-    wide = x if x.ndim == 4 else _heads(x, num_heads or x.shape[-1] // turned)
-    length = wide.shape[2]
-    places = positions.reshape(-1, 1) + torch.arange(length) if positions.numel() == 1 else positions
-    angles = _angles(places, cos, sin)
-    y = _rotated(wide, angles, bool(interleaved))
-    return y if x.ndim == 4 else _joined(y)
-
-
-def _group_query_attention(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    past_k: Tensor | None,
-    past_v: Tensor | None,
-    lengths: Tensor,
-    total: Tensor,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
     positions: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    sink: Tensor | None = None,
     *,
-    num_heads: int,
-    kv_num_heads: int,
-    do_rotary: int = 0,
-    local_window_size: int = -1,
-    rotary_interleaved: int = 0,
-    scale: float = 0.0,
-    smooth_softmax: int = 0,
-    softcap: float = 0.0,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
     wanted: int,
 ) -> Any:
-    if k is None or v is None:
-        each = q.shape[-1] // (num_heads + 2 * kv_num_heads)
-        q, k, v = torch.split(q, [num_heads * each, kv_num_heads * each, kv_num_heads * each], -1)
-    q, k, v = _heads(q, num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
-    batch, _, length, _ = q.shape
-    before = past_k.shape[2] if past_k is not None else 0
-    if ints(total, "total_sequence_length")[0] != before + length:
-        raise NotImplementedError("a buffer of past keys that is longer than the past")
-    # the buffer is the past of every row only if all rows have its length
-    if any(n + 1 != before + length for n in ints(lengths, "seqlens_k")):
-        raise NotImplementedError("rows of unequal lengths")
-    if do_rotary:
-        if cos is None or sin is None:
-            raise ValueError("do_rotary needs cos_cache and sin_cache")
-        places = (
-            torch.arange(before, before + length).reshape(1, -1).expand(batch, -1) if positions is None else positions
-        )
-        angles = _angles(places, cos, sin)
-        q, k = (_rotated(x, angles, bool(rotary_interleaved)) for x in (q, k))
-    if past_k is not None and past_v is not None:
-        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
-    repeat = num_heads // kv_num_heads
-    wide_k, wide_v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (k, v))
-    if not (softcap or smooth_softmax or sink is not None):
-        allowed = _near(length, k.shape[2], local_window_size)
-        added = allowed if attention_bias is None else torch.where(allowed, attention_bias, -torch.inf)
-        y = _joined(_attend(q, wide_k, wide_v, added, False, scale))
-        return (y, k, v)[:wanted] if wanted > 1 else y
-    scores = q @ wide_k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    if attention_bias is not None:
-        scores = scores + attention_bias
-    scores = torch.where(_near(length, k.shape[2], local_window_size), scores, -torch.inf)
-    extra = torch.zeros(1) if sink is None else sink.reshape(1, -1, 1, 1)
-    shares = _softmax_with_sink(scores, extra) if smooth_softmax or sink is not None else scores.softmax(-1)
-    y = _joined(shares @ wide_v)
-    return (y, k, v)[:wanted] if wanted > 1 else y
-
-
-def _near(queries: int, keys: int, window: int) -> Tensor:
-    """Return the mask of keys that each query may see: up to its own position, and only the last ``window`` of them."""
-    allowed = _causal(queries, keys)
-    if window < 0:
-        return allowed
-    distance = torch.arange(queries).reshape(-1, 1) + (keys - queries) - torch.arange(keys).reshape(1, -1)
-    return allowed & (distance < window)
+    """Add the embeddings of words, places and segments; the second result is the number of ones in each row's mask."""
+    at = torch.arange(ids.shape[1]) if positions is None else positions
+    total = F.embedding(ids, words) + F.embedding(at, places)
+    if segments is not None and kinds is not None:
+        total = total + F.embedding(segments, kinds)
+    y = layer_normalization(total, gamma, beta, epsilon=epsilon, wanted=1)
+    if wanted == 1:
+        return y
+    counts = torch.zeros(ids.shape[0], dtype=torch.int32) if mask is None else (mask == 1).sum(1).to(torch.int32)
+    return (y, counts, total)[:wanted]
 
 
 # ---------------------------------------------------------------- quantised weights
@@ -414,17 +208,21 @@ def _matmul_nbits(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Tensor:
-    if groups is not None or weight_prepacked or bits not in (2, 4, 8):
+    if weight_prepacked or bits not in (2, 4, 8):
         raise NotImplementedError(f"weights of {bits} bits in another order")
     blocks = -(-K // block_size)
     numbers = _unpacked(b.reshape(N, blocks, -1), bits)[..., :block_size].to(scales.dtype)
+    factor = scales.reshape(N, blocks, 1)
     if zeros is None:
-        shift: Any = float(1 << (bits - 1))
+        shift = torch.full((1, blocks, 1), float(1 << (bits - 1)), dtype=scales.dtype)
     elif zeros.is_floating_point():
         shift = zeros.reshape(N, blocks, 1)
     else:
         shift = _unpacked(zeros.reshape(N, -1), bits)[:, :blocks].reshape(N, blocks, 1).to(scales.dtype)
-    weights = ((numbers - shift) * scales.reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
+    if groups is not None:  # the block of each row of the weights
+        numbers = numbers.reshape(N, -1, 1)[:, :K]
+        factor, shift = (v.index_select(1, groups.reshape(-1)[:K]) for v in (factor, shift))
+    weights = ((numbers - shift) * factor).reshape(N, -1)[:, :K]
     return F.linear(a, weights.to(a.dtype), bias)
 
 
@@ -450,9 +248,6 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "SimplifiedLayerNormalization": _simplified_layer_normalization,
     "SkipLayerNormalization": _skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": _skip_simplified_layer_normalization,
-    "Attention": _attention,
-    "MultiHeadAttention": _multi_head_attention,
-    "RotaryEmbedding": _rotary_embedding,
-    "GroupQueryAttention": _group_query_attention,
+    "EmbedLayerNormalization": embed_layer_normalization,
     "MatMulNBits": _matmul_nbits,
 }

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.operators.convolution import average_pool
+from fmtprop.frontends.onnx.operators.microsoft import embed_layer_normalization
 from fmtprop.frontends.onnx.operators.quantised import (
     dequantize_linear,
     dynamic_quantize_linear,
@@ -142,6 +143,25 @@ def _global_average_pool(
     return _quantised(sums.to(torch.float32) * (x_scale / (y_scale * (x.numel() // sums.numel()))), None, y_zero, x)
 
 
+def _embed(
+    ids: Tensor,
+    segments: Tensor | None,
+    words: Tensor,
+    places: Tensor,
+    kinds: Tensor | None,
+    gamma: Tensor,
+    beta: Tensor,
+    mask: Tensor | None,
+    *scales_and_zeros: Tensor | None,
+    epsilon: float = 1e-12,
+    wanted: int,
+) -> Any:
+    tables = zip((words, places, kinds, gamma, beta), scales_and_zeros[:5], scales_and_zeros[5:], strict=True)
+    floats: list[Any] = [None if t is None or s is None else dequantize_linear(t, s, zero) for t, s, zero in tables]
+    wide = dict(zip(("words", "places", "kinds", "gamma", "beta"), floats, strict=True))
+    return embed_layer_normalization(ids, segments, **wide, mask=mask, epsilon=epsilon, wanted=wanted)
+
+
 # ---------------------------------------------------------------- products
 
 
@@ -169,7 +189,7 @@ def _gemm(
     return requantised(sums, factor, y_scale, torch.zeros((), dtype=a.dtype) if y_zero is None else y_zero)
 
 
-def _matmul_integer_to_float(
+def matmul_integer_to_float(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -178,6 +198,7 @@ def _matmul_integer_to_float(
     b_zero: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
+    """Return the matrix product of quantised numbers as floats."""
     y = matmul_exact(a, a_zero, b, b_zero).to(torch.float32) * (a_scale * b_scale)
     return y if bias is None else y + bias
 
@@ -186,7 +207,7 @@ def _dynamic_quantize_matmul(
     a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
     numbers, scale, zero = dynamic_quantize_linear(a)
-    return _matmul_integer_to_float(numbers, b, scale, b_scale, zero, b_zero, bias)
+    return matmul_integer_to_float(numbers, b, scale, b_scale, zero, b_zero, bias)
 
 
 def _dynamic_quantize_lstm(
@@ -243,8 +264,9 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QLinearConcat": _concat,
     "QLinearAveragePool": _average_pool,
     "QLinearGlobalAveragePool": _global_average_pool,
+    "QEmbedLayerNormalization": _embed,
     "QGemm": _gemm,
-    "MatMulIntegerToFloat": _matmul_integer_to_float,
+    "MatMulIntegerToFloat": matmul_integer_to_float,
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
     "DynamicQuantizeLSTM": _dynamic_quantize_lstm,
 }

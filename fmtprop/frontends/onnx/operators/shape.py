@@ -246,6 +246,8 @@ def _constant(
 
 def _constant_of_shape(shape: Tensor, *, value: Any = None) -> Tensor:
     dims = ints(shape, "shape")
+    if min(dims, default=0) < 0:
+        raise ValueError(f"shape {dims} has a negative size")
     if value is None:
         value = torch.zeros(1, dtype=torch.float32)
     if not isinstance(value, Tensor):
