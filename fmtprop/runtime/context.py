@@ -64,10 +64,13 @@ class Context:
         bounds = list(enumerate(self._bounds))
         #: the calls of each half; of a plan with one entry point, the second one has none
         self._halves = self._joined(bounds[:turn]), self._joined(bounds[turn:])
+        #: those that calls have views of
+        self._viewed = [memory for memory in self._passing if memory.is_viewed]
         self._has_python = not all(bound.is_native for bound in self._bounds)
         self._is_asynchronous = self._stream.is_asynchronous
         self._inputs = [self._memories[buffer] if buffer >= 0 else None for _, _, buffer in plan.inputs]
         self._outputs = [self._output(name, access) for name, access in plan.outputs]
+        self.clear()
 
     def run(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """Execute every step.
@@ -177,6 +180,8 @@ class Context:
         """Let go of the tensors that were bound for a run, or for both halves of one."""
         for memory in self._passing:
             memory.tensor = NOTHING  # as its clear() does
+        for memory in self._viewed:
+            memory.clear()
 
     def close(self) -> None:
         """Release the native objects."""

@@ -55,7 +55,7 @@ class Memory:
         Format of all tensors that are put here.
     """
 
-    __slots__ = ("_followers", "_pointer", "desc", "is_fixed", "tensor")
+    __slots__ = ("_followers", "_pointer", "_views", "desc", "is_fixed", "tensor")
 
     def __init__(self, tensor: torch.Tensor | None = None, desc: MemoryDesc | None = None) -> None:
         self.is_fixed, self.desc = tensor is not None, desc
@@ -63,6 +63,13 @@ class Memory:
         self._pointer = 0
         #: functions that are called with a new address, and their offsets from the start in bytes
         self._followers: list[tuple[Callable[[int], object], int]] = []
+        #: tensors that lie in the present memory, by format
+        self._views: dict[MemoryDesc, torch.Tensor] = {}
+
+    @property
+    def is_viewed(self) -> bool:
+        """Whether a call has a view of it (:meth:`viewed_as`), which must be cleared after a run."""
+        return bool(self._views)
 
     def put(self, tensor: torch.Tensor) -> None:
         """Hold another tensor from now on: flat bytes, or a whole tensor."""
@@ -73,10 +80,29 @@ class Memory:
                 for point, start in self._followers:
                     point(pointer + start)
                 self._pointer = pointer
+        for desc, seen in self._views.items():
+            start = tensor.storage_offset() + desc.offset0
+            seen.set_(tensor.untyped_storage(), start, desc.dims, desc.strides)  # type: ignore[call-overload]
 
     def clear(self) -> None:
         """Hold nothing."""
         self.tensor = NOTHING
+        for seen in self._views.values():
+            seen.set_()
+
+    def viewed_as(self, desc: MemoryDesc) -> torch.Tensor | None:
+        """Return one tensor that lies in the present memory in every run; None where there can be none.
+
+        A call that is bound to it need not be bound anew in each run. No view of it may be kept: it would stay where
+        the tensor is now.
+        """
+        if self.is_fixed or self.desc is None or not desc.is_plain or desc.dtype is not self.desc.dtype:
+            return None
+        if desc not in self._views:
+            self._views[desc] = torch.empty_strided(
+                desc.dims, desc.strides, dtype=torch_dtype(desc.dtype), device="cpu"
+            )
+        return self._views[desc]
 
     def follow(self, point: Callable[[int], object], start: int = 0) -> None:
         """Call a function with the address `start` bytes after the beginning: now, if known, and at each change."""

@@ -59,11 +59,16 @@ def bind(
         Whether PyTorch's own operators may compute it, where the op declares some.
     """
     written = [place for place in places if place is not None]
+    if node.op == "reorder" and written and not node.post_ops:
+        return partial(written[0].copy_, tensors["src"])
     if by_operator and len(written) == len(places) and all(map(_is_dense, written)):
         calls = _operators(node, tensors, written)
         if calls:
             return calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
-    return lambda: write_results(node, places, evaluate_node(node, tensors))
+    declaration = opdef(node.op)
+    if node.post_ops or declaration.category is Category.COMPUTE:
+        return lambda: write_results(node, places, evaluate_node(node, tensors))
+    return lambda: write_results(node, places, declaration.reference(node.attrs, tensors))
 
 
 def _operators(

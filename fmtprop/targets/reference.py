@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fmtprop.ir.facets import Reads
 from fmtprop.ir.node import Node
@@ -132,9 +135,14 @@ class _OperatorExecutable(Executable):
         read = {name: places[name] for name in names}
         written = [places[name] if places[name].is_read else None for name in result_names(node)]
         used = [*read.values(), *(place for place in written if place is not None)]
-        if all(place.memory.is_fixed for place in used):
-            return Bound(python=(node, self._call(node, read, written)))
+        passing = [place for place in used if not place.memory.is_fixed]
+        standing = {id(place): place.memory.viewed_as(place.desc) for place in passing}
         lasting = {id(place): place.tensor() for place in used if place.memory.is_fixed}
+        if all(tensor is not None for tensor in standing.values()):
+            with _Watch(standing.values()) as watch:
+                call = self._call(node, read, written, {**lasting, **standing})
+            if not watch.seen:
+                return Bound(python=(node, call))
 
         def run() -> object:
             return self._call(node, read, written, lasting)()
@@ -146,15 +154,31 @@ class _OperatorExecutable(Executable):
         node: Node,
         read: Mapping[str, Place],
         written: Sequence[Place | None],
-        lasting: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        known: Mapping[int, torch.Tensor | None],
     ) -> Callable[[], object]:
         def tensor(place: Place) -> torch.Tensor:
-            known = lasting.get(id(place))
-            return place.tensor() if known is None else known
+            found = known.get(id(place))
+            return place.tensor() if found is None else found
 
         operands = {name: tensor(place) for name, place in read.items()}
         results = [None if place is None else tensor(place) for place in written]
         return bind(node, operands, results, by_operator=self._by_operator)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes whether an operator reads one of some tensors: what a call keeps of it may be a view."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        super().__init__()
+        self._watched = {id(tensor) for tensor in tensors}
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator."""
+        self.seen = self.seen or any(id(value) in self._watched for value in tree_leaves((args, kwargs)))
+        return func(*args, **(kwargs or {}))
 
 
 def reads_strides(node: Node) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 
 from fmtprop.ir.facets import Linear
-from fmtprop.ir.node import Attrs, Node
+from fmtprop.ir.node import Attrs, Node, PostOp
 from fmtprop.ir.op import linear_of, opdef, types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
@@ -58,6 +58,10 @@ _OLD = {"sse41": 0.3, "avx": 0.6}
 #: for any vectors. Measured on ResNeXt-50's layers of 4 to 32 channels a group, on AVX2 and on AVX-512 (v3.2)
 _HALF = (("brg", (0.4, 0.4)), ("jit", (1.2, 0.6)))
 _HALF_BY_CALLS = 16.0
+
+#: operations per element of a post-op after a convolution by a general product, which applies it element by element:
+#: 5 ns for a simple function, 20 for a costly one, 45 for one with an operand (v3.2, f32, one core)
+_GENERAL_TAIL = {"simple": 500.0, "costly": 2000.0, "operand": 4500.0}
 
 #: operations per element of an element-wise function where a kernel of the project's own does it
 _KERNEL_OPERATIONS = 6.0
@@ -149,9 +153,7 @@ class ModelCosts:
             return 0.0
         operands, dst = candidate.operands, candidate.results[0]
         if node.op == "reorder":
-            # PyTorch converts to a new tensor, and copies that
-            passes = 2 if _says(candidate, "by_operators") else 1
-            return passes * self._reorder(operands["src"], dst)
+            return self._reorder(operands["src"], dst)
         sizes = _sizes_along(node, operands, dst)
         linear, cost = linear_of(node), opdef(node.op).cost
         share = 1.0 if _says(candidate, "moves_freely") else cost.pace
@@ -182,6 +184,8 @@ class ModelCosts:
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
                 arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
+            elif linear is not None and linear.windowed and _is_general(candidate.impl):
+                arithmetic += _general_tail(post_op) * prod(before.dims) / peak
             else:
                 arithmetic += _operations(post_op.op, post_op.attrs) * prod(before.dims) / (peak * _POINTWISE_SHARE)
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
@@ -327,6 +331,20 @@ def _filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: Mem
     blocked = bool(src.inner_blocks)
     halves = (shares[blocked] * lanes for start, shares in _HALF if impl.startswith(start))
     return channels / (channels + next(halves, _HALF_BY_CALLS))
+
+
+def _is_general(impl: str) -> bool:
+    """Return whether an implementation of a convolution is a general product."""
+    return impl.removeprefix("x64:").startswith("gemm")
+
+
+def _general_tail(post_op: PostOp) -> float:
+    """Return the operations per element of a post-op after a general product; a sum is a part of the product."""
+    if post_op.op == "sum":
+        return 0.0
+    if post_op.operand is not None:
+        return _GENERAL_TAIL["operand"]
+    return _GENERAL_TAIL["costly" if _operations(post_op.op, post_op.attrs) > 1 else "simple"]
 
 
 def _operations(op: str, attrs: Attrs) -> float:

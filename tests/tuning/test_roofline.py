@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 
 import pytest
@@ -15,7 +16,8 @@ from fmtprop.ops.convolution import Conv
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import BatchNorm
-from fmtprop.ops.reorder import Reorder
+from fmtprop.ops.prelu import Prelu
+from fmtprop.ops.sum import Sum
 from fmtprop.passes.target import Candidate
 from fmtprop.targets.reference import ReferenceImplementation
 from fmtprop.tuning.peaks import FOOTPRINTS, Peaks
@@ -163,13 +165,25 @@ def test_reorders() -> None:
     assert (COSTS.reorder(small, MemoryDesc(small.dims, "f32")) or 0) < transpose
 
 
-def test_a_conversion_by_pytorch_moves_its_bytes_twice() -> None:
-    src = MemoryDesc((768, 3072), "f32", tag="ba")
-    dst = src.with_dtype("bf16")
-    node = Node("reorder_1", "reorder", Reorder("bf16"), (TensorType(dst.dims, DataType.BF16),))
-    ours = Candidate("onednn", "jit:uni", {"src": src}, (dst,))
-    theirs = Candidate("reference", "torch", {"src": src}, (dst,), handle=ReferenceImplementation("torch"))
-    assert COSTS.node(node, theirs) == pytest.approx(2 * COSTS.node(node, ours))
+@pytest.mark.parametrize("impl", ["gemm:jit", "x64:gemm:jit"])
+def test_a_general_product_applies_post_ops_element_by_element(impl: str) -> None:
+    """A grouped convolution with a PReLU took 5 ms by oneDNN's general product, 0.03 ms without it (DiCENet)."""
+    slopes = MemoryDesc((1, 64, 1, 1), "f32")
+
+    def tail(name: str, *post_ops: PostOp) -> float:
+        node, candidate = conv(64, 28, name, "acdb")
+        more = {one.operand: slopes for one in post_ops if one.operand is not None}
+        alone = COSTS.node(node, candidate)
+        return (
+            COSTS.node(node.with_(post_ops=post_ops), replace(candidate, operands={**candidate.operands, **more}))
+            - alone
+        )
+
+    prelu, relu = PostOp("prelu", Prelu(), "post_op_0"), PostOp("eltwise", Eltwise("relu"))
+    tanh, residual = PostOp("eltwise", Eltwise("tanh")), PostOp("sum", Sum((1.0,)), "post_op_0")
+    costs = [tail(impl, one) for one in (residual, relu, tanh, prelu)]
+    assert costs == sorted(costs)
+    assert costs[-1] > 20 * tail("jit:avx512_core", prelu) and costs[-1] > 64 * 28 * 28 * 40e-9
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2", "shufflenet_v2", "unet"])
