@@ -37,10 +37,10 @@ _ZOO = {
         mobilenetb_w1 fdmobilenet_w1 mobilenetv2b_w1 mobilenetv3_small_w1 mobilenetv3_large_w1 igcv3_w1 ghostnet
         mnasnet_b1 mnasnet_a1 darts proxylessnas_cpu proxylessnas_mobile fbnet_cb nasnet_4a1056 spnasnet
         efficientnet_b1 efficientnet_b0b efficientnet_edge_small_b mixnet_s isqrtcovresnet18 resneta18 resnetd50b
-        octresnet10_ad2 tresnet_m msdnet22 polynet pyramidnet101_a360
+        octresnet10_ad2 tresnet_m msdnet22 pyramidnet101_a360
         """,
     (299, 299): "xception inceptionv4 inceptionresnetv1 inceptionresnetv2",
-    (331, 331): "pnasnet5large",
+    (331, 331): "pnasnet5large polynet",
     (32, 32): """
         nin_cifar10 resnet20_cifar10 resnet164bn_cifar10 preresnet20_cifar10 seresnet20_cifar10 sepreresnet20_cifar10
         resnext20_32x2d_cifar10 pyramidnet110_a48_cifar10 densenet40_k12_cifar10 densenet100_k12_bc_cifar10
