@@ -81,14 +81,13 @@ class Memory:
                     point(pointer + start)
                 self._pointer = pointer
         for desc, seen in self._views.items():
-            start = tensor.storage_offset() + desc.offset0
-            seen.set_(tensor.untyped_storage(), start, desc.dims, desc.strides)  # type: ignore[call-overload]
+            seen.set_(tensor.untyped_storage(), tensor.storage_offset() + desc.offset0, desc.dims, desc.strides)
 
     def clear(self) -> None:
         """Hold nothing."""
         self.tensor = NOTHING
         for seen in self._views.values():
-            seen.set_()
+            seen.set_(NOTHING.untyped_storage(), 0, (0,), (1,))
 
     def viewed_as(self, desc: MemoryDesc) -> torch.Tensor | None:
         """Return one tensor that lies in the present memory in every run; None where there can be none.

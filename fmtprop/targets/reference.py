@@ -165,11 +165,11 @@ class _OperatorExecutable(Executable):
         return bind(node, operands, results, by_operator=self._by_operator)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator reads one of some tensors: what a call keeps of it may be a view."""
 
     def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watched = {id(tensor) for tensor in tensors}
         self.seen = False
 
