@@ -1,0 +1,126 @@
+"""What goes wrong in a step ends as in PyTorch, by either door, and the next step is right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from tests.training.networks import mlp
+
+OPTIONS = {"tune": "model", "confirm": False, "verify": "off"}
+X = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+
+#: takes a callable and its module
+Misdeed = Callable[[Callable[..., torch.Tensor], nn.Module], object]
+
+
+def no_scalar(call, module):
+    call(X).backward()
+
+
+def without_gradients(call, module):
+    with torch.no_grad():
+        loss = call(X).sum()
+    loss.backward()
+
+
+def second_derivatives(call, module):
+    x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(call(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+
+
+def a_hook_that_raises(call, module):
+    def raising(gradient):
+        raise KeyError("of the hook")
+
+    hook = module[0].weight.register_hook(raising)
+    try:
+        call(X).sum().backward()
+    finally:
+        hook.remove()
+
+
+def a_gradient_of_another_shape(call, module):
+    call(X).backward(torch.ones(2, 2))
+
+
+def a_changed_result(call, module):
+    result = call(X).tanh()
+    loss = result.square().sum()
+    result.add_(1)
+    loss.backward()
+
+
+def missing_state(call, module):
+    state = module.state_dict()
+    del state["0.weight"]
+    call.load_state_dict(state)
+
+
+def doors(module: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
+    return {
+        "fp.compile": lambda: fp.compile(module, X, training=True, **OPTIONS),
+        "torch.compile": lambda: torch.compile(module, backend="fmtprop", options=OPTIONS),
+    }
+
+
+@pytest.fixture(params=["fp.compile", "torch.compile"])
+def trained(request, monkeypatch):
+    """The module by a door, the original, and an equal module that PyTorch runs."""
+    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (True, (0.0, 1.0)))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = mlp()
+    return doors(module)[request.param](), module, copy.deepcopy(module)
+
+
+def assert_same_step(call, module, eager) -> None:
+    for one, run in ((module, call), (eager, eager)):
+        one.zero_grad()
+        run(X).square().sum().backward()
+    gradients = [[parameter.grad for parameter in one.parameters()] for one in (module, eager)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "error", "message"),
+    [
+        (no_scalar, RuntimeError, "grad can be implicitly created only for scalar outputs"),
+        (without_gradients, RuntimeError, "does not require grad and does not have a grad_fn"),
+        (second_derivatives, RuntimeError, "does not currently support double backward"),
+        (a_hook_that_raises, KeyError, "of the hook"),
+        (a_gradient_of_another_shape, RuntimeError, "Mismatch in shape"),
+        (a_changed_result, RuntimeError, "modified by an inplace operation"),
+        (missing_state, RuntimeError, "Missing key"),
+    ],
+)
+def test_errors_are_those_of_pytorch(trained, misdeed: Misdeed, error, message):
+    call, module, eager = trained
+    with pytest.raises(error, match=message):
+        misdeed(call, module)
+    assert_same_step(call, module, eager)
+
+
+def test_what_pytorch_allows(trained):
+    call, module, eager = trained
+    for one, run in ((module, call), (eager, eager)):
+        loss = run(X).square().sum()
+        one.eval()
+        with torch.no_grad():
+            loss.backward(retain_graph=True)
+        one.train()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        run(X[:0]).sum().backward()
+        run(X).backward(torch.full((6, 5), torch.nan), inputs=[one[0].bias])
+    gradients = [[parameter.grad for parameter in one.parameters()] for one in (module, eager)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert module[0].bias.grad.isnan().all()
+    assert_same_step(call, module, eager)
