@@ -33,6 +33,8 @@ class RotaryArguments(Arguments):
 class RotaryKernel(StandaloneKernel):
     """``dst[r] = src[r] * cos[a] + (-second half of src[r], first half) * sin[a]`` with the angles `a` of each row `r`.
 
+    Interleaved, the second factor of the sine is ``(-src[r, 1], src[r, 0], -src[r, 3], …)``.
+
     Parameters
     ----------
     axes : tuple of (int, int, int)
@@ -41,11 +43,14 @@ class RotaryKernel(StandaloneKernel):
         Elements of half a row.
     dtype : DataType
         Data type of src and of dst, which is packed; cos and sin are f32.
+    interleaved : bool
+        Whether pairs are neighbours.
     """
 
     axes: tuple[tuple[int, int, int], ...]
     half: int
     dtype: DataType
+    interleaved: bool = False
 
     @property
     def stem(self) -> str:
@@ -54,7 +59,7 @@ class RotaryKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; all problems of a data type and size of rows share it."""
-        return _assembled(isa(), self.half, self.dtype)
+        return _assembled(isa(), self.half, self.dtype, self.interleaved)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -63,26 +68,29 @@ class RotaryKernel(StandaloneKernel):
             starts = [(a + angles * index, s + src * index) for a, s in starts for index in range(size)]
         nbytes, row = self.dtype.nbytes, 2 * self.half * self.dtype.nbytes
         table = (c_int64 * (2 * len(starts)))(*(start for a, s in starts for start in (a * ANGLE_NBYTES, s * nbytes)))
-        vectors, rest = divmod(self.half, isa().lanes)
+        # pairs in a vector, or in two of halves
+        vectors, rest = divmod(self.half, isa().lanes // 2 if self.interleaved else isa().lanes)
         arguments = RotaryArguments(table=addressof(table), rows=len(starts), row=row, vectors=vectors, rest=rest)
         return StandaloneWork(self.kernel, arguments, threads_for(len(starts) * row, threads), table)
 
 
-def rotary_kernel_for(axes: tuple[tuple[int, int, int], ...], half: int, dtype: DataType) -> RotaryKernel | None:
+def rotary_kernel_for(
+    axes: tuple[tuple[int, int, int], ...], half: int, dtype: DataType, *, interleaved: bool = False
+) -> RotaryKernel | None:
     """Return a kernel; None if this machine has none for these rows.
 
     Parameters
     ----------
-    axes, half, dtype
+    axes, half, dtype, interleaved
         See :class:`RotaryKernel`.
     """
     if not serves(dtype) or not 0 < half <= _HALF_LIMIT or 0 in (size for size, *_ in axes):
         return None
-    return RotaryKernel(axes, half, dtype)
+    return RotaryKernel(axes, half, dtype, interleaved)
 
 
 @cache
-def _assembled(isa: Isa, half: int, dtype: DataType) -> Kernel:
+def _assembled(isa: Isa, half: int, dtype: DataType, interleaved: bool) -> Kernel:
     from fmtprop.jit.rotary_program import rotary  # few networks need the assembler
 
-    return Kernel("rotary", rotary(isa, half, bf16=dtype is DataType.BF16))
+    return Kernel("rotary", rotary(isa, half, interleaved=interleaved, bf16=dtype is DataType.BF16))

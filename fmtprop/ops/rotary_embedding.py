@@ -22,13 +22,20 @@ from fmtprop.ir.types import TensorType
 
 @dataclass(frozen=True)
 class RotaryEmbedding(Attrs):
-    """Attributes of a rotary embedding: number i of a row forms a pair with number i + D/2.
+    """Attributes of a rotary embedding.
+
+    Parameters
+    ----------
+    interleaved : bool
+        Whether number 2 i of a row forms a pair with number 2 i + 1; otherwise number i with number i + D/2.
 
     References
     ----------
-    ``transformers.models.llama.modeling_llama.apply_rotary_pos_emb``; ONNX, "RotaryEmbedding", where it is not
-    interleaved.
+    ``apply_rotary_pos_emb`` of ``transformers.models.llama.modeling_llama`` and, interleaved, of
+    ``transformers.models.gptj.modeling_gptj``; ONNX, "RotaryEmbedding".
     """
+
+    interleaved: bool = False
 
 
 # ---------------------------------------------------------------- meaning
@@ -54,8 +61,12 @@ def reference(attrs: RotaryEmbedding, tensors: Mapping[str, torch.Tensor]) -> tu
     """Evaluate in plain PyTorch, in the data type of src; bf16 and f16 are turned in f32."""
     src = tensors["src"]
     wide = src.to(torch.promote_types(src.dtype, torch.float32))
-    first, second = wide.chunk(2, dim=-1)
-    turned = wide * tensors["cos"] + torch.cat([-second, first], dim=-1) * tensors["sin"]
+    if attrs.interleaved:
+        crossed = torch.stack([-wide[..., 1::2], wide[..., ::2]], dim=-1).flatten(-2)
+    else:
+        first, second = wide.chunk(2, dim=-1)
+        crossed = torch.cat([-second, first], dim=-1)
+    turned = wide * tensors["cos"] + crossed * tensors["sin"]
     return (turned.to(src.dtype),)
 
 
@@ -73,6 +84,7 @@ def samples() -> Iterable[Sample]:
     ):
         types = {"src": TensorType(dims), "cos": TensorType(angles), "sin": TensorType(angles)}
         yield Sample(name, RotaryEmbedding(), types)
+        yield Sample(f"{name}_interleaved", RotaryEmbedding(interleaved=True), types)
 
 
 ROTARY_EMBEDDING = OpDef(

@@ -13,7 +13,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
-from fmtprop.ops.views import Slice
+from fmtprop.ops.view_attrs import Permute, Reshape, Slice
 from fmtprop.passes.editing import bypass, own_producer
 
 _NEGATION = Eltwise("linear", alpha=-1.0)
@@ -23,6 +23,8 @@ _NEGATION = Eltwise("linear", alpha=-1.0)
 class RecogniseRotary:
     """Replace ``x * cos + concat(-second half of x, first half) * sin`` by one ``rotary_embedding``.
 
+    The same with ``stack(-odd numbers of x, even numbers)`` becomes an interleaved one.
+
     Notes
     -----
     Requires a graph before fusion. Ensures that no such chain is left, unless its inner values have other readers.
@@ -30,7 +32,7 @@ class RecogniseRotary:
 
     References
     ----------
-    ``transformers.models.llama.modeling_llama.apply_rotary_pos_emb``.
+    ``transformers.models.llama.modeling_llama.apply_rotary_pos_emb``; interleaved, that of ``gptj.modeling_gptj``.
     """
 
     name: ClassVar[str] = "recognise-rotary"
@@ -51,10 +53,11 @@ def _recognise(graph: Graph, total: Node) -> None:
             for other, sin in _factors(graph, crossed):
                 angles = [graph.type_of(one) for one in (cos, sin)]
                 fits = all(one.dims[-1:] == total.results[0].dims[-1:] and one.dtype is DataType.F32 for one in angles)
-                if not fits or graph.type_of(x) != total.results[0] or not _is_crossed(graph, other, x):
+                attrs = _embedding(graph, x, other) if fits and graph.type_of(x) == total.results[0] else None
+                if attrs is None:
                     continue
                 name = graph.fresh_name("rotary")
-                node = Node(name, "rotary_embedding", RotaryEmbedding(), total.results, origin=total.origin)
+                node = Node(name, "rotary_embedding", attrs, total.results, origin=total.origin)
                 bypass(graph, total, graph.insert(node, {"src": x, "cos": cos, "sin": sin}, before=total.name))
                 return
 
@@ -68,29 +71,58 @@ def _factors(graph: Graph, value: Value) -> list[tuple[Value, Value]]:
     return [(first, second), (second, first)]
 
 
-def _is_crossed(graph: Graph, value: Value, x: Value) -> bool:
-    """Whether a value is x with its halves exchanged, the second one negated."""
-    node, last = own_producer(graph, value), graph.type_of(x).ndim - 1
-    if node is None or node.attrs != Concat(last) or len(graph.inputs(node.name)) != 2:
-        return False
-    negated, first = graph.inputs(node.name).values()
+def _embedding(graph: Graph, x: Value, crossed: Value) -> RotaryEmbedding | None:
+    """Return the embedding of which a value is x with each pair's numbers exchanged, the second one negated."""
+    node, dims = own_producer(graph, crossed), graph.type_of(x).dims
+    interleaved = node is not None and isinstance(node.attrs, Reshape)
+    joined = _stacked(graph, node, dims) if node is not None and interleaved else node
+    if joined is None or not isinstance(joined.attrs, Concat) or len(graph.inputs(joined.name)) != 2 or dims[-1] % 2:
+        return None
+    if not interleaved and joined.attrs.axis != len(dims) - 1:
+        return None
+    negated, first = graph.inputs(joined.name).values()
+    if interleaved:
+        negated, first = _before_reshape(graph, negated), _before_reshape(graph, first)
     negation = own_producer(graph, negated)
     if negation is None or negation.attrs != _NEGATION:
-        return False
+        return None
     (second,) = graph.inputs(negation.name).values()
-    source, start, size = _span(graph, x)
-    half = size // 2
-    parts = [_span(graph, part) for part in (first, second)]
-    return size % 2 == 0 and parts == [(source, start, half), (source, start + half, half)]
+    if interleaved:  # the negation may come before the reshape or behind it
+        second = _before_reshape(graph, second)
+    source, start, size, step = _span(graph, x)
+    apart, stride = (step, 2 * step) if interleaved else (size // 2 * step, step)
+    pairs = [(source, start, size // 2, stride), (source, start + apart, size // 2, stride)]
+    return RotaryEmbedding(interleaved) if [_span(graph, part) for part in (first, second)] == pairs else None
 
 
-def _span(graph: Graph, value: Value) -> tuple[Value, int, int]:
-    """Return the tensor of which a value is a part along the last axis, where the part starts, and its size."""
-    start, size = 0, graph.type_of(value).dims[-1]
+def _stacked(graph: Graph, reshape: Node, dims: tuple[int, ...]) -> Node | None:
+    """Return the concat of tensors along a new last axis, which a reshape merges with the axis before.
+
+    The concat may be along a new first axis, with a permutation after it.
+    """
+    pairs, ndim = (*dims[:-1], dims[-1] // 2, 2), len(dims)
+    stack = own_producer(graph, graph.inputs(reshape.name)["src"])
+    if stack is None or stack.results[0].dims != pairs or reshape.results[0].dims != dims:
+        return None
+    if stack.attrs == Permute((*range(1, ndim + 1), 0)):
+        stack = own_producer(graph, graph.inputs(stack.name)["src"])
+        return stack if stack is not None and stack.attrs == Concat(0) else None
+    return stack if stack.attrs == Concat(ndim) else None
+
+
+def _before_reshape(graph: Graph, value: Value) -> Value:
+    node = own_producer(graph, value)
+    return graph.inputs(node.name)["src"] if node is not None and isinstance(node.attrs, Reshape) else value
+
+
+def _span(graph: Graph, value: Value) -> tuple[Value, int, int, int]:
+    """Return the tensor of which a value is a part along the last axis; where the part starts, its size, its step."""
+    start, size, step = 0, graph.type_of(value).dims[-1], 1
     while isinstance(attrs := graph.node(value.node).attrs, Slice):
         source = graph.inputs(value.node)["src"]
         *dims, _ = graph.type_of(source).dims
-        if {*attrs.steps} != {1} or any(attrs.starts[:-1]) or attrs.sizes[:-1] != tuple(dims):
+        if {*attrs.steps[:-1]} - {1} or any(attrs.starts[:-1]) or attrs.sizes[:-1] != tuple(dims):
             break
-        start, value = start + attrs.starts[-1], source
-    return value, start, size
+        start, step = attrs.starts[-1] + attrs.steps[-1] * start, attrs.steps[-1] * step
+        value = source
+    return value, start, size, step

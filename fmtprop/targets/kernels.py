@@ -74,7 +74,7 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
     if isinstance(node.attrs, RmsNorm):
         yield from _rms_normalization(node.attrs, request)
     if isinstance(node.attrs, RotaryEmbedding):
-        yield from _rotary_embedding(request)
+        yield from _rotary_embedding(node.attrs, request)
     if isinstance(node.attrs, BatchStatistics):
         yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
@@ -180,7 +180,7 @@ def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
         yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
 
 
-def _rotary_embedding(request: Request) -> Iterator[Candidate]:
+def _rotary_embedding(attrs: RotaryEmbedding, request: Request) -> Iterator[Candidate]:
     """Yield the kernel where each row lies side by side; the angles are row-major."""
     src, dst, angles = request["src"], request["dst"], {name: plain(request[name]) for name in ("cos", "sin")}
     if not _is_in_rows(src) or src.strides[-1] != 1 or dst.dtype != src.dtype:
@@ -193,7 +193,7 @@ def _rotary_embedding(request: Request) -> Iterator[Candidate]:
     steps = [0 if size == 1 else step for size, step in zip(of_angles.dims, of_angles.strides, strict=True)]
     order = sorted(range(src.ndim - 1), key=lambda axis: -result.strides[axis])
     axes = tuple((src.dims[axis], steps[axis], src.strides[axis]) for axis in order)
-    kernel = rotary_kernel_for(axes, src.dims[-1] // 2, src.dtype)
+    kernel = rotary_kernel_for(axes, src.dims[-1] // 2, src.dtype, interleaved=attrs.interleaved)
     if kernel is not None:
         yield _candidate(kernel, {"src": src, **angles}, result if dst.kind == "any" else dst)
 

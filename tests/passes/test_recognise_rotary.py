@@ -28,12 +28,30 @@ def of_a_part(x, cos, sin):
     return torch.cat((part * cos + half_turned(part) * sin, rest), dim=-1)
 
 
-#: spelling of the embedding
+def neighbours_turned(x):
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+def neighbours_of_a_part(x, cos, sin):
+    part, rest = x[..., : WIDTH // 2], x[..., WIDTH // 2 :]
+    cos, sin = cos[..., : WIDTH // 2], sin[..., : WIDTH // 2]
+    return torch.cat((part * cos + neighbours_turned(part) * sin, rest), dim=-1)
+
+
+def with_joined_neighbours(x):
+    return torch.cat((-x[..., 1::2].unsqueeze(-1), x[..., ::2].unsqueeze(-1)), dim=-1).flatten(-2)
+
+
+#: spelling of the embedding; of neighbours
 SPELLINGS = {
     "llama": lambda x, cos, sin: x * cos + half_turned(x) * sin,
     "slices": lambda x, cos, sin: cos * x + sin * sliced(x),
     "the other way round": lambda x, cos, sin: half_turned(x) * sin + x * cos,
     "a part of each row": of_a_part,
+    "gptj": lambda x, cos, sin: x * cos + neighbours_turned(x) * sin,
+    "roformer": lambda x, cos, sin: neighbours_turned(x) * sin + x * cos,
+    "neighbours by a concat": lambda x, cos, sin: x * cos + with_joined_neighbours(x) * sin,
+    "neighbours in a part of each row": neighbours_of_a_part,
 }
 
 #: computations that look like it
@@ -42,6 +60,14 @@ OTHERS = {
     "first half negated": lambda x, cos, sin: x * cos + torch.cat((x.chunk(2, -1)[1], -x.chunk(2, -1)[0]), -1) * sin,
     "halves not exchanged": lambda x, cos, sin: x * cos + torch.cat((-x.chunk(2, -1)[0], x.chunk(2, -1)[1]), -1) * sin,
     "other tensor": lambda x, cos, sin: (x + 1.0) * cos + half_turned(x) * sin,
+    "evens negated": lambda x, cos, sin: x * cos + torch.stack((-x[..., ::2], x[..., 1::2]), dim=-1).flatten(-2) * sin,
+    "neighbours across rows": lambda x, cos, sin: (
+        x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-2).flatten(-2) * sin
+    ),
+    "neighbours of another tensor": lambda x, cos, sin: x * cos + neighbours_turned(x + 1.0) * sin,
+    "every fourth number": lambda x, cos, sin: (
+        x[..., :8] * cos[..., :8] + torch.stack((-x[..., 1::4], x[..., ::4]), dim=-1).flatten(-2) * sin[..., :8]
+    ),
     "other axis": lambda x, cos, sin: x * cos + torch.cat((-x.flip(2), x), 2)[:, :, : x.shape[2]] * sin,
     "one angle a row": lambda x, cos, sin: x * cos[..., :1] + half_turned(x) * sin[..., :1],
     "turned has a reader": lambda x, cos, sin: (turned := half_turned(x)) + (x * cos + turned * sin).relu(),
@@ -51,11 +77,11 @@ OTHERS = {
 class Turned(nn.Module):
     """A linear layer and an embedding of its heads, with angles that are constants or inputs."""
 
-    def __init__(self, function) -> None:
+    def __init__(self, function, tokens: int = 5) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.function, self.layer = function, nn.Linear(8, HEADS * WIDTH)
-        angles = torch.outer(torch.arange(5), 10000 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2))).repeat(1, 2)
+        angles = torch.outer(torch.arange(tokens), 10000 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2))).repeat(1, 2)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
@@ -65,8 +91,8 @@ class Turned(nn.Module):
         return self.function(heads, cos[None, None], sin[None, None])
 
 
-def compiled(function, *angles, **options):
-    module, x = Turned(function).eval(), torch.randn(2, 5, 8)
+def compiled(function, *angles, tokens=5, **options):
+    module, x = Turned(function, tokens).eval(), torch.randn(2, tokens, 8)
     net = fmtprop.compile(module, (x, *angles), **options)
     return net, net(x, *angles), module(x, *angles)
 
@@ -77,9 +103,12 @@ def ops(net):
 
 @pytest.mark.parametrize("name", SPELLINGS)
 @pytest.mark.parametrize("policy", ["optimal", "propagate", "plain"])
-def test_each_spelling_is_one_step(name, policy):
-    net, got, expected = compiled(SPELLINGS[name], policy=policy)
+@pytest.mark.parametrize("tokens", [1, 20])  # a stack of many numbers is a concat along another axis
+def test_each_spelling_is_one_step(name, policy, tokens):
+    net, got, expected = compiled(SPELLINGS[name], tokens=tokens, policy=policy)
     assert ops(net).count("rotary_embedding") == 1 and not {"binary", "eltwise"} & set(ops(net))
+    (node,) = (node for node in net.graph.nodes() if node.op == "rotary_embedding")
+    assert node.attrs.interleaved == ("neighbours" in name or name in ("gptj", "roformer"))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -97,8 +126,9 @@ def test_angles_may_be_inputs():
 
 
 @pytest.mark.skipif(not dnnl.supports("bf16"), reason="this CPU has no bf16")
-def test_bf16_is_turned_in_f32():
-    net, got, expected = compiled(SPELLINGS["llama"], dtype="bf16")
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+def test_bf16_is_turned_in_f32(name):
+    net, got, expected = compiled(SPELLINGS[name], dtype="bf16")
     (node,) = (node for node in net.graph.nodes() if node.op == "rotary_embedding")
     dtypes = {name: net.graph.type_of(value).dtype.value for name, value in net.graph.inputs(node.name).items()}
     assert dtypes == {"src": "bf16", "cos": "f32", "sin": "f32"}
