@@ -290,12 +290,16 @@ class InferenceSession:
 
     def _wanted(self, names: Sequence[str] | None) -> list[str]:
         have = [arg.name for arg in self._outputs]
+        if isinstance(names, str):
+            raise InputError(f"output_names is {names!r}; it must be a list of names")
         unknown = sorted(set(names or ()) - set(have))
         if unknown:
             raise InputError(f"there is no output {unknown[0]!r}; the model's outputs are {', '.join(have)}")
         return list(names or have)
 
     def _values(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(feed, Mapping):
+            raise InputError(f"input_feed is a {type(feed).__name__}; it must be a dictionary of arrays by name")
         args = {arg.name: arg for arg in self._inputs}
         unknown = sorted(set(feed) - set(args) - self._program.weights)
         if unknown:
@@ -361,6 +365,8 @@ class IOBinding:
             return
         if not isinstance(array, np.ndarray) or not array.flags.writeable:
             raise InputError(f"output {name} cannot be written to {type(array).__name__}: give a writable numpy array")
+        if not array.dtype.isnative or min(array.strides, default=0) < 0:
+            raise InputError(f"output {name} cannot be written backwards or in another byte order: give a new array")
         self.outputs[name] = array
 
     def copy_outputs_to_cpu(self) -> list[Any]:
@@ -406,11 +412,16 @@ def _value(given: Any, arg: NodeArg | None) -> Any:
         raise InputError(f"input {arg.name} is None; it must be an array")  # type: ignore[union-attr]
     if given is None or (isinstance(given, list) and not is_tensor):
         return None if given is None else [_value(item, None) for item in given]
-    array = np.asarray(given, dtype=_numpy_type(arg) if arg is not None and isinstance(given, _UNTYPED) else None)
-    value = from_array(array.astype(object) if array.dtype.kind == "U" else array)
+    try:
+        array = np.asarray(given, dtype=_numpy_type(arg) if arg is not None and isinstance(given, _UNTYPED) else None)
+        value = from_array(array.astype(object) if array.dtype.kind == "U" else array)
+        have = _type_of(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(
+            f"input {'' if arg is None else arg.name} is no array of a type that ONNX has: {error}"
+        ) from error
     if arg is None or not arg.type.startswith("tensor"):
         return value
-    have = _type_of(value)
     if have != arg.type:
         raise InputError(f"input {arg.name} is {arg.type}, the array is {have}: convert it")
     shape = tuple(value.shape)

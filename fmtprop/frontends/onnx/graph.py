@@ -8,6 +8,7 @@ PyTorch's calls.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -77,23 +78,24 @@ def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -
     """
     declared = dims_of(info)
     given = shapes.get(info.name)
-    if given is None:
-        dims = _declared(info.name, declared)
-        if math.prod(dims) > limits.AXIS_ELEMENTS:
-            raise ImportModelError(
-                f"input {info.name} has {math.prod(dims)} elements; {limits.AXIS_ELEMENTS} may be declared"
-            )
-        return dims
-    dims = tuple(given)
+    dims = _declared(info.name, declared) if given is None else _given(info.name, declared, given)
+    if math.prod(dims) > limits.AXIS_ELEMENTS:
+        raise ImportModelError(f"input {info.name} has {math.prod(dims)} elements; it may have {limits.AXIS_ELEMENTS}")
+    return dims
+
+
+def _given(name: str, declared: tuple[int | str | None, ...] | None, given: Sequence[int]) -> tuple[int, ...]:
+    """Return the caller's dimensions if they are sizes that the model allows."""
+    dims = tuple(given) if isinstance(given, Sequence) else (-1,)
     if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in dims):
-        raise ImportModelError(f"shapes[{info.name!r}] is {given!r}; it must be a tuple of sizes")
+        raise ImportModelError(f"shapes[{name!r}] is {given!r}; it must be a tuple of sizes")
     if declared is not None:
         fits = len(declared) == len(dims) and all(
             not isinstance(want, int) or want == have for want, have in zip(declared, dims, strict=True)
         )
         if not fits:
             words = ", ".join(str(d or "?") for d in declared)
-            raise ImportModelError(f"shapes[{info.name!r}] is {dims}, but the model declares ({words})")
+            raise ImportModelError(f"shapes[{name!r}] is {dims}, but the model declares ({words})")
     return dims
 
 
@@ -104,9 +106,10 @@ def _declared(name: str, dims: tuple[int | str | None, ...] | None) -> tuple[int
     words = ", ".join(str(dim or "?") for dim in dims or ())
     shown = "no shape" if dims is None else f"the dynamic shape ({words})"
     sizes = (1, 3, 224, 224) if dims is None else tuple(dim if isinstance(dim, int) else 1 for dim in dims)
+    given = f"{name}={','.join(map(str, sizes))}"
     raise ImportModelError(
         f"input {name} has {shown}; a plan has fixed shapes: pass them, such as shapes={{{name!r}: {sizes}}}, in the "
-        f"command line --shape {name}={','.join(map(str, sizes))}, or use fmtprop.onnx.InferenceSession, which plans "
+        f"command line --shape {shlex.quote(given)}, or use fmtprop.onnx.InferenceSession, which plans "
         "for each shape that it meets"
     )
 

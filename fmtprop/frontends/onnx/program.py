@@ -153,6 +153,8 @@ class _Run:
         self.program = program
         self.recording = recording
         self.depth = 0
+        #: branches around the present node that a run may not take
+        self.doubtful = 0
         self.steps = 0
         self.folded_nbytes = 0
         self.repeated_nbytes = 0
@@ -217,6 +219,8 @@ class _Run:
             arguments = recording.plain(arguments)
             self._check_size(step, arguments, scope)
             return self._make(step, arguments, scope)
+        if self.doubtful and step.op in operators.REFUSING and not step.domain and _is_computed(arguments[1]):
+            raise DataDependentError(f"{step.label}: whether it runs on its indices or its divisor")
         arguments = recording.traced(arguments)
         recording.origin = step.name
         return run_step(step, arguments, recording, partial(self._make, step, arguments, scope))
@@ -231,22 +235,27 @@ class _Run:
         if "wanted" in known:
             extra["wanted"] = len(step.outputs)
         if "run" in known:
-            extra["run"] = lambda body, values: self._subgraph(step, body, values, scope)
+            doubtful = step.op == "If" and not is_known(arguments[0])
+            extra["run"] = lambda body, values: self._subgraph(step, body, values, scope, doubtful)
         try:
             return function(*arguments, **step.attributes, **extra)
         except NotInTorchError:
             return self._otherwise(step, arguments)
 
-    def _subgraph(self, step: Step, body: Body, values: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:
+    def _subgraph(
+        self, step: Step, body: Body, values: Sequence[Any], scope: Mapping[str, Any], doubtful: bool
+    ) -> list[Any]:
         if len(values) > len(body.inputs):
             raise ContradictionError(
                 f"{step.label}: its subgraph takes {len(body.inputs)} inputs, {len(values)} are given"
             )
         self.depth += 1
+        self.doubtful += doubtful
         try:
             return self.body(body, dict(zip(body.inputs, values, strict=False)), scope)
         finally:
             self.depth -= 1
+            self.doubtful -= doubtful
             if self.recording is not None:
                 self.recording.origin = step.name
 
@@ -326,6 +335,11 @@ class _Scope(dict[str, Any]):
         except KeyError:
             where = "an output of the graph" if step is None else step.label
             raise ContradictionError(f"{where} reads {name!r}, which nothing before it makes") from None
+
+
+def _is_computed(value: Any) -> bool:
+    """Return whether a tensor of integers depends on the inputs."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not is_known(value)
 
 
 def _small_or_without_data(value: Any) -> Any:

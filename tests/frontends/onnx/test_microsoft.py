@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto
 
 import fmtprop as fp
-from tests.frontends.onnx.microsoft_cases import Case, compare, f32, feed_of, i32, model_of, ours, u8
+from tests.frontends.onnx.microsoft_cases import Case, compare, f32, feed_of, i32, i64, model_of, ours, u8
 
 X, IMAGE = f32(2, 5, 16), f32(1, 4, 7, 7)
 FUSED = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
@@ -22,6 +22,12 @@ def nbits(bits: int, k: int = 40, n: int = 6, block: int = 16, **more: Any) -> C
     attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
     given = {"zeros": None, "groups": None, "bias": None, **more}
     return Case("MatMulNBits", {**inputs, **given}, attributes, weights=frozenset({"b", "scales", "zeros", "bias"}))
+
+
+def gathered(bits: int, data: Any, **more: Any) -> Case:
+    inputs = {"data": data, "indices": i64([1, 0], [8, 3]), "scales": f32(9, 3, scale=0.1), **more}
+    attributes = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+    return Case("GatherBlockQuantized", inputs, attributes, weights=frozenset({"data", "scales", "zeros"}))
 
 
 EMBEDDED = {
@@ -150,6 +156,9 @@ CASES = {
     "nbits_groups": nbits(4, k=32, groups=i32(*[0] * 16, *[1] * 16)),
     "nbits_block_32": nbits(4, 64, 5, 32, zeros=u8(5, 1)),
     "nbits_groups_ragged": nbits(4, groups=i32(*[2, 0, 1] * 13, 0), bias=f32(6)),
+    "gathered_4": gathered(4, u8(9, 20), zeros=u8(9, 2)),
+    "gathered_4_plain": gathered(4, u8(9, 20)),
+    "gathered_8": gathered(8, u8(9, 40), zeros=u8(9, 3)),
     "embedded": embedded(mask=MASK),
     "embedded_without_segments": embedded(segments=None, kinds=None),
     "embedded_sum": embedded(3, mask=MASK),

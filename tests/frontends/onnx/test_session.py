@@ -101,6 +101,9 @@ def test_a_plan_is_made_at_once_where_shapes_are_fixed():
         ({"x": np.zeros((2, 2))}, r"input x is tensor\(float\), the array is tensor\(double\): convert it"),
         ({"x": None}, "input x is None; it must be an array"),
         ({"x": np.zeros((2, 3), np.float32)}, r"input x has shape \[2, 2\], the array has \[2, 3\]"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "input x is no array of a type that ONNX has: .*inhomogeneous"),
+        ({"x": np.zeros((2, 2), "M8[s]")}, "input x is no array of a type that ONNX has"),
+        ([np.zeros((2, 2), np.float32)], "input_feed is a list; it must be a dictionary of arrays by name"),
         ({"x": np.zeros(4, np.float32)}, r"input x has shape \[2, 2\], the array has \[4\]"),
     ],
 )
@@ -159,6 +162,8 @@ def test_wrong_names():
     x = {"x": np.zeros((2, 2), np.float32)}
     with pytest.raises(InputError, match="there is no output 'z'; the model's outputs are y"):
         session(FIXED).run(["z"], x)
+    with pytest.raises(InputError, match="output_names is 'y'; it must be a list of names"):
+        session(FIXED).run("y", x)
     with pytest.raises(ImportModelError, match="fmtprop runs on the CPU"):
         session(FIXED, providers=["CUDAExecutionProvider"])
 
@@ -176,6 +181,9 @@ def test_bound_arrays_are_read_and_written_in_place():
     assert y[0, 0] == 5 and binding.copy_outputs_to_cpu()[0] is not y
     with pytest.raises(InputError, match="there is no output 'z'"):
         binding.bind_output("z")
+    for wrong in (y[::-1], y.astype(">f4")):
+        with pytest.raises(InputError, match="cannot be written backwards or in another byte order"):
+            binding.bind_output("y", wrong)
 
 
 def test_backend():
@@ -318,3 +326,29 @@ def test_a_loop_that_copies_a_growing_sequence_is_an_error(monkeypatch):
     assert made.run(None, {"x": np.float32([1, 2]), "n": np.array(3)})[0].shape == (6,)
     with pytest.raises(ImportModelError, match="loops have run 5000 nodes in this run"):
         made.run(None, {"x": np.float32([1, 2]), "n": np.array(2400)})  # 4800 nodes and the copies
+
+
+@pytest.mark.parametrize(("nodes", "values"), [
+    ("r = Gather(x, i)", (1, 9)), ("d = Div(j, i) f = Cast<to = 1>(d) r = Add(x, f)", (1, 0)),
+])  # fmt: skip
+def test_a_branch_that_is_not_taken_does_not_fail(nodes, values):
+    """A branch guards an index or a divisor: both branches of a plan would run."""
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]> g (float[4] x, int64[4] i, int64[1] j, bool c) => (float[4] y) {{
+        y = If(c) <
+            then_branch = one () => (float[4] q) {{ q = Neg(x) }}, else_branch = two () => (float[4] r) {{ {nodes} }}>
+    }}"""
+    made = session(text)
+    x = np.float32([1, 2, 3, 4])
+    for i, c in zip(values, (False, True), strict=True):
+        feed = {"x": x, "i": np.full(4, i), "j": np.array([2]), "c": np.array(c)}
+        (y,) = made.run(None, feed)
+        assert y.tolist() == (-x if c else x[[1] * 4] if "Gather" in nodes else x + 2).tolist()
+
+
+@pytest.mark.parametrize(("shape", "message"), [
+    (3, r"shapes\['x'\] is 3; it must be a tuple of sizes"), ((10**12, 2), "input x has 2000000000000 elements"),
+])  # fmt: skip
+def test_wrong_shapes(shape, message):
+    with pytest.raises(ImportModelError, match=message):
+        fp.compile(parser.parse_model(DYNAMIC), shapes={"x": shape, "extra": (2,)})

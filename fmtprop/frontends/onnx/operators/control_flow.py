@@ -19,7 +19,7 @@ _Run = Callable[[Any, Sequence[Any]], "list[Any]"]
 def _if(condition: Tensor, *, then_branch: Any, else_branch: Any, run: _Run) -> Any:
     if is_known(condition):
         return tuple(run(then_branch if flag(condition, "cond") else else_branch, []))
-    # neither branch does anything but compute, so both may run
+    # neither branch does anything but compute, so both may run; the walk refuses nodes that could fail in one of them
     pairs = list(zip(run(then_branch, []), run(else_branch, []), strict=True))
     for one, other in pairs:
         same = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape

@@ -21,7 +21,8 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 
-def _gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    """Return the parts of a tensor at the indices along an axis."""
     axis = axis_of(axis, x.ndim)
     if is_known(indices) and indices.numel() == 1:
         place = ints(indices, "indices")[0]
@@ -195,8 +196,11 @@ def _non_max_suppression(
     return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)
 
 
+#: operators that refuse some integers in their second operand: indices beyond the end, and a divisor of 0
+REFUSING: Final = frozenset("Gather GatherElements GatherND Scatter ScatterElements ScatterND Div Mod".split())
+
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "Gather": _gather,
+    "Gather": gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "Scatter": _scatter_elements,

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.operators.convolution import conv
+from fmtprop.frontends.onnx.operators.indexing import gather
 from fmtprop.frontends.onnx.operators.matrix import gemm
 from fmtprop.frontends.onnx.operators.normalization import layer_normalization
 
@@ -226,6 +227,30 @@ def _matmul_nbits(
     return F.linear(a, weights.to(a.dtype), bias)
 
 
+def _gather_block_quantized(
+    data: Tensor,
+    indices: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Tensor:
+    if gather_axis or quantize_axis % data.ndim != data.ndim - 1 or data.dtype is not torch.uint8:
+        raise NotImplementedError("blocks along another axis than the last, or rows along another than the first")
+    numbers = _unpacked(gather(data, indices), bits).to(scales.dtype)
+    blocks, size = scales.shape[-1], numbers.shape[-1]
+    shift: Any = float(1 << (bits - 1))
+    if zeros is not None:
+        shift = _unpacked(gather(zeros, indices), bits)[..., :blocks].to(scales.dtype)
+        shift = shift.repeat_interleave(block_size, -1)[..., :size]
+    factor = gather(scales, indices).repeat_interleave(block_size, -1)[..., :size]
+    result: Tensor = (numbers - shift) * factor
+    return result
+
+
 def _unpacked(x: Tensor, bits: int) -> Tensor:
     """Return the numbers that are packed in bytes along the last axis, lowest bits first."""
     if bits == 8:
@@ -249,5 +274,6 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "SkipLayerNormalization": _skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": _skip_simplified_layer_normalization,
     "EmbedLayerNormalization": embed_layer_normalization,
+    "GatherBlockQuantized": _gather_block_quantized,
     "MatMulNBits": _matmul_nbits,
 }

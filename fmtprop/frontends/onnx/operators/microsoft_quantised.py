@@ -143,6 +143,21 @@ def _global_average_pool(
     return _quantised(sums.to(torch.float32) * (x_scale / (y_scale * (x.numel() // sums.numel()))), None, y_zero, x)
 
 
+def _where(
+    condition: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    z_scale: Tensor,
+    z_zero: Tensor,
+) -> Tensor:
+    chosen = torch.where(condition, dequantize_linear(x, x_scale, x_zero), dequantize_linear(y, y_scale, y_zero))
+    return _quantised(chosen, z_scale, z_zero, x)
+
+
 def _embed(
     ids: Tensor,
     segments: Tensor | None,
@@ -262,6 +277,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "QLinearLeakyRelu": _leaky_relu,
     "QLinearSoftmax": _softmax,
     "QLinearConcat": _concat,
+    "QLinearWhere": _where,
     "QLinearAveragePool": _average_pool,
     "QLinearGlobalAveragePool": _global_average_pool,
     "QEmbedLayerNormalization": _embed,
