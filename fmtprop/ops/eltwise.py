@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite, log
+from math import inf, isfinite, isinf, log
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, float, float], torch.Tensor]] = {
     "gelu_tanh": lambda x, alpha, beta: F.gelu(x, approximate="tanh"),
     "swish": lambda x, alpha, beta: x * torch.sigmoid(alpha * x),
     "log": lambda x, alpha, beta: torch.log(x),
-    "clip": lambda x, alpha, beta: torch.clamp(x, alpha, beta),
+    "clip": lambda x, alpha, beta: torch.clamp(x, *_bounds(x.dtype, alpha, beta)),
     "pow": lambda x, alpha, beta: alpha * torch.pow(x, beta),
     "gelu_erf": lambda x, alpha, beta: F.gelu(x),
     "round": lambda x, alpha, beta: torch.round(x),
@@ -96,6 +96,15 @@ class Eltwise(Attrs):
             raise ShapeError(f"eltwise has no algorithm {self.alg!r}; it has {', '.join(FUNCTIONS)}")
 
 
+def _bounds(dtype: torch.dtype, lowest: float, highest: float) -> tuple[float, float]:
+    """Return bounds that a data type has: PyTorch refuses the largest number of f32 as a bound of bf16."""
+    if not dtype.is_floating_point:
+        return lowest, highest
+    limits = torch.finfo(dtype)
+    low, high = (bound if isinf(bound) else min(max(bound, limits.min), limits.max) for bound in (lowest, highest))
+    return low, high
+
+
 # ---------------------------------------------------------------- meaning
 
 
@@ -113,8 +122,10 @@ def operator(
     attrs: Eltwise, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
 ) -> Callable[[], object] | None:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
-    make = _WRITING.get(attrs.alg)
-    function, *arguments = make(attrs.alpha, attrs.beta) if make is not None else (None,)
+    make, numbers = _WRITING.get(attrs.alg), (attrs.alpha, attrs.beta)
+    if attrs.alg == "clip":
+        numbers = _bounds(tensors["src"].dtype, *numbers)
+    function, *arguments = make(*numbers) if make is not None else (None,)
     return None if function is None else partial(function, tensors["src"], *arguments, out=results[0])
 
 

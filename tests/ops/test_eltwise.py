@@ -139,3 +139,15 @@ def test_every_algorithm_has_a_sample():
 def test_unknown_algorithm_lists_the_known():
     with pytest.raises(ShapeError, match="eltwise has no algorithm 'sin'; it has relu, tanh"):
         Eltwise("sin")
+
+
+@pytest.mark.parametrize("bound", [torch.finfo(torch.float32).min, -math.inf, -1.0])
+def test_bounds_that_a_data_type_does_not_have_are_its_own(bound):
+    """Masks of attention are the largest number of f32, which PyTorch does not take as a bound of bf16."""
+    src, dst = torch.tensor([-math.inf, -2.0, 3.0], dtype=torch.bfloat16), torch.empty(3, dtype=torch.bfloat16)
+    clip = Eltwise("clip", bound, torch.finfo(torch.float32).max)
+    limits = torch.finfo(torch.bfloat16)
+    expected = src.clamp(bound if bound == -math.inf else max(bound, limits.min), limits.max)
+    assert torch.equal(ELTWISE.reference(clip, {"src": src})[0], expected)
+    ELTWISE.operator(clip, {"src": src}, [dst])()
+    assert torch.equal(dst, expected)
