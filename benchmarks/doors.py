@@ -69,9 +69,9 @@ class Row:
     breaks: int = 0
     plans: int = 0
     native: float | None = None
-    hosted: dict[str, float] = field(default_factory=dict)
     reorders: int | None = None
     seconds: float = 0.0
+    hosted: dict[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
