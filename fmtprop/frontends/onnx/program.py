@@ -23,6 +23,7 @@ from fmtprop.frontends.onnx.reference import result_nbytes, run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ops.without_data import without_data
+from fmtprop.system.machine import memory_nbytes
 
 __all__ = ["ContradictionError", "OperandsError", "Program"]
 
@@ -266,6 +267,9 @@ class _Run:
             return tuple(self.body(body, dict(zip(body.inputs, arguments, strict=False)), {}))
         if self.recording is not None and not is_known(arguments):
             raise DataDependentError(f"{step.label}: PyTorch has no such operator, and the result of ONNX's reference")
+        nbytes = result_nbytes(step.node, step.version, arguments) if step.op in operators.GROWING else 0
+        if nbytes > memory_nbytes():
+            raise ValueError(f"its result has {nbytes} bytes, more than this machine's memory")
         self.program.reference_nodes.append(step.label)
         return run_node(step.node, step.version, arguments)
 

@@ -352,3 +352,16 @@ def test_a_branch_that_is_not_taken_does_not_fail(nodes, values):
 def test_wrong_shapes(shape, message):
     with pytest.raises(ImportModelError, match=message):
         fp.compile(parser.parse_model(DYNAMIC), shapes={"x": shape, "extra": (2,)})
+
+
+def test_a_result_of_the_reference_beyond_the_memory_is_an_error():
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64 n) => (float[a, b] w) {
+        r = Constant<value_int = 16000>() l = Constant<value_float = 0.0>() u = Constant<value_float = 8000.0>()
+        w = MelWeightMatrix(n, n, r, l, u)
+    }"""
+    made, x = session(text), np.zeros(2, np.float32)
+    assert made.run(None, {"x": x, "n": np.array(8)})[0].shape == (5, 8)
+    with pytest.raises(
+        InputError, match=r"node w \(MelWeightMatrix\) cannot run on .* more than this machine's memory"
+    ):
+        made.run(None, {"x": x, "n": np.array(10**9)})
