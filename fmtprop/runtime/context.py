@@ -146,7 +146,10 @@ class Context:
         if before is not None:
             self._arena.copy_(before)
         for memory, tensor in made:
-            memory.put(tensor)
+            if tensor is NOTHING:  # a gradient, which only this half makes
+                memory.clear()
+            else:
+                memory.put(tensor)
         return results
 
     def profile(

@@ -87,28 +87,10 @@ class Executor:
             else:
                 results = self._run(tensors, targets, threads)
         except OutsideError as error:
-            raise self._outside(error, tensors) from error
+            raise outside(error, self.plan, self._boundary, tensors) from error
         for target in targets or ():
             torch.autograd.graph.increment_version(target)  # for graphs that saved the tensor
         return results
-
-    def _outside(self, error: OutsideError, tensors: Sequence[torch.Tensor]) -> InputError:
-        """Return the error of an index that its tensor does not have, with the inputs that may hold it."""
-        operands = [
-            f"{access.desc.dtype.value}{list(access.desc.dims)}"
-            for step in self.plan.steps
-            if step.node.name == error.node.name
-            for access in step.operands.values()
-        ]
-        held = [
-            f"input {given.name} holds {int(tensor.min())} to {int(tensor.max())}"
-            for given, tensor in zip(self._boundary.inputs, tensors, strict=True)
-            if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex())
-        ]
-        return InputError(
-            f"{error}; its operands are {', '.join(operands)}. An index must exist along its axis: "
-            f"{', '.join(held) or 'no input holds whole numbers, so the model computes it'}; pass indices that do"
-        )
 
     def lease(self) -> tuple[Context, Callable[[], None]]:
         """Return a context that no other run has, for the caller's number of threads, and its release function."""
@@ -191,6 +173,25 @@ class Executor:
                 runner = _Runner(plan) if plan is not self.plan else self._runners[self.plan.threads]
                 self._runners[threads] = runner
             return runner
+
+
+def outside(error: OutsideError, plan: Plan, boundary: Boundary, tensors: Sequence[torch.Tensor]) -> InputError:
+    """Return the error of an index that its tensor does not have, with the inputs that may hold it."""
+    operands = [
+        f"{access.desc.dtype.value}{list(access.desc.dims)}"
+        for step in plan.steps
+        if step.node.name == error.node.name
+        for access in step.operands.values()
+    ]
+    held = [
+        f"input {given.name} holds {int(tensor.min())} to {int(tensor.max())}"
+        for given, tensor in zip(boundary.inputs, tensors, strict=True)
+        if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex())
+    ]
+    return InputError(
+        f"{error}; its operands are {', '.join(operands)}. An index must exist along its axis: "
+        f"{', '.join(held) or 'no input holds whole numbers, so the model computes it'}; pass indices that do"
+    )
 
 
 class _Runner:

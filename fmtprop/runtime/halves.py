@@ -18,9 +18,10 @@ from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
-from fmtprop.runtime.executor import Executor
+from fmtprop.runtime.executor import Executor, outside
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads, running_with
+from fmtprop.targets.bound import OutsideError
 
 __all__ = ["Halves"]
 
@@ -77,10 +78,13 @@ class Halves:
         Raises
         ------
         InputError
-            An input does not fit.
+            An input does not fit, or an index does not exist in its tensor.
         """
         tensors = self._forward.read(inputs)
-        return self._guarded(lambda: self._run_forward(tensors))
+        try:
+            return self._guarded(lambda: self._run_forward(tensors))
+        except OutsideError as error:
+            raise outside(error, self.plan, self._forward, tensors) from error
 
     def backward(self, ticket: torch.Tensor, tangents: Sequence[object], *, again: bool = False) -> list[torch.Tensor]:
         """Run the backward half of a forward run.

@@ -8,9 +8,11 @@ from importlib import import_module
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fmtprop as fp
+from fmtprop.errors import InputError
 from tests.training.networks import mlp
 
 OPTIONS = {"tune": "model", "confirm": False, "verify": "off"}
@@ -64,21 +66,25 @@ def missing_state(call, module):
     call.load_state_dict(state)
 
 
-def doors(module: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
-    return {
-        "fp.compile": lambda: fp.compile(module, X, training=True, **OPTIONS),
-        "torch.compile": lambda: torch.compile(module, backend="fmtprop", options=OPTIONS),
-    }
+def compiled(door: str, module: nn.Module, *inputs: torch.Tensor) -> Callable[..., torch.Tensor]:
+    if door == "fp.compile":
+        return fp.compile(module, inputs, training=True, **OPTIONS)
+    return torch.compile(module, backend="fmtprop", options=OPTIONS)
 
 
 @pytest.fixture(params=["fp.compile", "torch.compile"])
-def trained(request, monkeypatch):
-    """The module by a door, the original, and an equal module that PyTorch runs."""
+def door(request, monkeypatch):
     monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (True, (0.0, 1.0)))
     torch._dynamo.reset()
     torch.manual_seed(0)
+    return request.param
+
+
+@pytest.fixture
+def trained(door):
+    """The module by a door, the original, and an equal module that PyTorch runs."""
     module = mlp()
-    return doors(module)[request.param](), module, copy.deepcopy(module)
+    return compiled(door, module, X), module, copy.deepcopy(module)
 
 
 def assert_same_step(call, module, eager) -> None:
@@ -124,3 +130,29 @@ def test_what_pytorch_allows(trained):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert module[0].bias.grad.isnan().all()
     assert_same_step(call, module, eager)
+
+
+class Classifier(nn.Module):
+    """Tokens and labels; the loss is a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 6), nn.Linear(6, 4)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.table(tokens)), labels)
+
+
+def test_indices_that_do_not_exist(door):
+    module = Classifier()
+    tokens, labels = torch.tensor([0, 6, 2]), torch.tensor([0, 3, -100])
+    call, eager = compiled(door, module, tokens, labels), copy.deepcopy(module)
+    call(tokens, labels)
+    with pytest.raises(InputError, match=r"Target 4 is out of bounds.* must exist along its axis: .* holds 0 to 4"):
+        call(tokens, torch.tensor([0, 4, 1]))
+    with pytest.raises(InputError, match=r"index out of range in self; its operands are f32.7, 6."):
+        call(torch.tensor([0, 7, 1]), labels)
+    for run in (call, eager):
+        run(tokens, labels).backward()
+    gradients = [[parameter.grad for parameter in one.parameters()] for one in (module, eager)]
+    torch.testing.assert_close(*gradients)
