@@ -62,6 +62,14 @@ _NARROWS = frozenset(
 )
 #: arguments with positions as numbers: of grid samples, of a deformable convolution
 _POSITIONS = ("grid", "offset")
+#: calls that compare the numbers of their first operand and return places: equal numbers in a narrow type are a tie, so
+#: a mixture of experts would ask another expert
+_CHOOSING = frozenset(
+    {
+        *(f"aten.{name}.default" for name in ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "mode")),
+        *("aten.sort.stable", "aten.argsort.stable", "aten.max.dim", "aten.min.dim", "aten.median.dim"),
+    }
+)
 #: calls with separate kernels for an index of one axis that repeats along the others, as graph layers have it: with a
 #: copy of it they take 5 to 15 times as long ([2000, 64] from 20 000 edges)
 _INDEXED = frozenset({"aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two", "aten.scatter.src"})
@@ -162,8 +170,8 @@ def window(attrs: HostCall) -> float:
 
 
 def positions(attrs: HostCall) -> frozenset[str]:
-    """Return the operands with numbers that are positions in another operand, or become integers."""
-    found = [_operand(attrs, name) for name in _POSITIONS]
+    """Return the operands with numbers that are positions in another operand, become integers, or choose places."""
+    found = [_operand(attrs, name) for name in (*_POSITIONS, *(("self",) if attrs.target in _CHOOSING else ()))]
     dtype = prepare(attrs).kwargs.get("dtype")
     if attrs.target == _CONVERSION and dtype is not None and not dtype.is_floating_point:
         found.append(_operand(attrs, "self"))

@@ -223,3 +223,26 @@ def test_a_product_of_few_rows_reads_the_caller_s_matrix_as_it_is():
         return types(graph, "reorder").count("bf16")
 
     assert (converted(1), converted(17)) == (0, 2)
+
+
+class Router(nn.Module):
+    """Chooses experts as mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.gate = nn.Linear(16, 16), nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, experts = self.gate(self.before(x)).softmax(-1).topk(2)
+        return weights, experts
+
+
+def test_numbers_that_choose_places_are_not_rounded():
+    """In bf16, the weights of two experts are equal for many tokens: a tie that PyTorch, in f32, does not have."""
+    graph = lowered(Router(), torch.randn(5, 16))
+    (topk,) = (node for node in graph.nodes() if "topk" in getattr(node.attrs, "target", ""))
+    (scores,) = graph.inputs(topk.name).values()
+    (logits,) = graph.inputs(scores.node).values()
+    assert [graph.type_of(value).dtype for value in (scores, logits)] == [DataType.F32, DataType.F32]
+    read = {graph.type_of(value).dtype for value in graph.inputs(logits.node).values()}
+    assert read == {DataType.BF16}  # the product itself is narrow
