@@ -6,6 +6,7 @@ sees rows of numbers, the loop sees functions and arguments.
 
 from fmtprop.jit.batch_norms import BatchNormKernel, batch_norm_kernel_for
 from fmtprop.jit.calls import Call, CallList
+from fmtprop.jit.gather import GatherKernel, gather_kernel_for
 from fmtprop.jit.gemv import GemvKernel, Tail, gemv_kernel_for
 from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
 from fmtprop.jit.memory import no_code
@@ -23,6 +24,7 @@ __all__ = [
     "Call",
     "CallList",
     "FoldKernel",
+    "GatherKernel",
     "GemvKernel",
     "GroupNormKernel",
     "Kernel",
@@ -37,6 +39,7 @@ __all__ = [
     "batch_norm_kernel_for",
     "broadcast_kernel_for",
     "fold_kernel_for",
+    "gather_kernel_for",
     "gemv_kernel_for",
     "group_norm_kernel_for",
     "kernel_for",

@@ -97,6 +97,10 @@ class Program(Assembler):
             self.immediate("SHL_RM64_IMM8", pointer, stride.bit_length() - 1)
         self.add(pointer, self.argument(name))
 
+    def copy_bytes(self) -> None:
+        """Copy RCX bytes from where RSI points to where RDI points; both point behind them afterwards."""
+        self._add(Instruction.create_rep_movsb(64))
+
     def divide(self, value: int, divisor: int | MemoryOperand) -> None:
         """Set RAX to the quotient and RDX to the remainder."""
         self.move(Register.RAX, value)

@@ -8,6 +8,7 @@ from ctypes import addressof, c_byte
 from functools import cached_property, partial
 from typing import ClassVar
 
+from fmtprop.jit.calls import Call
 from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa
 
 __all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork"]
@@ -29,6 +30,9 @@ class StandaloneKernel(ABC):
 
     #: whether it moves each byte once, at the speed of a copy
     moves_freely: ClassVar[bool] = True
+
+    #: whether it accepts any numbers; otherwise its work begins with a check
+    takes_any_numbers: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -110,11 +114,17 @@ class StandaloneWork(BoundKernel):
         names.
     keep : object, optional
         Other data that the arguments point to.
+    check : Call, optional
+        Returns a status other than 0 if the kernel must not run on the present numbers.
     """
 
-    def __init__(self, kernel: Kernel, arguments: Arguments, threads: int, keep: object = None) -> None:
+    def __init__(
+        self, kernel: Kernel, arguments: Arguments, threads: int, keep: object = None, check: Call | None = None
+    ) -> None:
         super().__init__(kernel, arguments, threads)
         self._keep = keep
+        #: the calls of a run
+        self.calls: tuple[Call, ...] = (self.call,) if check is None else (check, self.call)
         names = {name for name, *_ in arguments._fields_} & _TENSORS
         #: oneDNN's name of an operand or result -> function that sets its address
         self.point: Mapping[str, Callable[[int], None]] = {name: partial(setattr, arguments, name) for name in names}

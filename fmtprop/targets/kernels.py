@@ -14,11 +14,13 @@ from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.jit import (
     FoldKernel,
+    GatherKernel,
     StandaloneKernel,
     average_kernel_for,
     batch_norm_kernel_for,
     broadcast_kernel_for,
     fold_kernel_for,
+    gather_kernel_for,
     group_norm_kernel_for,
     rms_norm_kernel_for,
     rotary_kernel_for,
@@ -28,6 +30,7 @@ from fmtprop.ops.attention import Attention
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.building import FEW_SUMMANDS, check_summands
+from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.inner_product import InnerProduct
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.normalization import GroupNorm
@@ -38,7 +41,7 @@ from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.passes.formats import channels_last, dense, like, plain
 from fmtprop.passes.target import Candidate, Request
 from fmtprop.targets.attention import attention_kernels
-from fmtprop.targets.bound import Bound, Place, Stream
+from fmtprop.targets.bound import Bound, Place, Stream, failed
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.gemv import gemv_kernels
 
@@ -52,6 +55,9 @@ _SIDE_BY_SIDE = 32
 
 #: oneDNN's algorithm -> the kernel's
 _FOLDS = {"sum": "sum", "mean": "mean", "max": "max", "min": "min", "norm_lp_sum": "norm"}
+
+#: the call of PyTorch that copies rows of a table
+_EMBEDDING = "aten.embedding.default"
 
 
 def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
@@ -75,6 +81,8 @@ def kernel_candidates(node: Node, request: Request) -> Iterator[Candidate]:
         yield from _rms_normalization(node.attrs, request)
     if isinstance(node.attrs, RotaryEmbedding):
         yield from _rotary_embedding(node.attrs, request)
+    if isinstance(node.attrs, HostCall) and node.attrs.target == _EMBEDDING:
+        yield from _embedding(request)
     if isinstance(node.attrs, BatchStatistics):
         yield from _batch_normalization(node.attrs, request)
     if len({desc.dtype for desc in request.values()}) != 1:
@@ -178,6 +186,25 @@ def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
     if kernel is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
         given = {name: src if desc.kind == "any" else desc for name, desc in request.items() if name in ("src", "dst")}
         yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
+
+
+def _embedding(request: Request) -> Iterator[Candidate]:
+    """Yield the kernel where each row of the table lies side by side; indices and result are row-major."""
+    formats = {name: plain(desc) if desc.kind == "any" else desc for name, desc in request.items()}
+    table, indices, dst = (formats[name] for name in ("src_0", "src_1", "dst"))
+    if not _is_in_rows(table) or table.strides[-1] != 1 or indices.dtype not in (DataType.S32, DataType.S64):
+        return
+    if indices.at_start() != plain(indices) or dst.at_start() != plain(dst):
+        return
+    nbytes = table.dtype.nbytes
+    kernel = gather_kernel_for(
+        GatherKernel(
+            *(prod(indices.dims), table.dims[0], table.dims[1] * nbytes, table.strides[0] * nbytes),
+            index_nbytes=indices.dtype.nbytes,
+        )
+    )
+    if kernel is not None:
+        yield _candidate(kernel, {"src_0": table, "src_1": indices}, dst)
 
 
 def _rotary_embedding(attrs: RotaryEmbedding, request: Request) -> Iterator[Candidate]:
@@ -305,8 +332,12 @@ class KernelImplementation(Implementation):
 
     kernel: StandaloneKernel
 
-    takes_any_numbers = True
     overwrites = True
+
+    @property
+    def takes_any_numbers(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether it accepts any numbers."""
+        return self.kernel.takes_any_numbers
 
     @property
     def moves_freely(self) -> bool:  # type: ignore[override]  # the same, computed
@@ -342,4 +373,5 @@ class _KernelExecutable(Executable):
         work = self._kernel.work(self._threads)
         for name, place in places.items():
             place.memory.follow(work.point[name], place.desc.offset0 * place.desc.dtype.nbytes)
-        return Bound([work.call], keep=[work])
+        outside = failed(node, JIT, IndexError("index out of range in self"))
+        return Bound(work.calls, keep=[work], failure=lambda status: outside)

@@ -1,0 +1,92 @@
+"""Kernels of embeddings: rows of a table by their indices, of which each must exist.
+
+A call checks all indices first, so that nothing is read outside the table; then threads share the rows.
+"""
+
+from __future__ import annotations
+
+from ctypes import CFUNCTYPE, addressof, c_int, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from fmtprop.jit.isa import Isa
+from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
+from fmtprop.jit.memory import place_code
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+
+__all__ = ["GatherArguments", "GatherKernel", "gather_kernel_for"]
+
+
+class GatherArguments(Arguments):
+    """Arguments of the code."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("src_0", "src_1", "dst")),
+        *((name, c_uint64) for name in ("count", "limit", "row", "pitch")),
+    )
+
+
+@dataclass(frozen=True)
+class GatherKernel(StandaloneKernel):
+    """``dst[i] = src_0[src_1[i]]`` for rows of a table.
+
+    Parameters
+    ----------
+    count, limit : int
+        Number of indices, and of rows of the table.
+    row_nbytes, pitch_nbytes : int
+        Bytes of a row, and from row to row of the table.
+    index_nbytes : int
+        Bytes of an index, 4 or 8.
+    """
+
+    takes_any_numbers: ClassVar[bool] = False
+
+    count: int
+    limit: int
+    row_nbytes: int
+    pitch_nbytes: int
+    index_nbytes: int
+
+    @property
+    def stem(self) -> str:
+        """The operation."""
+        return "gather"
+
+    def assembled(self) -> Kernel:
+        """Return the code; all problems with indices of a size share it."""
+        return _assembled(isa(), self.index_nbytes)
+
+    def work(self, threads: int) -> StandaloneWork:
+        """Return the kernel with arguments; its tensors are set later."""
+        arguments = GatherArguments(count=self.count, limit=self.limit, row=self.row_nbytes, pitch=self.pitch_nbytes)
+        check = (_check(self.index_nbytes), c_void_p(addressof(arguments)), None, None, None)
+        threads = threads_for(self.count * self.row_nbytes, threads)
+        return StandaloneWork(self.kernel, arguments, threads, check=check)
+
+
+def gather_kernel_for(kernel: GatherKernel) -> GatherKernel | None:
+    """Return a kernel, or None if this machine has none, or if it would copy nothing.
+
+    Parameters
+    ----------
+    kernel : GatherKernel
+        The problem.
+    """
+    return kernel if serves() and kernel.count and kernel.row_nbytes and kernel.index_nbytes in (4, 8) else None
+
+
+@cache
+def _assembled(isa_: Isa, index_nbytes: int) -> Kernel:
+    from fmtprop.jit.gather_program import gather  # few networks need the assembler
+
+    return Kernel("gather", gather(isa_, index_nbytes))
+
+
+@cache
+def _check(index_nbytes: int) -> Any:
+    """Return the function that checks the indices."""
+    from fmtprop.jit.gather_program import check
+
+    return CFUNCTYPE(c_int, *[c_void_p] * 4)(place_code(check(index_nbytes)))

@@ -1,0 +1,76 @@
+"""The programs of embeddings: a check of the indices, and the copy of a thread's share of the rows."""
+
+from __future__ import annotations
+
+from iced_x86 import MemoryOperand, Register
+
+from fmtprop.jit.assembler import Assembler, at
+from fmtprop.jit.gather import GatherArguments
+from fmtprop.jit.isa import AVX2, Isa
+from fmtprop.jit.program import Program
+
+__all__ = ["check", "gather"]
+
+#: the thread's current index, and the one after its last; where the index is
+_ITEM, _END, _PLACE = Register.R8, Register.R9, Register.R10
+
+#: as the instruction that copies bytes has them
+_SRC, _DST, _NBYTES = Register.RSI, Register.RDI, Register.RCX
+
+
+def gather(isa: Isa, index_nbytes: int) -> bytes:
+    """Return the program that copies rows.
+
+    Parameters
+    ----------
+    isa : Isa
+        For which machine.
+    index_nbytes : int
+        Bytes of an index, 4 or 8.
+    """
+    p = Program(isa, GatherArguments, bf16=False)
+    p.share(_ITEM, _END, "count")
+    p.point(_PLACE, "src_1", _ITEM, index_nbytes)
+    p.point(_DST, "dst", _ITEM, "row")
+    with p.until(_ITEM, _END):
+        _load_index(p, _SRC, index_nbytes)
+        p.emit("IMUL_R64_RM64", _SRC, p.argument("pitch"))
+        p.add(_SRC, p.argument("src_0"))
+        p.move(_NBYTES, p.argument("row"))
+        p.copy_bytes()
+        p.advance(index_nbytes, _PLACE)
+    return p.finished()
+
+
+def check(index_nbytes: int) -> bytes:
+    """Return ``int check(arguments)``: 1 if an index does not exist, else 0.
+
+    Parameters
+    ----------
+    index_nbytes : int
+        Bytes of an index, 4 or 8.
+    """
+    a = Assembler(AVX2)  # any instruction set: there are no vectors
+
+    def argument(name: str) -> MemoryOperand:
+        return at(Register.RDI, getattr(GatherArguments, name).offset)
+
+    a.emit("MOV_R64_RM64", _PLACE, argument("src_1"))
+    a.emit("MOV_R64_RM64", _NBYTES, argument("count"))
+    a.emit("XOR_R32_RM32", Register.EAX, Register.EAX)
+    a.label("next")
+    _load_index(a, Register.RDX, index_nbytes)
+    a.emit("CMP_R64_RM64", Register.RDX, argument("limit"))  # without sign: a negative index is a large one
+    a.branch("JAE_REL32_64", "outside")
+    a.immediate("ADD_RM64_IMM32", _PLACE, index_nbytes)
+    a.emit("DEC_RM64", _NBYTES)
+    a.branch("JNE_REL32_64", "next")
+    a.emit("RETNQ")
+    a.label("outside")
+    a.emit("INC_RM32", Register.EAX)
+    a.emit("RETNQ")
+    return a.code()
+
+
+def _load_index(a: Assembler, register: int, index_nbytes: int) -> None:
+    a.emit("MOV_R64_RM64" if index_nbytes == 8 else "MOVSXD_R64_RM32", register, at(_PLACE))
