@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
@@ -26,6 +27,9 @@ __all__ = ["TrainingModule"]
 
 #: options with names of inputs or outputs, which a captured graph does not have
 _NAMELESS = ("boundary", "pin")
+
+#: name of PyTorch's mark of a tensor's axes that changed in another graph
+_CHANGED_AXES = "_dynamo_propagated_dynamic_indices"
 
 #: most plans of one module; PyTorch's own limit of 8 is for graphs that should not depend on sizes
 _MOST_PLANS = 128
@@ -113,6 +117,7 @@ class TrainingModule(nn.Module):
         )
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        _forget_changes_of_size(args, kwargs)
         config = torch._dynamo.config
         before = config.allow_rnn, config.recompile_limit, config.fail_on_recompile_limit_hit
         # torch.compile leaves recurrent layers to Python by default; config.patch takes 40 us, an eager step of a
@@ -218,6 +223,19 @@ def _check(module: Any, options: Options) -> None:
                 f"module {name or 'itself'} ({type(part).__name__}): momentum=None makes running averages depend on a "
                 "count in a tensor, so torch.compile cannot capture it as one graph: give it a momentum, such as 0.1"
             )
+
+
+def _forget_changes_of_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Remove the mark of axes that changed in another captured graph: here they would change, too.
+
+    AOTAutograd marks the tensors that a step with changing sizes saved or returned. The mark has no meaning for users.
+    """
+    given = (*args, *kwargs.values())
+    if not all(isinstance(value, torch.Tensor) for value in given):
+        given = tuple(tree_leaves(given))
+    for value in given:
+        if hasattr(value, _CHANGED_AXES):
+            delattr(value, _CHANGED_AXES)
 
 
 def _is_wrapper(module: nn.Module) -> bool:

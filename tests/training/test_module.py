@@ -572,3 +572,26 @@ def test_gradients_of_attention_to_given_keys(rows):
 
     ours, theirs = compiled(Attention(), torch.randn(3, rows, 16))
     assert_same_step(ours, theirs, torch.randn(3, rows, 16))
+
+
+def test_sizes_that_changed_in_another_graph_are_fixed_here():
+    x = torch.randn(5, 12)
+    changing = torch.compile(mlp(), backend="aot_eager", dynamic=True)
+    changing(x).sum().backward()
+    assert x._dynamo_propagated_dynamic_indices  # it would make this size an argument of the step
+    for given in (x, (x,)):
+        ours, theirs = compiled(Packed(mlp()), given)
+        for module in (ours, theirs):
+            module(given).square().sum().backward()
+        assert_gradients(ours, theirs)
+
+
+class Packed(nn.Module):
+    """Takes a tensor, or a tuple with one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, given):
+        return self.inner(given[0] if isinstance(given, tuple) else given)
