@@ -207,10 +207,12 @@ def _name_graphs(model: onnx.ModelProto) -> None:
     while graphs or bodies:
         if graphs:
             graph = graphs.pop()
-            graph.name = graph.name or "graph"
+            if not graph.name:  # a name that is no text can be read, but not written
+                graph.name = "graph"
             bodies.append(graph.node)
         for node in bodies.pop():
-            node.domain = "" if node.domain == "ai.onnx" else node.domain
+            if node.domain == "ai.onnx":
+                node.domain = ""
             for attribute in node.attribute:
                 graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
 

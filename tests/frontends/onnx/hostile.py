@@ -80,6 +80,8 @@ def malformed() -> Iterator[tuple[str, bytes]]:
     yield "length_of_64_bits", b"\x3a" + b"\xff" * 9 + b"\x01"
     yield "wrong_wire_types", bytes([0x3D, 1, 2, 3, 4]) * 20
     yield "field_zero", b"\x02\x01a" + good
+    named = model('<ir_version: 8, opset_import: ["" : 17]> nameless (float[2] x) => (float[2] y) { y = Relu(x, x) }')
+    yield "a_name_that_is_no_text", named.SerializeToString().replace(b"nameless", b"name\xcdess")
     draw = random.Random(0)
     for number in range(8):
         data = bytearray(good)
