@@ -46,7 +46,7 @@ _SIDE_BY_SIDE: Final = (4, 2)
 
 #: bytes between a load of weights and its prefetch to the second cache, a page: the hardware's own ends with a page.
 #: On Zen 4, this reads 41 to 46 GB/s with two threads, as a sum of all numbers does; 26 to 37 without, 24 to 34 with a
-#: prefetch to the first cache. Where several outputs are read at the same time, each comes to the next one sooner
+#: prefetch to the first cache. With several outputs side by side, the distance is so many pages
 _AHEAD_NBYTES: Final = 4096
 
 _OPERATIONS = {"add": "VADDPS", "sub": "VSUBPS", "mul": "VMULPS", "div": "VDIVPS"}
@@ -119,7 +119,8 @@ class _Gemv(Program):
 
     def sums(self, rows: Sequence[int]) -> None:
         """Compute the sums of a task: each vector of weights is loaded once, for all rows."""
-        first = {size: max(size, 2) + 1 for size in (*_SIDE_BY_SIDE, 1)}  # sum: behind those of weights and of src
+        # the first register of sums, behind those of weights and of src
+        first = {size: max(size, 2) + 1 for size in (*_SIDE_BY_SIDE, 1)}
         fits = (size for size in _SIDE_BY_SIDE if first[size] + len(rows) * size <= self.isa.registers)
         # one row reads one output after the other, as the matrix lies in memory
         outputs = next(fits) if len(rows) > 1 else 1

@@ -139,9 +139,9 @@ class _OperatorExecutable(Executable):
         standing = {id(place): place.memory.viewed_as(place.desc) for place in passing}
         lasting = {id(place): place.tensor() for place in used if place.memory.is_fixed}
         if all(tensor is not None for tensor in standing.values()):
-            with _Watch(standing.values()) as watch:
+            with _ReadCheck(standing.values()) as check:
                 call = self._call(node, read, written, {**lasting, **standing})
-            if not watch.seen:
+            if not check.found:
                 return Bound(python=(node, call))
 
         def run() -> object:
@@ -165,19 +165,19 @@ class _OperatorExecutable(Executable):
         return bind(node, operands, results, by_operator=self._by_operator)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether an operator reads one of some tensors: what a call keeps of it may be a view."""
+class _ReadCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether an operator reads one of some tensors: a call may keep a view of it."""
 
     def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watched = {id(tensor) for tensor in tensors}
-        self.seen = False
+        self.found = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operator."""
-        self.seen = self.seen or any(id(value) in self._watched for value in tree_leaves((args, kwargs)))
+        self.found = self.found or any(id(value) in self._watched for value in tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from fmtprop.errors import PassError
 from fmtprop.passes.optimal.conversions import ReorderTable, cheapest_conversions
 from fmtprop.passes.optimal.elimination import Variable, eliminate, improve
-from fmtprop.passes.optimal.problem import Format, Problem, Solution, Tensor, evaluate, find_cycle
+from fmtprop.passes.optimal.problem import Alternative, Format, Problem, Solution, Tensor, evaluate, find_cycle
 from fmtprop.passes.optimal.prune import prune, replaces
 
 #: relative precision of HiGHS's objective
@@ -163,16 +163,18 @@ class _Search:
     def _undominated(self, chosen: Collection[int]) -> list[int]:
         """Return the same choice in the pruned problem, with alternatives that replace the pruned ones."""
         place_of = {index: place for place, index in enumerate(self._kept)}
-        found = []
-        for index in chosen:
-            worse = self._problem.alternatives[index]
-            others = (
-                place
-                for place, better in enumerate(self._reduced.alternatives)
-                if set(better.covers) == set(worse.covers) and replaces(better, worse, self._table)
-            )
-            found.append(place_of[index] if index in place_of else next(others))
-        return found
+        others: dict[frozenset[str], list[int]] = {}
+        for place, alternative in enumerate(self._reduced.alternatives):
+            others.setdefault(frozenset(alternative.covers), []).append(place)
+
+        def replacement(worse: Alternative) -> int:
+            alternatives = self._reduced.alternatives
+            places = others[frozenset(worse.covers)]
+            return next(place for place in places if replaces(alternatives[place], worse, self._table))
+
+        return [
+            place_of[index] if index in place_of else replacement(self._problem.alternatives[index]) for index in chosen
+        ]
 
     def _remaining(self) -> float:
         return self._deadline - time.monotonic()
