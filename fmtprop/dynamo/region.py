@@ -47,6 +47,10 @@ _MOST_CHANGES = 8
 #: timed runs of each side when a plan is compared with PyTorch, and seconds that this may take
 _TRIALS, _TRIAL_SECONDS = 5, 0.5
 
+#: a plan with another shape's choices is not compared where each comparison so far took calls of at least so many
+#: seconds, and plans at most this share of PyTorch's time
+_LONG_SECONDS, _CLEAR_SHARE = 0.01, 0.9
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -141,6 +145,8 @@ class Region:
         #: calls with shapes that have no plan
         self._unplanned: Counter[object] = Counter()
         self._changes = 0
+        #: of each comparison, whether the plan was clearly faster than a long call of PyTorch
+        self._clear: list[bool] = []
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -244,7 +250,11 @@ class Region:
     def _decide(self, made: _Plan, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
         """Keep a new plan where it is the faster."""
         net = made.outcome.net
+        if net is not None and self._clear and all(self._clear) and net.compilation.is_like_another_shape:
+            made.outcome = Outcome(net, "another shape's choices, which were clearly faster than PyTorch")
+            return
         faster, (seconds, others) = compare(ours, theirs)
+        self._clear.append(seconds <= _CLEAR_SHARE * others and others >= _LONG_SECONDS)
         if faster or net is None:
             made.outcome = Outcome(net, f"{seconds * 1e6:.0f} us, PyTorch takes {others * 1e6:.0f}")
             return

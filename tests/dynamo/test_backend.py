@@ -511,7 +511,7 @@ def test_plans_compete_with_the_captured_graph_and_not_with_its_functional_form(
             during.setattr(region.Region, "__call__", lambda self, args: pytest.fail("the functional form was run"))
             competed.append(isinstance(theirs(), torch.Tensor | tuple | list))
         ours()
-        return True, (1.0, 2.0)
+        return True, (1e-6, 2e-6)
 
     monkeypatch.setattr(region, "compare", compare)
     run, regions = compiled(network(), dynamic=True)
@@ -520,6 +520,22 @@ def test_plans_compete_with_the_captured_graph_and_not_with_its_functional_form(
             run(image(batch))
     assert competed == [True, True]
     assert [outcome.net is not None for outcome in regions[0].outcomes] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "compared"), [(0.5, 1.0, 1), (0.95, 1.0, 2), (1e-6, 2e-6, 2), (2.0, 1.0, 2)]
+)
+def test_a_new_shape_of_a_clearly_faster_plan_is_not_compared(monkeypatch, ours, theirs, compared):
+    calls: list[float] = []
+    monkeypatch.setattr(region, "compare", lambda *runs: (calls.append(ours), (ours < theirs, (ours, theirs)))[1])
+    model = network()
+    run, regions = compiled(model, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3):
+            x = image(batch)
+            torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(calls) == compared
+    assert [outcome.net is not None for outcome in regions[0].outcomes] == [ours < theirs] * 2
 
 
 @pytest.mark.usefixtures("always")
