@@ -29,6 +29,7 @@ from fmtprop.layout import DataType
 from fmtprop.ops.building import NATIVE_FLOATS
 from fmtprop.ops.host import NO_RESULT, make_host_call
 from fmtprop.ops.host_call import COMPLEX, STORAGE_OPS, Parts, draws_random_numbers
+from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import permuted
 
 __all__ = ["CallImporter", "FoundCall", "importers"]
@@ -270,14 +271,19 @@ class CallImporter:
         made = None if importer is None else importer(call)
         if made is None:
             return None
-        found = (made,) if isinstance(made, Value) else made
+        found = [made] if isinstance(made, Value) else [*made]
         for index, expected in enumerate(call.results):
             value = found[index] if index < len(found) else None
             if value is None and index not in call.used:
                 continue
             if value is None:  # the op does not make this result, such as the indices of maxima
                 return None
-            if call.type(value) != expected and not (index and _is_wider(call.type(value), expected)):
+            if index and _is_wider(call.type(value), expected):
+                if not any(call.type(read).dtype is DataType.F32 for read in _values_in(call.args)):
+                    found[index] = narrow = converted(call, value, expected.dtype)
+                    if narrow is None:
+                        return None
+            elif call.type(value) != expected:
                 where = f" from {call.origin}" if call.origin else ""  # the model itself has no name
                 _LOG.warning(
                     "%s%s: importer of op %s made result %d as %s, the exporter says %s; runs as aten instead",
@@ -351,7 +357,11 @@ def _values_in(argument: Any) -> Iterator[Value]:
 
 
 def _is_wider(made: TensorType, recorded: TensorType) -> bool:
-    """Return whether a result is f32 and recorded as bf16: under autocast, the record of statistics is wrong."""
+    """Return whether a result is f32 and recorded as bf16.
+
+    These are statistics. The record is wrong if an operand is f32, as parameters are under autocast: the kernel makes
+    f32 then.
+    """
     return made.dims == recorded.dims and made.dtype is DataType.F32 and recorded.dtype in NATIVE_FLOATS
 
 

@@ -116,7 +116,11 @@ def _on_meta(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Te
         results = _call(attrs, tensors, result_of)
     except (FmtpropError, RuntimeError, TypeError, ValueError, IndexError):
         return None
-    return results if all(result.device == meta for result in results) else None
+    if not all(result.device == meta for result in results):
+        return None
+    # statistics in bf16 have the operands' type in PyTorch's kernels for the CPU, and f32 in those for other devices
+    read, made = ({t.dtype for t in of if t.is_floating_point()} for of in (tensors.values(), results))
+    return None if len(made) > 1 and len(read) == 1 and torch.float32 not in read else results
 
 
 def _on_fakes(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[torch.Tensor, ...]:
@@ -229,7 +233,7 @@ def operator(
     args, kwargs = _filled(attrs.target, prepared, tensors)
     places = [torch.view_as_complex(r) if c else r for r, c in zip(results, complex_results, strict=True)]
     out = _writing(prepared.function)
-    # statistics of a bf16 batch are f32 by PyTorch's rules for shapes, bf16 by its kernels
+    # running averages of a bf16 batch are f32 by PyTorch's rules for shapes, bf16 by its kernels
     is_sure = len({result.dtype for result in results if result.is_floating_point()}) < 2
     if out is not None and is_sure and len(out.names) == len(results):
         return partial(out.function, *args, **kwargs, **dict(zip(out.names, places, strict=True)))

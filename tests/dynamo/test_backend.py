@@ -633,3 +633,30 @@ def test_a_step_in_pytorch_takes_other_strides_than_traced(monkeypatch):
     x, w = torch.randn(3, 4), torch.randn(12, requires_grad=True)
     torch.compile(function, backend="fmtprop", options=OPTIONS)(x, w).backward()
     torch.testing.assert_close(w.grad, x.reshape(-1))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    ("parameters", "statistics"), [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)]
+)
+def test_statistics_of_bf16_have_the_type_that_pytorch_gives_them(parameters, statistics):
+    rows, image = torch.randn(4, 6).bfloat16(), torch.randn(2, 6, 5).bfloat16()
+    weight, average, variance = (torch.ones(6, dtype=parameters) for _ in range(3))
+    aten = torch.ops.aten
+    for function, x in (
+        (lambda x: torch.native_layer_norm(x, (6,), weight, weight, 1e-5), rows),
+        (lambda x: torch.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5), image),
+        (
+            lambda x: aten._native_batch_norm_legit(
+                x, weight, weight, average.clone(), variance.clone(), True, 0.1, 1e-5
+            ),
+            image,
+        ),
+    ):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            expected, got = function(x), compiled(function)[0](x)
+        assert [result.dtype for result in expected] == [torch.bfloat16, statistics, statistics]
+        for result, wanted in zip(got, expected, strict=True):
+            assert result.dtype is wanted.dtype
+            torch.testing.assert_close(result, wanted)
