@@ -280,9 +280,10 @@ class CallImporter:
                 return None
             if index and _is_wider(call.type(value), expected):
                 if not any(call.type(read).dtype is DataType.F32 for read in _values_in(call.args)):
-                    found[index] = narrow = converted(call, value, expected.dtype)
+                    narrow = converted(call, value, expected.dtype)
                     if narrow is None:
                         return None
+                    found[index] = narrow
             elif call.type(value) != expected:
                 where = f" from {call.origin}" if call.origin else ""  # the model itself has no name
                 _LOG.warning(

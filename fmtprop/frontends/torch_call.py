@@ -149,6 +149,13 @@ class TorchCall:
         """Return the logical type of a value."""
         return self.graph.type_of(value)
 
+    def unrounded(self, value: Value) -> Value:
+        """Return the f32 value of which a value is the conversion, or the value itself."""
+        if self.graph.node(value.node).op != "reorder":
+            return value
+        src = self.graph.inputs(value.node)["src"]
+        return src if self.type(src).dtype is DataType.F32 else value
+
     def emit(self, op: str, inputs: Mapping[str, Value | None], attrs: Attrs) -> Value:
         """Add a node, infer its type and return its first result."""
         return emit(self.graph, op, inputs, attrs, origin=self.origin)

@@ -41,6 +41,9 @@ class Call(Protocol):
     def type(self, value: Value) -> TensorType:
         """Return the logical type of a value."""
 
+    def unrounded(self, value: Value) -> Value:
+        """Return the f32 value of which a value is the conversion, or the value itself."""
+
     def emit(self, op: str, inputs: Mapping[str, Value | None], attrs: Attrs) -> Value:
         """Add a node (absent operands are None), infer its type and return its first result."""
 

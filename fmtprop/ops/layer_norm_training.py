@@ -22,7 +22,6 @@ from fmtprop.ops.arguments import computable
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, affine_flags, widened, with_vectors
 from fmtprop.ops.normalization import LAYER_NORMALIZATION, LayerNorm, import_layer, infer_layer, layer_inputs
-from fmtprop.ops.reorder import unrounded
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def _backward(call: Call) -> tuple[Value | None, ...] | None:
     if inputs is None or (call["weight"] is None and call["bias"] is not None):
         return None
     rows, affine = inputs
-    mean, inverse = unrounded(call, mean), unrounded(call, inverse)
+    mean, inverse = call.unrounded(mean), call.unrounded(inverse)
     plain = all(call.type(value).dtype is DataType.F32 for value in (mean, inverse))
     if not plain or not computable(call, diff_dst) or call.type(diff_dst) != call.type(src):
         return None

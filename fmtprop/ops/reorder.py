@@ -93,14 +93,6 @@ def converted(call: Call, value: Value, dtype: DataType) -> Value | None:
     return call.emit("reorder", {"src": value}, Reorder(dtype.value))
 
 
-def unrounded(call: Call, value: Value) -> Value:
-    """Return the f32 value of which a value is the conversion, or the value itself."""
-    if call.graph.node(value.node).op != "reorder":
-        return value
-    src = call.graph.inputs(value.node)["src"]
-    return src if call.type(src).dtype is DataType.F32 else value
-
-
 def _to(operand: str = "self") -> Importer:
     def importer(call: Call) -> Value | None:
         return converted(call, call[operand], call.results[0].dtype)
