@@ -68,6 +68,9 @@ class FakeCall:
     def type(self, value: Value) -> TensorType:
         return self.graph.type_of(value)
 
+    def unrounded(self, value: Value) -> Value:
+        return value
+
     def emit(self, op: str, inputs: Any, attrs: Any) -> Value:
         return emit(self.graph, op, inputs, attrs)
 
