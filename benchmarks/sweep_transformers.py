@@ -175,7 +175,7 @@ TRANSFORMERS: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[
     ),
     "jamba": (
         "JambaModel", "JambaConfig",
-        {**_GROUPED, "num_experts": 2, "attn_layer_period": 2, "use_mamba_kernels": False},
+        {**_GROUPED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
         partial(_tokens, 1, 32),
     ),
     "bamba": (
