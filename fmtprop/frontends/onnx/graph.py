@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import onnx
@@ -29,7 +28,6 @@ from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.deferred import SMALL_NBYTES
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
-from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.host_call import Parts
 
@@ -200,11 +198,10 @@ def _imported(
     for index, call in enumerate(recording.calls):
         values.origin = call.origin
         given = call if isinstance(call, Again) else learned.get(index)
-        for argument in () if given is None else given.arguments:  # in this order, made again or not
-            if isinstance(argument, Traced):
-                values.of(argument)
+        arguments = () if given is None else given.arguments  # in this order, made again or not
+        operands = [values.of(at) if isinstance(at, Traced) else None for at in arguments]
         if isinstance(call, Again):
-            values.set(call.result, call.template.add(graph, partial(_operand, values, call), call.origin))
+            values.set(call.result, call.template.add(graph, operands, call.origin))
             continue
         if index in learned:
             present, size, importer.has_read = learned[index], len(graph), False
@@ -227,10 +224,6 @@ def _used_results(recording: Recording, results: Sequence[torch.Tensor]) -> set[
         read = call.arguments if isinstance(call, Again) else (call.args, call.kwargs)
         found |= {id(tensor) for tensor in tensors_in(read)}
     return found
-
-
-def _operand(values: _Values, call: Again, place: int) -> Value:
-    return values.of(call.arguments[place])  # type: ignore[no-any-return]
 
 
 def _found(call: Recorded, index: int, values: _Values, used: set[int]) -> FoundCall:

@@ -84,6 +84,7 @@ def read_model(source: object) -> Source:
 def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own: OwnData | None = None) -> Source:
     """Check a model, and take its weights out."""
     check_structure(model, name)
+    _drop_metadata(model)
     _constants_as_initialisers(model)
     weights = _take_weights(model, ExternalData(folder, name), own, name)
     whole, model = model, onnx.ModelProto()
@@ -95,6 +96,12 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
         _write_defaults(model)
         model = _inlined(model, name)
     return Source(model, weights, name)
+
+
+def _drop_metadata(model: onnx.ModelProto) -> None:
+    """Remove what exporters note about nodes, such as stack traces: most bytes that all later steps would copy."""
+    for node in model.graph.node:
+        node.ClearField("metadata_props")
 
 
 def _inlined(model: onnx.ModelProto, name: str) -> onnx.ModelProto:

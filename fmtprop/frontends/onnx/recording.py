@@ -130,11 +130,7 @@ class Recording:
 
     def input(self, dims: Sequence[int], dtype: torch.dtype) -> Traced:
         """Return a dense tensor without data; its calls are recorded."""
-        return self._made(torch.empty(dims, dtype=dtype, device="meta"))
-
-    def without_data(self, dims: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Traced:
-        """Return a tensor without data; its calls are recorded."""
-        return self._made(torch.empty_strided(dims, strides, dtype=dtype, device="meta"))
+        return self.made(torch.empty(dims, dtype=dtype, device="meta"))
 
     def traced(self, value: Any) -> Any:
         """Return an operand; its calls are recorded."""
@@ -143,7 +139,7 @@ class Recording:
         if not isinstance(value, torch.Tensor) or isinstance(value, Traced):
             return value
         found = self._traced.get(id(value))
-        return self._made(value) if found is None else found[0]
+        return self.made(value) if found is None else found[0]
 
     def plain(self, value: Any) -> Any:
         """Return a constant; its calls are not recorded."""
@@ -151,7 +147,8 @@ class Recording:
             return list(map(self.plain, value))
         return self._plain.get(id(value), value)
 
-    def _made(self, value: torch.Tensor) -> Traced:
+    def made(self, value: torch.Tensor) -> Traced:
+        """Return a tensor as a new one; its calls are recorded."""
         found: Any = value.as_subclass(Traced)
         found._shape, found._dtype, found._ndim, found._is_meta = value.shape, value.dtype, value.ndim, value.is_meta
         if not found._is_meta:

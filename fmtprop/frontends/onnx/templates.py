@@ -17,8 +17,7 @@ import torch
 from fmtprop.frontends.onnx.recording import FEW_ELEMENTS, Again, Recording, Traced, keep
 from fmtprop.frontends.onnx.steps import Step
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Attrs, Node, Value
-from fmtprop.ir.types import TensorType
+from fmtprop.ir.node import Node, Value
 
 __all__ = ["Learned", "Template", "run_step"]
 
@@ -28,12 +27,10 @@ _Reference = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A node."""
+    """A node, to be copied under other names that begin with the stem."""
 
+    node: Node
     stem: str
-    op: str
-    attrs: Attrs
-    types: tuple[TensorType, ...]
     inputs: tuple[tuple[str, _Reference], ...]
 
 
@@ -44,7 +41,7 @@ class Template:
     Parameters
     ----------
     results : tuple
-        Dimensions, strides and type of each result, or the index of the operand that it is.
+        Each result as a tensor without data, or the index of the operand that it is.
     values : tuple
         References of the results.
     nodes : tuple
@@ -60,21 +57,21 @@ class Template:
 
     def trace(self, recording: Recording, arguments: Sequence[Any]) -> Any:
         """Return the results without data, and record that they come from this template."""
-        found = [arguments[at] if isinstance(at, int) else recording.without_data(*at) for at in self.results]
+        found = [arguments[at] if isinstance(at, int) else recording.made(at) for at in self.results]
         recording.calls.append(Again(self, arguments, found, recording.origin))
         return tuple(found) if self.several else found[0]
 
-    def add(self, graph: Graph, operand: Callable[[int], Value], origin: str) -> list[Value]:
-        """Add the nodes to a graph, with operands by their places, and return the values of the results."""
+    def add(self, graph: Graph, operands: Sequence[Any], origin: str) -> list[Value]:
+        """Add the nodes to a graph, and return the values of the results."""
         made: list[tuple[Value, ...]] = []
 
         def value(reference: _Reference) -> Value:
             place, index = reference
-            return operand(-1 - place) if place < 0 else made[place][index]
+            return operands[-1 - place] if place < 0 else made[place][index]
 
         for node in self.nodes:
             inputs = {name: value(reference) for name, reference in node.inputs}
-            copy = Node(graph.fresh_name(node.stem), node.op, node.attrs, node.types, origin=origin)
+            copy = node.node.with_(name=graph.fresh_name(node.stem), origin=origin)
             made.append(graph.add(copy, inputs))
         return list(map(value, self.values))
 
@@ -124,8 +121,7 @@ class Learned:
                 return
             references = tuple((name, known[value]) for name, value in inputs.items())
             known |= {Value(node.name, index): (len(made), index) for index in range(len(node.results))}
-            stem = node.name.rpartition("_")[0]
-            made.append(_Made(stem, node.op, node.attrs, node.results, references))
+            made.append(_Made(node, node.name.rpartition("_")[0], references))
         several = isinstance(self.results, tuple)
         results = self.results if several else (self.results,)
         values = [known.get(value_of(result)) for result in results]
@@ -136,7 +132,7 @@ class Learned:
 
     def _result(self, result: Any) -> Any:
         place = next((place for place, argument in enumerate(self.arguments) if argument is result), None)
-        return (tuple(result.shape), result.stride(), result.dtype) if place is None else place
+        return result.as_subclass(torch.Tensor) if place is None else place
 
 
 _TEMPLATES: dict[Any, Template] = {}
@@ -167,8 +163,7 @@ def run_step(step: Step, arguments: list[Any], recording: Recording, function: C
     results = function()
     # a step of several, such as a function body, is remembered by its parts
     whole = key is not None and count == recording.steps and not recording.has_read and _is_traced(results)
-    calls = recording.calls[first:] if whole else []
-    if calls and all(isinstance(call.result, torch.Tensor) for call in calls):
+    if whole and len(recording.calls) > first:
         recording.learned.append(Learned(key, arguments, results, first, len(recording.calls)))
     return results
 
@@ -182,7 +177,9 @@ def _key(step: Step, arguments: list[Any]) -> tuple[Any, frozenset[int]]:
     """Return all that the nodes of a step depend on, None if it is too much; and the operands that may be read."""
     if step.function is None:
         return None, frozenset()
-    found: list[Any] = [step.function, len(step.outputs)]
+    # an importer may make other nodes if a result is not read
+    read = len(step.outputs) == 1 or tuple(bool(name) and name not in step.last for name in step.outputs)
+    found: list[Any] = [step.function, read]
     for name, value in step.attributes.items():
         plain = _plain(value)
         if plain is None:

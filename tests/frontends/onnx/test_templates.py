@@ -114,12 +114,30 @@ def test_what_a_function_reads_is_compared_or_the_node_is_not_remembered(size, r
     assert all(size <= 64 for _ in table) and len(table) in (0, 2)
 
 
-def test_results_of_several_nodes_are_not_remembered(table):
-    """Which results of a call are read is known only later."""
-    split = "s = Constant<value_ints = [1, 2]>() a, b = Split<axis = 1>(x, s)"
-    check(model(f"{split} y = Neg(a)"))
-    check(model(f"{split} c = Neg(b) d = ReduceSum<keepdims = 1>(a) y = Add(c, d)"))
-    assert not [template for template in table.values() if template.several]
+SPLIT = "s = Constant<value_ints = [1, 2]>() a, b = Split<axis = 1>(x, s)"
+
+
+def test_several_results_are_learned_once_and_made_again(table, monkeypatch):
+    layers = f"{SPLIT} c = Concat<axis = 1>(b, a) d, e = Split<axis = 1>(c, s) y = Concat<axis = 1>(e, d)"
+    first = from_onnx(model(layers))
+    assert [template.several for template in table.values()] == [True, False]
+    ran = []
+    monkeypatch.setattr(templates.Recording, "add", lambda *_: ran.append(1))
+    assert rows(from_onnx(model(layers))) == rows(first) and not ran
+    check(model(layers))
+
+
+def test_a_node_is_another_one_if_other_results_are_read():
+    """An importer may leave out results that nobody reads."""
+    keys = set()
+    for outputs, unread in ((["v", "i"], []), (["v", "i"], ["i"]), (["v", "i"], ["v"]), (["v"], [])):
+        recording = Recording()
+        with torch.no_grad(), recording.on():
+            x = recording.input((2, 2), torch.float32)
+            step = Step(onnx.NodeProto(), "Top", "", ["x"], outputs, 1, torch.topk, {}, "node v (Top)", unread)
+            templates.run_step(step, [x], recording, lambda: tuple(torch.topk(x, 1)))  # noqa: B023 (it runs here)
+        keys |= {one.key for one in recording.learned}
+    assert len(keys) == 4
 
 
 def test_branches_and_functions_in_a_loop_are_right():
