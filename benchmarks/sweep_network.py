@@ -39,7 +39,7 @@ from fmtprop.runtime.agreement import error_of_numbers
 from fmtprop.runtime.plan import Step
 from fmtprop.runtime.process import use_threads
 
-__all__ = ["Record", "Variant", "run"]
+__all__ = ["Record", "Variant", "in_f64", "run", "settle"]
 
 #: how much worse than PyTorch's own error, both against f64, an answer may be before it counts as wrong
 _FACTOR = 10.0
@@ -158,7 +158,7 @@ class _Trial:
         self.args = tuple(args)
         settle(self.module, self.args, self.kwargs)
         self.enter(record, "eager")
-        self.right = _double(self.module, self.args, self.kwargs)
+        self.right = in_f64(self.module, self.args, self.kwargs)
         with torch.inference_mode():
             self.expected = tensors_of(self.module(*self.args, **self.kwargs))
             start = self.clock()
@@ -329,7 +329,7 @@ def _converted(
     return copy.deepcopy(module).to(dtype), tuple(map(cast, args)), {key: cast(v) for key, v in kwargs.items()}
 
 
-def _double(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+def in_f64(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
     """Return the outputs in f64, None where the module has numbers of its own that are not."""
     try:
         double, args, kwargs = _converted(module, args, kwargs, torch.float64)

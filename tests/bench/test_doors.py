@@ -55,7 +55,7 @@ def test_a_wrong_result_is_no_success(monkeypatch):
 
 
 def test_the_table_has_figures_and_reasons():
-    rows = [doors.Row("b", {"fp.compile f32": 1e-6}, 1, 0, 1, 0.5, 2), doors.Row("a", {"crash": "no | memory"})]
+    rows = [doors.Row("b", {"fp.compile f32": 1e-6}, {}, 1, 0, 1, 0.5, 2), doors.Row("a", {"crash": "no | memory"})]
     text = doors.table([doors.Row(**json.loads(json.dumps(asdict(row)))) for row in rows])
     assert text.startswith("1 of 2 architectures are right in all comparisons. 0 others")
     assert "| `b` | 1e-06 |" in text
@@ -64,19 +64,27 @@ def test_the_table_has_figures_and_reasons():
 
 
 @pytest.mark.parametrize(
-    ("errors", "verdict"),
+    ("errors", "exact", "verdict"),
     [
-        ({"fp.compile bf16": 0.3, doors.PYTORCH: 0.01}, "wrong"),
-        ({"fp.compile bf16": 0.3, doors.PYTORCH: 0.2}, "right"),  # PyTorch's own is as unstable
-        ({"fp.compile f32": 0.3, doors.PYTORCH: 0.2}, "wrong"),
-        ({"fp.compile f32": float("nan")}, "wrong"),
-        ({"fp.compile f32": 1e-6, "fp.compile lengths": "7 tokens: InputError: input x axis 1: got 7"}, "refused"),
-        ({"fp.compile f32": "InternalTorchDynamoError: KeyError"}, "wrong"),
-        ({"fp.compile f32": "1 results instead of 2"}, "wrong"),
+        ({"fp.compile bf16": 0.3}, {"fp.compile bf16": 0.3, doors.EAGER: 0.0, doors.PYTORCH: 0.01}, "wrong"),
+        ({"fp.compile bf16": 0.3}, {"fp.compile bf16": 0.3, doors.EAGER: 0.0, doors.PYTORCH: 0.2}, "right"),
+        ({"fp.compile bf16": 0.3}, {"fp.compile bf16": 0.3, doors.EAGER: 0.01}, "right"),  # bf16 has no meaning
+        ({"fp.compile f32": 0.3}, {"fp.compile f32": 0.3, doors.EAGER: 0.1, doors.PYTORCH: 0.2}, "wrong"),
+        ({"fp.compile f32": 0.3}, {"fp.compile f32": 0.3, doors.EAGER: 0.2}, "right"),  # PyTorch's own is as unstable
+        ({"fp.compile lengths": 0.3}, {"fp.compile f32": 0.3, doors.EAGER: 0.2}, "wrong"),
+        ({"fp.compile f32": float("nan")}, {"fp.compile f32": float("nan"), doors.EAGER: 0.2}, "wrong"),
+        ({"fp.compile f32": 1e-6, "fp.compile lengths": "7 tokens: InputError: input x axis 1: got 7"}, {}, "refused"),
+        ({"fp.compile f32": "InternalTorchDynamoError: KeyError"}, {}, "wrong"),
+        ({"fp.compile f32": "1 results instead of 2"}, {}, "wrong"),
     ],
 )
-def test_verdicts(errors, verdict):
-    assert doors.Row("a", errors).verdict == verdict
+def test_verdicts(errors, exact, verdict):
+    assert doors.Row("a", errors, exact).verdict == verdict
+
+
+def test_what_pytorch_itself_rounds_away_is_listed():
+    row = doors.Row("a", {"fp.compile f32": 0.3}, {"fp.compile f32": 0.25, doors.EAGER: 0.2, doors.PYTORCH: 0.5})
+    assert "| `a` | fp.compile f32 | 2e-01 | 2e-01 | 5e-01 |" in doors.table([row])
 
 
 @pytest.mark.slow
