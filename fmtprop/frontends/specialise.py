@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.fx_import import Calls
 
 __all__ = ["Sizes", "specialised", "specialised_module"]
+
+#: PyTorch's folder, and the parts of it that compute types and strides of results
+_TORCH = Path(torch.__file__).parent
+_TYPES = ("_decomp", "_meta_registrations.py", "_prims", "_prims_common", "_refs", "_subclasses")
 
 
 class Sizes:
@@ -40,6 +45,7 @@ class Sizes:
             if isinstance(spec.arg, TensorArgument) and isinstance(value, torch.Tensor):
                 self.inputs.append((spec.arg.name, value))
         self._ranges = program.range_constraints
+        self._guards = _guards(value for _, value in self.inputs)
 
     @property
     def are_fixed(self) -> bool:
@@ -65,8 +71,8 @@ class Sizes:
         Raises
         ------
         InputError
-            The number of tensors or of axes is another, a fixed size differs, a size is out of its range, or sizes
-            contradict a relation that the export found.
+            The number of tensors or of axes is another, a fixed size differs, a size is out of its range, sizes
+            contradict a relation that the export found, or the model would take another branch.
         """
         if len(given) != len(self.inputs):
             raise InputError(f"the model takes {len(self.inputs)} tensors, got {len(given)}")
@@ -96,6 +102,14 @@ class Sizes:
             if (wanted := expression.subs(numbers)) != size and not wanted.free_symbols:
                 others = ", ".join(place for symbol, (_, place) in bound.items() if symbol in expression.free_symbols)
                 raise InputError(f"{where}: got {size}, but it must be {wanted} because of {others}")
+        for guard in self._guards:
+            if guard.subs(numbers) == False:  # noqa: E712 - sympy's own, and an open relation is no failure
+                places = {symbol: type(symbol)(f"({place})") for symbol, (_, place) in bound.items()}
+                raise InputError(
+                    f"{', '.join(f'{place}: got {size}' for size, place in bound.values())}: the model takes another "
+                    f"branch there than for the example inputs, which have {guard.subs(places)}; compile it with "
+                    "example inputs of such a size, too"
+                )
 
     @staticmethod
     def _check_fixed(expected: int, size: int, where: str, why: str) -> None:
@@ -109,6 +123,20 @@ class Sizes:
                 f"{where}: got {size}, but the model was exported for {allowed.lower} to {allowed.upper}; "
                 "give another range in dynamic_shapes"
             )
+
+
+def _guards(values: Iterable[torch.Tensor]) -> list[Any]:
+    """Return the relations of sizes that decided the branches of the traced model."""
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    shapes = next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
+    return [] if shapes is None else [guard.expr for guard in shapes.guards if not _is_of_types(guard)]
+
+
+def _is_of_types(guard: Any) -> bool:
+    """Return whether PyTorch asked for the strides of a result, which are computed anew for other sizes."""
+    place = guard.sloc.framework_loc
+    file = Path(getattr(place, "filename", None) or str(place))
+    return file.is_relative_to(_TORCH) and file.relative_to(_TORCH).parts[0] in _TYPES
 
 
 def specialised(program: ExportedProgram, given: Sequence[torch.Tensor]) -> ExportedProgram:

@@ -7,16 +7,17 @@ targets or plans.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from fmtprop.errors import ImportModelError
+from fmtprop.errors import ImportModelError, InputError
 from fmtprop.frontends.exporting import check_tensors, export, exporting, functionalised
 from fmtprop.frontends.program_import import import_program, user_inputs
 from fmtprop.frontends.specialise import Sizes, specialised
@@ -122,12 +123,15 @@ class Exported:
         Signature of the module's ``forward``, if there is a module.
     examples : sequence of torch.Tensor
         The example tensors of the export, without data.
+    guards : callable, optional
+        PyTorch's check of the sizes for which a given program took its branches.
     """
 
     program: ExportedProgram
     name: str
     signature: inspect.Signature | None
     examples: Sequence[torch.Tensor]
+    guards: Callable[..., object] | None = None
 
     def graph(self, given: Sequence[torch.Tensor]) -> Graph:
         """Import the program for the sizes of some inputs.
@@ -150,7 +154,24 @@ class Exported:
             As :func:`from_torch`.
         """
         with exporting():
-            return self.imported(specialised(self.program, given))
+            program = specialised(self.program, given)
+            self._check_branches(given)
+            return self.imported(program)
+
+    def _check_branches(self, given: Sequence[torch.Tensor]) -> None:
+        if self.guards is None:
+            return
+        specs = [s.arg for s in self.program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+        tensors = iter(given)
+        leaves = [next(tensors) if isinstance(arg, TensorArgument) else getattr(arg, "value", None) for arg in specs]
+        try:
+            self.guards(*leaves)
+        except AssertionError as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+            raise InputError(
+                f"{self.name} takes another branch for {shapes} than when it was exported ({error}); export it with "
+                "example inputs of such a size, too"
+            ) from error
 
     def imported(self, program: ExportedProgram) -> Graph:
         """Import this program, or its specialised form."""
@@ -173,9 +194,11 @@ def _exported(
 ) -> Exported:
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ImportModelError(f"kwargs must be a dict of example keyword inputs by name, got {kwargs!r}")
+    guards = None
     if isinstance(module, ExportedProgram):
         program = module
         check_tensors({**program.state_dict, **program.constants})
+        guards = _guards_of(program)
     elif isinstance(module, torch.jit.ScriptModule):
         raise ImportModelError(
             f"{module.original_name} is a TorchScript module, which torch.export does not take; import the nn.Module "
@@ -188,12 +211,19 @@ def _exported(
             f"from_torch takes a torch.nn.Module or a torch.export.ExportedProgram, got {type(module).__name__}; "
             "wrap a function in a module"
         )
-    program = functionalised(program)
+    program = functionalised(program)  # a loaded program loses its guards here
     signature = None if isinstance(module, ExportedProgram) else inspect.signature(module.forward)
     without = example_inputs is None and not kwargs
     leaves = Sizes(program).hints if without else pytree.tree_leaves((example_inputs, kwargs))
     examples = [leaf.to("meta") for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return Exported(program, name or _name_of(program, module), signature, examples)
+    return Exported(program, name or _name_of(program, module), signature, examples, guards)
+
+
+def _guards_of(program: ExportedProgram) -> Callable[..., object] | None:
+    if not getattr(program, "_guards_code", None):
+        return None
+    found: Callable[..., object] | None = getattr(program.module(), "_guards_fn", None)
+    return found
 
 
 def _name_of(program: ExportedProgram, module: nn.Module | ExportedProgram) -> str:

@@ -310,3 +310,21 @@ def test_a_size_that_the_model_fixes_is_named():
     assert net(torch.ones(3, 8)).shape == (3, 3)
     with pytest.raises(InputError, match="x axis 1: got 7, but it must be 8, which is fixed: the model itself"):
         net(torch.ones(3, 7))
+
+
+class Parity(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] % 2 == 0 else x * 3
+
+
+def test_a_size_for_which_the_model_takes_another_branch_is_refused(tmp_path) -> None:
+    shapes = ({0: Dim.AUTO},)
+    net = fp.compile(Parity(), torch.ones(4, 5), dynamic_shapes=shapes)
+    assert torch.equal(net(torch.ones(6, 5)), torch.full((6, 5), 2.0))
+    with pytest.raises(InputError, match=r"input x axis 0: got 3: the model takes another branch there than .*Mod\("):
+        net(torch.ones(3, 5))
+    torch.export.save(torch.export.export(Parity(), (torch.ones(4, 5),), dynamic_shapes=shapes), tmp_path / "m.pt2")
+    loaded = fp.compile(torch.export.load(tmp_path / "m.pt2"))
+    assert torch.equal(loaded(torch.ones(6, 5)), torch.full((6, 5), 2.0))
+    with pytest.raises(InputError, match=r"takes another branch for \(3, 5\) than when it was exported"):
+        loaded(torch.ones(3, 5))
