@@ -22,6 +22,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch._guards import TracingContext
 
 from fmtprop.training.embedding_bag import whole_embedding_bag
+from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
 from fmtprop.training.step import Step, leading_sizes
@@ -61,6 +62,7 @@ def training_backend(
     parted = _PARTITIONS[memory]
 
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        watch_hooks()
         made: list[Step] = []
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

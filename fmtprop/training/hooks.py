@@ -1,0 +1,63 @@
+"""A module that gets its first hook is captured again; by default, PyTorch does not look for new hooks.
+
+Owns the guard of captured graphs against new hooks of modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch._guards import Guard, TracingContext
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["watch_hooks"]
+
+#: name of Dynamo's guard of a module's list of hooks that is empty; by default, PyTorch installs nothing for it
+_EMPTY = "EMPTY_NN_MODULE_HOOKS_DICT"
+
+
+def watch_hooks() -> None:
+    """Add a guard to the graph in the making: no module that had no hooks has one.
+
+    Notes
+    -----
+    PyTorch's own guard (``skip_nnmodule_hook_guards=False``) takes 1.6 us for each module and call, this one 0.3 us for
+    all: it looks at the modules after a hook was registered anywhere.
+    """
+    context = TracingContext.try_get()
+    if context is None:
+        return
+    guards = context.guards_context.dynamo_guards
+    empty = [guard for guard in guards if guard.create_fn_name() == _EMPTY]
+    if empty:
+        guards.add(empty[0].originating_source.make_guard(partial(_install, empty)))
+
+
+def _install(empty: Sequence[Guard], builder: Any, _: Guard) -> None:
+    unchanged = _unchanged([_value(builder, guard) for guard in empty])
+    code = ["___fmtprop_no_new_hooks()"]
+    builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={"___fmtprop_no_new_hooks": unchanged})
+
+
+def _value(builder: Any, guard: Guard) -> Any:
+    try:
+        return builder.get(guard)
+    except TypeError:  # until PyTorch 2.9, by name
+        return builder.get(guard.name)
+
+
+def _unchanged(hooks: Sequence[Any]) -> Callable[[], bool]:
+    """Return a function that says whether all lists of hooks are still empty."""
+    seen = RemovableHandle.next_id
+
+    def unchanged() -> bool:
+        nonlocal seen
+        if RemovableHandle.next_id != seen:
+            if any(hooks):
+                return False
+            seen = RemovableHandle.next_id
+        return True
+
+    return unchanged
