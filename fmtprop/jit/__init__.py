@@ -8,7 +8,7 @@ from fmtprop.jit.batch_norms import BatchNormKernel, batch_norm_kernel_for
 from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.gather import GatherKernel, gather_kernel_for
 from fmtprop.jit.gemv import GemvKernel, Tail, gemv_kernel_for
-from fmtprop.jit.kernel import CHUNK_NBYTES, Kernel, Work, kernel_for, unavailable
+from fmtprop.jit.kernel import ALONE_NBYTES, CHUNK_NBYTES, Kernel, Work, kernel_for, on_one_thread, unavailable
 from fmtprop.jit.memory import no_code
 from fmtprop.jit.norms import GroupNormKernel, group_norm_kernel_for
 from fmtprop.jit.rms_norm import RmsNormKernel, rms_norm_kernel_for
@@ -18,6 +18,7 @@ from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.jit.watch import Watch
 
 __all__ = [
+    "ALONE_NBYTES",
     "CHUNK_NBYTES",
     "AverageKernel",
     "BatchNormKernel",
@@ -44,6 +45,7 @@ __all__ = [
     "group_norm_kernel_for",
     "kernel_for",
     "no_code",
+    "on_one_thread",
     "rms_norm_kernel_for",
     "rotary_kernel_for",
     "unavailable",

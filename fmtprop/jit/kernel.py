@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmtprop.dnnl import lib
-from fmtprop.jit.calls import Call
+from fmtprop.jit.calls import Call, CallList
 from fmtprop.jit.isa import AVX2, AVX512, Isa
 from fmtprop.jit.memory import no_code, place_code
 from fmtprop.layout import DataType
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fmtprop.jit.assembler import Assembler
 
 __all__ = [
+    "ALONE_NBYTES",
     "CHUNK_NBYTES",
     "Arguments",
     "BoundKernel",
@@ -35,6 +36,7 @@ __all__ = [
     "filled",
     "isa",
     "kernel_for",
+    "on_one_thread",
     "runtime_function",
     "serves",
     "takes",
@@ -189,6 +191,12 @@ class Work(BoundKernel):
 def threads_for(nbytes: int, threads: int) -> int:
     """Return the best number of threads for a number of bytes."""
     return 1 if nbytes <= ALONE_NBYTES else threads
+
+
+def on_one_thread(calls: Sequence[Call], restored: int) -> CallList:
+    """Return calls during which the calling thread has one OpenMP thread; `restored` is its number afterwards."""
+    first, last = ((runtime_function("omp_set_num_threads"), c_uint(n), None, None, None) for n in (1, restored))
+    return CallList([first, *calls, last])
 
 
 def address_of(name: str) -> int | None:

@@ -104,8 +104,9 @@ def _closest(node: Node, choice: Choice, constants: Set[str], target: Target) ->
     names = result_names(node)
     wanted = {**choice.operands, **dict(zip(names, node.descs, strict=False))}
     kept = {*names, *(post_op.operand for post_op in node.post_ops if post_op.op == "sum")}
+    tail = {name for post_op in node.post_ops for name in post_op.operands}
     found: dict[tuple[bool, bool, bool], Candidate] = {}
-    for free in (set(), set(names), set(names) | constants, set(wanted)):
+    for free in (set(), set(names), {*names, *tail}, {*names, *constants}, set(wanted)):
         # On an axis of size 1, strides place no element differently, but oneDNN compares them, and some implementations
         # take only those that they choose themselves: so they may choose, and only an equal format is taken.
         request = {n: MemoryDesc.any(d.dims, d.dtype) if n in free else d for n, d in wanted.items()}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from fmtprop import dnnl
 from fmtprop.errors import DnnlError, FormatError, GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import Lowering, OpDef, Primitive, loses_special_values, opdef
 from fmtprop.ir.ports import result_names
-from fmtprop.jit import CHUNK_NBYTES, Kernel, kernel_for
+from fmtprop.jit import ALONE_NBYTES, CHUNK_NBYTES, Kernel, kernel_for, unavailable
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.formats import plain, worth_trying
 from fmtprop.passes.target import Candidate, Request, is_loop
@@ -23,13 +24,16 @@ from fmtprop.targets.executable import Provider
 from fmtprop.targets.kernels import kernel_candidates
 from fmtprop.targets.known_bad import known_bad
 from fmtprop.targets.mkldnn.recurrent import recurrent_candidates
-from fmtprop.targets.primitive import PrimitiveImplementation
+from fmtprop.targets.primitive import PrimitiveImplementation, one_thread
 
 #: data types in which oneDNN computes; nodes of other types run on the reference target
 _FLOATING = frozenset({DataType.F32, DataType.BF16, DataType.F16})
 
 #: rough costs of a reorder for comparing choices: seconds per call, bytes per second
 _CALL_SECONDS, _BYTES_PER_SECOND = 2e-6, 1e10
+
+#: up to so many products, one thread is faster than several
+_ALONE_PRODUCTS = 1 << 16
 
 #: statuses by which oneDNN declines, as opposed to failing
 _DECLINED = frozenset({"unimplemented", "invalid_arguments"})
@@ -119,8 +123,15 @@ class OneDnnTarget(Provider):
                 continue
             yield replace(candidate, impl=impl, handle=replace(candidate.handle, after=kernel))
 
-    def _implementations(self, node: Node, request: Request) -> Iterator[Candidate]:
-        """Yield the op's own primitive's implementations, then those of its equivalents."""
+    def _implementations(self, node: Node, request: Request) -> Iterable[Candidate]:
+        """Return the op's own primitive's implementations, then those of its equivalents."""
+        if not _is_alone(node, request):
+            return self._offers(node, request, is_alone=False)
+        with one_thread():
+            return list(self._offers(node, request, is_alone=True))
+
+    def _offers(self, node: Node, request: Request, *, is_alone: bool) -> Iterator[Candidate]:
+        """Yield the implementations for the number of threads that is set now."""
         declaration = opdef(node.op)
         if declaration.primitive is None or not _computable(declaration, request):
             return
@@ -134,7 +145,7 @@ class OneDnnTarget(Provider):
             if lowering is None:
                 continue
             for pd in lowering.pd.walk():
-                candidate = self._candidate(node, declaration, request, lowering, pd, known)
+                candidate = self._candidate(node, declaration, request, lowering, pd, known, is_alone=is_alone)
                 # slow code of another primitive is no alternative
                 if candidate is None or (candidate.is_ref and (node.exact or not is_own)):
                     continue
@@ -172,6 +183,8 @@ class OneDnnTarget(Provider):
         lowering: Lowering,
         pd: dnnl.PrimitiveDesc,
         known: dict[object, Candidate],
+        *,
+        is_alone: bool,
     ) -> Candidate | None:
         # oneDNN has no descriptor of these: they are row-major
         slopes = {
@@ -206,7 +219,7 @@ class OneDnnTarget(Provider):
             return None
         identity = (impl, tuple(operands), tuple(operands.values()), results)
         if identity not in known:
-            handle = PrimitiveImplementation(pd.sketch(), OneDnnTarget)
+            handle = PrimitiveImplementation(pd.sketch(), OneDnnTarget, is_alone=is_alone)
             known[identity] = Candidate(self.name, impl, operands, results, 0.0, _is_ref(pd), handle)
         return known[identity]
 
@@ -267,6 +280,17 @@ def _tail_format(lowering: Lowering, pd: dnnl.PrimitiveDesc, argument: int, aske
     if asked.kind != "any" and native.desc != asked:  # oneDNN chooses these and ignores the request
         raise FormatError(f"{pd.impl} takes its post-op's argument {argument} as {native.desc}, not as {asked}")
     return native.desc if lowering.tail is None else lowering.tail(native.desc, asked.dims)
+
+
+def _is_alone(node: Node, request: Request) -> bool:
+    """Whether a node is so short that one thread computes it sooner than others would start."""
+    linear = opdef(node.op).linear
+    if linear is not None:
+        src, weights, dst = (request[role].dims if role in request else () for role in linear.roles)
+        if not (src and weights and dst) or linear.products(src, weights, dst) > _ALONE_PRODUCTS:
+            return False
+    nbytes = sum(prod(desc.dims) * desc.dtype.nbytes for desc in request.values())
+    return nbytes <= 2 * ALONE_NBYTES and not unavailable()  # a row is read and written
 
 
 def _computable(declaration: OpDef, request: Request) -> bool:

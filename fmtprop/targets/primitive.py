@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +13,14 @@ from fmtprop.errors import DnnlError
 from fmtprop.ir.node import Node
 from fmtprop.ir.op import opdef
 from fmtprop.ir.tensors import tensor_type
-from fmtprop.jit import Call, Kernel, Work
+from fmtprop.jit import Call, Kernel, Work, on_one_thread
 from fmtprop.layout import MemoryDesc
 from fmtprop.targets.arguments import arguments, start_of
 from fmtprop.targets.bound import SCRATCHPAD, Bound, Memory, Place, Stream
 from fmtprop.targets.executable import Executable, Implementation, Provider
 from fmtprop.targets.memory import aligned_bytes
 
-__all__ = ["PrimitiveImplementation", "bind_primitive"]
+__all__ = ["PrimitiveImplementation", "bind_primitive", "one_thread"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,25 +35,34 @@ class PrimitiveImplementation(Implementation):
         Makes the target that offered it.
     after : Kernel, optional
         Kernel that runs on the result afterwards, for the node's last post-op.
+    is_alone : bool
+        Whether one thread runs it, with any number of threads in the plan (:func:`one_thread`).
     """
 
     pd: dnnl.PrimitiveDesc
     offered_by: Callable[[], Provider]
     after: Kernel | None = None
+    is_alone: bool = False
 
     takes_any_numbers = True
-    is_for_threads = True
     overwrites = True
 
     @property
+    def is_for_threads(self) -> bool:  # type: ignore[override]  # the same, computed
+        """Whether it was offered for one number of threads."""
+        return not self.is_alone
+
+    @property
     def identity(self) -> Mapping[str, str]:  # type: ignore[override]  # the same, computed
-        """The kernel's code, which the library's version does not identify."""
-        return {} if self.after is None else {"after": self.after.fingerprint}
+        """The kernel's code, which the library's version does not identify, and a number of threads of its own."""
+        after = {} if self.after is None else {"after": self.after.fingerprint}
+        return {**after, "threads": "1"} if self.is_alone else after
 
     @property
     def scratchpad_nbytes(self) -> int:
         """Bytes of its scratchpad."""
-        return self.pd.scratchpad_nbytes
+        with self._threads():
+            return self.pd.scratchpad_nbytes
 
     @property
     def repro(self) -> str:
@@ -64,8 +74,9 @@ class PrimitiveImplementation(Implementation):
         return self.offered_by()
 
     def build(self, threads: int) -> Executable:
-        """Return the compiled primitive; `threads` is the number that it was offered for."""
-        return _CompiledPrimitive(dnnl.Primitive(self.pd), self.after)
+        """Return the compiled primitive; `threads` is the number that it was offered for, unless it runs alone."""
+        with self._threads():
+            return _CompiledPrimitive(dnnl.Primitive(self.pd), self.after, threads if self.is_alone else 1)
 
     def needs_check(self, node: Node) -> bool:
         """Return whether a check may choose the numbers of all operands."""
@@ -75,10 +86,31 @@ class PrimitiveImplementation(Implementation):
         """Return the operand that its sum post-op adds to."""
         return node.residual
 
+    def _threads(self) -> AbstractContextManager[None]:
+        """Return a context with the number of threads that the primitive has."""
+        return one_thread() if self.is_alone else nullcontext()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let the calling thread make primitives for one thread.
+
+    oneDNN starts all threads for the smallest tensor, and one thread has done the work before the others wake up.
+    """
+    library = dnnl.lib()
+    before = library.threads
+    library.set_threads(1)
+    try:
+        yield
+    finally:
+        library.set_threads(before)
+
 
 class _CompiledPrimitive(Executable):
-    def __init__(self, primitive: dnnl.Primitive, after: Kernel | None) -> None:
-        self._primitive, self._after = primitive, after
+    """A primitive; `restored` is the number of threads after its run on one thread, 1 if it has all threads."""
+
+    def __init__(self, primitive: dnnl.Primitive, after: Kernel | None, restored: int) -> None:
+        self._primitive, self._after, self._restored = primitive, after, restored
 
     def bind(self, node: Node, places: Mapping[str, Place], stream: Stream) -> Bound:
         arguments_ = [
@@ -91,7 +123,9 @@ class _CompiledPrimitive(Executable):
             dst = places["dst"]  # it begins with the result: in a concat in place, somewhere inside the memory
             work = Work(self._after, dst.desc.at_start().nbytes)
             dst.memory.follow(work.set_data_handle, dst.desc.offset0 * dst.desc.dtype.nbytes)
-        return bind_primitive(self._primitive, arguments_, scratchpad, stream, work, node.label)
+        return bind_primitive(
+            self._primitive, arguments_, scratchpad, stream, work, node.label, restored=self._restored
+        )
 
     def lay_out(self, node: Node, name: str, tensor: torch.Tensor) -> torch.Tensor:
         mds = {operand: md for operand, _, md in arguments(node, self._primitive.desc)}
@@ -108,6 +142,8 @@ def bind_primitive(
     stream: Stream,
     after: Work | None = None,
     label: str = "",
+    *,
+    restored: int = 1,
 ) -> Bound:
     """Return a primitive with its arguments, ready for execution.
 
@@ -125,6 +161,8 @@ def bind_primitive(
         Kernel that runs afterwards.
     label : str
         Name of the computation in messages.
+    restored : int
+        Number of threads after the run, if the primitive was made for one thread and the plan has more; else 1.
     """
     pd, engine, bound = primitive.desc, dnnl.Engine.cpu(), []
     room = pd.query_md("scratchpad")
@@ -136,14 +174,19 @@ def bind_primitive(
         bound.append((number, native))
     given = dnnl.ExecArgs(bound)
     calls: list[Call] = [(dnnl.hot_execute, primitive.handle, stream.native.handle, given.count, given.array)]
+    alone = on_one_thread(calls, restored) if restored > 1 else None
+    if alone is not None:  # one call, so that Ctrl-C finds the caller's number of threads
+        calls = [alone.call]
     if after is not None:
         calls.append(after.call)
 
     def failure(status: int) -> DnnlError:
+        if alone is not None:
+            dnnl.lib().set_threads(restored)
         details = f"{label} with {pd.impl}".removeprefix(" with ")
         return DnnlError("dnnl_primitive_execute", dnnl.status_name(status), details, pd.repro)
 
-    return Bound(calls, keep=[*(native for _, native in bound), given, after], failure=failure)
+    return Bound(calls, keep=[*(native for _, native in bound), given, alone, after], failure=failure)
 
 
 def laid_out(tensor: torch.Tensor, md: dnnl.NativeDesc) -> torch.Tensor:

@@ -20,6 +20,7 @@ from fmtprop.runtime.plan import Home
 from fmtprop.runtime.selfcheck import Mismatch
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.targets import OneDnnTarget
+from fmtprop.targets.bound import Memory, Place, Stream
 from tests.threads import torch_threads
 
 
@@ -303,3 +304,48 @@ def test_an_implementation_is_found_where_strides_of_single_elements_differ():
     assert [s.node.choice.impl for s in other.steps] == [s.node.choice.impl for s in net.plan.steps]
     assert {s.target for s in other.steps} <= {"onednn", "jit"}
     assert not any(s.node.choice.impl.startswith("ref") for s in other.steps)
+
+
+class OneStep(nn.Module):
+    def forward(self, x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(a * a + a, x[:, 1])
+
+
+def test_an_operand_of_a_post_op_may_have_other_strides_where_its_axis_has_one_element():
+    """A slice of one time step; oneDNN's binary refuses its strides, but gets them where it may choose."""
+    torch.set_num_threads(2)
+    x, a = torch.randn(1, 4, 20000), torch.randn(1, 20000)
+    net = fp.compile(OneStep(), (x, a), policy="propagate")
+    torch.set_num_threads(1)
+    assert relative_error(net(x, a), OneStep()(x, a)) < 1e-5
+    assert net.prepare(1).threads == 1
+
+
+class Softmaxes(nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.softmax(tensor, -1) for tensor in tensors)
+
+
+def test_one_thread_runs_steps_that_are_shorter_than_the_start_of_several():
+    """RWKV's 1 200 steps of 192 numbers took five times as long with two threads as with one."""
+    torch.set_num_threads(2)
+    tensors = torch.randn(3, 70), torch.randn(300, 700)
+    net = fp.compile(Softmaxes(), tensors, policy="propagate")
+    alone = {step.node.results[0].dims: step.node.choice.handle.is_alone for step in net.plan.steps}
+    assert alone == {(3, 70): True, (300, 700): False}
+    for threads in (2, 3, 1, 2):
+        torch.set_num_threads(threads)
+        for got, want in zip(net(*tensors), Softmaxes()(*tensors), strict=True):
+            assert relative_error(got, want) < 1e-5
+        assert torch.get_num_threads() == dnnl.lib().threads == threads
+
+
+def test_after_a_failure_on_one_thread_the_caller_has_as_many_as_before():
+    torch.set_num_threads(2)
+    step = fp.compile(Softmaxes(), torch.randn(3, 70), policy="propagate").plan.steps[0]
+    accesses = {**step.operands, "dst": step.results[0]}
+    places = {name: Place(Memory(torch.zeros(1024, dtype=torch.uint8)), one.desc) for name, one in accesses.items()}
+    bound = step.executable.bind(step.node, places, Stream())
+    dnnl.lib().set_threads(1)  # where the list stopped
+    assert "dnnl_primitive_execute" in str(bound.failure(1))
+    assert torch.get_num_threads() == 2
