@@ -47,7 +47,7 @@ _RECURRENT_WEIGHTS = (
 @contextmanager
 def exporting() -> Iterator[None]:
     """Let one thread export at a time. The exporter patches torch, so two at once would break all later exports."""
-    with _EXPORTING.current, held_back(), _sources_dropped():
+    with _EXPORTING.current, held_back(), _sources_dropped(), _graphs_unprinted():
         yield
 
 
@@ -65,6 +65,19 @@ def _sources_dropped() -> Iterator[None]:
         for name in kept.keys() - before:
             kept.pop(name, None)
             linecache.cache.pop(name, None)
+
+
+@contextmanager
+def _graphs_unprinted() -> Iterator[None]:
+    """Keep the exporter from printing the graph that it has when it fails: the error is one line."""
+    from torch.export import _trace  # imports sympy
+
+    names = vars(_trace)
+    names["print"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        names.pop("print", None)  # Python's own again
 
 
 def export(module: nn.Module, example_inputs: Any, kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
@@ -196,7 +209,8 @@ def _export_failure(module: nn.Module, error: Exception) -> str:
             "from a tensor's values, and a graph runs every op once: compute both sides and choose with torch.where "
             "(torch.export.draft_export lists every obstacle)"
         )
-    failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n"
+    where = _running(module, error)
+    failure = f"torch.export cannot export {type(module).__name__}: {_first_lines(error)}\n  in {where}\n"
     if any(phrase in str(error) for phrase in ("not a known type", "Unsupported input type")):
         return (
             f"{failure}Take and return tensors, numbers, tuples, lists and dicts (a model of transformers: "

@@ -442,6 +442,10 @@ REFUSED = {
     "nonzero": (Function(lambda x: x[x > 0]), "shapes must be static"),
     "complex": (Function(lambda x: torch.fft.fft(x)), "output .* is torch.complex64; inputs and outputs are real"),
     "raises": (nn.Linear(3, 4), r"torch.export cannot export Linear: [\s\S]*Check that module"),
+    "raises inside": (
+        nn.Sequential(nn.ReLU(), Function(lambda x: x.view(7))),
+        r"cannot export Sequential: RuntimeError\n.*invalid for input of size 160\n  in 1 \(.*modules.py:\d+\)\nCheck",
+    ),
 }
 
 
@@ -451,6 +455,12 @@ def test_what_cannot_be_a_graph_is_refused(name):
     module, message = REFUSED[name]
     with pytest.raises(ImportModelError, match=message):
         from_torch(module, TOKENS)
+
+
+def test_the_graph_of_a_failure_is_not_printed(capfd):
+    with pytest.raises(ImportModelError, match="takes a branch"):
+        from_torch(nn.Sequential(nn.ReLU(), Branching()), TOKENS)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_programs_exported_for_training_are_refused():
