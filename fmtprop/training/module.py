@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.errors import FmtpropError, ImportModelError, InputError, UnsupportedOpError
+from fmtprop.errors import FmtpropError, ImportModelError, InputError, PlanError, UnsupportedOpError
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
 from fmtprop.training.step import Evaluation, Planner, Step
@@ -27,6 +27,10 @@ __all__ = ["TrainingModule"]
 
 #: options with names of inputs or outputs, which a captured graph does not have
 _NAMELESS = ("boundary", "pin")
+
+#: errors of a capture as one graph, and errors of calls, by wrong arguments or by another reason
+_UNCAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)
+_FAILED = (torch._dynamo.exc.TorchRuntimeError, PlanError)
 
 #: name of PyTorch's mark of a tensor's axes that changed in another graph
 _CHANGED_AXES = "_dynamo_propagated_dynamic_indices"
@@ -97,14 +101,18 @@ class TrainingModule(nn.Module):
         """Take the original's arguments, return its results; their backward pass runs as planned."""
         try:
             return self._run(args, kwargs)
-        except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
-            if not self._is_whole:
-                raise
-            reason = _first_lines(error)
+        except (*_UNCAPTURED, *_FAILED) as error:
+            failed = error
+        # PyTorch would never capture parts again that it met with wrong arguments, so these end here, in known errors
+        with _as_it_was(self._original):
+            args_of_its_own, kwargs_of_its_own = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+            self._original(*args_of_its_own, **kwargs_of_its_own)
+        if not self._is_whole or isinstance(failed, _FAILED):
+            raise failed
         self._capture(whole=False)
         warnings.warn(
             f"torch.compile cannot capture {type(self._original).__name__} as one graph, so it runs in pieces with "
-            f"Python between, each with formats of its own: {reason}",
+            f"Python between, each with formats of its own: {_first_lines(failed)}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -72,9 +72,14 @@ def compiled(door: str, module: nn.Module, *inputs: torch.Tensor) -> Callable[..
     return torch.compile(module, backend="fmtprop", options=OPTIONS)
 
 
+def ours_wins(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
+    ours()
+    return True, (0.0, 1.0)
+
+
 @pytest.fixture(params=["fp.compile", "torch.compile"])
 def door(request, monkeypatch):
-    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (True, (0.0, 1.0)))
+    monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", ours_wins)
     torch._dynamo.reset()
     torch.manual_seed(0)
     return request.param
@@ -156,3 +161,32 @@ def test_indices_that_do_not_exist(door):
         run(tokens, labels).backward()
     gradients = [[parameter.grad for parameter in one.parameters()] for one in (module, eager)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (3, TypeError, r"must be Tensor, not int"),
+        ("text", TypeError, r"must be Tensor, not str"),
+        ([X], TypeError, r"must be Tensor, not list"),
+        (X.double(), RuntimeError, r"must have the same dtype, but got Double and Float"),
+        (X[:, :3], RuntimeError, r"shapes cannot be multiplied \(6x3 and 12x"),
+        (X.to("meta"), RuntimeError, r"device"),
+    ],
+    ids=["int", "str", "list", "double", "shape", "device"],
+)
+def test_wrong_arguments(trained, door, given, error, message):
+    call, module, eager = trained
+    assert_same_step(call, module, eager)
+    # Dynamo's own errors come before the backend is asked
+    with pytest.raises(error, match=message if door == "fp.compile" else None):
+        call(given)
+    assert_same_step(call, module, eager)
+    # by torch.compile, Dynamo never captures a part again that it met with a wrong argument
+    assert door == "torch.compile" or call(X).grad_fn.name() == "CompiledFunctionBackward"
+
+
+def test_wrong_example_inputs():
+    with pytest.raises(RuntimeError, match="must have the same dtype"):
+        compiled("fp.compile", mlp(), X.double())
+    assert compiled("fp.compile", mlp(), X)(X).grad_fn.name() == "CompiledFunctionBackward"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fmtprop as fp
-from fmtprop.errors import ImportModelError, InputError, PlanError, UnsupportedOpError
+from fmtprop.errors import ImportModelError, InputError, UnsupportedOpError
 from fmtprop.runtime import executor
 from fmtprop.runtime.context import Context
 from tests.training.networks import Transformer, convolutions, mlp, resnet
@@ -325,7 +325,7 @@ def test_parameters_of_another_shape():
     ours, theirs = compiled(module, x)
     with torch.no_grad():
         module[0].weight.data, module[0].bias.data = torch.randn(24, 12), torch.randn(24)
-    with pytest.raises(RuntimeError, match=r"reduction dim, but got \[3, 24\] X \[32, 16\]"):
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied \(3x24 and 32x16\)"):
         ours(x)
     module[2] = nn.Linear(24, 16)
     theirs[0], theirs[2] = copy.deepcopy(module[0]), copy.deepcopy(module[2])
@@ -338,10 +338,10 @@ def test_parameters_of_another_type_or_device():
     for one in (ours, theirs):
         one.to(torch.float64)
     assert_same_step(ours, theirs, x.double())
-    with pytest.raises(PlanError, match="must have the same dtype, but got Float and Double"):
+    with pytest.raises(RuntimeError, match="must have the same dtype, but got Float and Double"):
         ours(x)
     module.to("meta")
-    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="same device, but found at least two"):
+    with pytest.raises(RuntimeError, match="is not on the expected device cpu"):
         ours(x.double())
 
 
