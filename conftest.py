@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Collecting tests makes a million objects that live as long as the process. Python's collector would look through them
+# again and again: a quarter of the time of collecting tests, and a fifth of that of some tests.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what there is before the first test to no later collection of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
