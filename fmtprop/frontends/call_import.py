@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 
 from fmtprop.errors import GraphError, ImportModelError, UnsupportedOpError
+from fmtprop.frontends.parts import call_of_parts
 from fmtprop.frontends.torch_call import TorchCall, add_constant, tensor_type
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.importing import Importer
@@ -249,11 +250,12 @@ class CallImporter:
             return (call.args["self"].value,)
         if facts.name == "aten.view_as_complex.default":
             return (call.args["self"],)
-        args = call.args
+        parts = call_of_parts(facts.name, call.args) if call.is_complex else None
+        args = call.args if parts is None else parts
         if facts.spelled:
             args = {**args, **{name: _spelled(args[name]) for name in facts.spelled}}
         made = TorchCall(self.graph, facts.name, args, types, call.origin, call.used)
-        found = None if call.is_complex else self._by_importer(made)
+        found = None if call.is_complex and parts is None else self._by_importer(made)
         self.has_read |= made.has_read
         if found is not None:
             return found

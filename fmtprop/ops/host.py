@@ -368,10 +368,10 @@ def _filled(target: str, prepared: Prepared, tensors: Mapping[str, torch.Tensor]
 
 
 def _joined(parts: torch.Tensor) -> torch.Tensor:
-    """Return the complex tensor that has these parts."""
-    dense = parts.contiguous()
-    # view_as_complex needs an even storage offset
-    return torch.view_as_complex(dense.clone() if dense.storage_offset() % 2 else dense)
+    """Return the complex tensor that has these parts: a view of them, unless they do not lie in pairs."""
+    if not _can_be_joined(parts):
+        parts = parts.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(parts)
 
 
 # ---------------------------------------------------------------- importer

@@ -81,6 +81,17 @@ def _solved(x):
     return values.abs().sort(-1).values, (vectors @ torch.diag_embed(values) @ torch.linalg.inv(vectors)).real
 
 
+def _moved(x):
+    """Calls that move both parts alike, with axes counted from both ends."""
+    z = torch.fft.fft(x)
+    a = z.flip(-1).unsqueeze(1).expand(-1, 3, -1, -1).permute(0, 2, 1, 3).reshape(2, 8, -1)
+    b = torch.cat([a[..., 1::2], a.roll(3, -1)[..., :5]], -1) + z[:, 2:3, :1] - z.select(-1, 2).unsqueeze(-1)
+    out = torch.zeros(2, 8, 40, dtype=torch.complex64)
+    out[:, 1:, 3:32] = b[:, 1:]
+    whole = torch.stack([out, -out], -1).split([1, 1], -1)[1].squeeze(-1).transpose(1, -1)
+    return torch.view_as_real(whole), whole[:, ::3].abs(), z.roll(3).add(z.mT.reshape(2, 8, 16), alpha=2).real
+
+
 X = (2, 8, 16)
 MODELS = {
     "fnet": (Mixer(), X),
@@ -90,6 +101,7 @@ MODELS = {
     "stft": (Function(_spectrogram), (2, 160)),
     "istft": (Function(_filtered_sound), (2, 160)),
     "stacked": (Function(_stacked), X),
+    "moved": (Function(_moved), X),
     "abs and angle": (Function(lambda x: (lambda z: (z.abs(), z.angle() + 1))(torch.complex(x, x + 1))), X),
     "f64": (Function(lambda x: torch.fft.ifft(torch.fft.fft(x.double())).real), X),
     "scaled": (Function(lambda x: torch.view_as_real(2j * torch.view_as_complex(x) + (1 - 1j))), (4, 2)),
@@ -161,3 +173,11 @@ def test_what_a_file_says_wrongly_is_refused(given):
     call = HostCall("aten.mul.Tensor", f'{{"self": {{"tensor": "src_0"}}, "other": {given}}}')
     with pytest.raises(GraphError, match="is neither a tensor nor a number"):
         infer(call, {"src_0": TensorType((3, 2))})
+
+
+def test_a_slice_of_complex_numbers_is_no_step():
+    """A Fourier layer keeps some frequencies, and writes them to zeros."""
+    net = fp.compile(
+        Function(lambda x: torch.fft.rfft2(x)[..., :4, :3].abs()), torch.randn(2, 3, 16, 16), policy="plain"
+    )
+    assert [step.node.attrs.target for step in net.plan.steps] == ["aten.fft_rfft2.default", "aten.abs.default"]
