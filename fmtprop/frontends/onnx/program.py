@@ -178,13 +178,8 @@ class _Run:
     def step(self, step: Step, arguments: list[Any], scope: Mapping[str, Any]) -> Sequence[Any]:
         if self.depth:
             # a sequence is copied
-            self.steps += 1 + sum(len(value) for value in arguments if isinstance(value, list)) // _ITEMS_OF_A_STEP
-        if self.recording is not None and self.steps > MOST_UNROLLED_STEPS:
-            raise DataDependentError(f"{step.label}: a loop runs more than {MOST_UNROLLED_STEPS} nodes, the number")
-        if self.steps > limits.LOOP_STEPS:
-            raise ImportModelError(
-                f"{step.label}: loops have run {limits.LOOP_STEPS} nodes in this run, and may run no more"
-            )
+            copied = sum(len(value) for value in arguments if isinstance(value, list))
+            self._count_steps(step, 1 + copied // _ITEMS_OF_A_STEP)
         try:
             return self._checked(step, self._call(step, arguments, scope))
         except DataDependentError as error:
@@ -203,6 +198,16 @@ class _Run:
         except _FAILURES as error:
             given = ", ".join(map(_described, arguments))
             raise OperandsError(f"{step.label} cannot run on {given or 'nothing'}: {_first_line(error)}") from error
+
+    def _count_steps(self, step: Step, number: int) -> None:
+        """Count the nodes that branches and loops run, and refuse too many."""
+        self.steps += number
+        if self.recording is not None and self.steps > MOST_UNROLLED_STEPS:
+            raise DataDependentError(f"{step.label}: a loop runs more than {MOST_UNROLLED_STEPS} nodes, the number")
+        if self.steps > limits.LOOP_STEPS:
+            raise ImportModelError(
+                f"{step.label}: loops have run {limits.LOOP_STEPS} nodes in this run, and may run no more"
+            )
 
     def _checked(self, step: Step, results: Any) -> Sequence[Any]:
         # a sequence is a list, several results are a tuple
@@ -250,6 +255,7 @@ class _Run:
             raise ContradictionError(
                 f"{step.label}: its subgraph takes {len(body.inputs)} inputs, {len(values)} are given"
             )
+        self._count_steps(step, 1)  # a body may have no nodes
         self.depth += 1
         self.doubtful += doubtful
         try:

@@ -74,7 +74,7 @@ def read_model(source: object) -> Source:
     name = str(file)
     with _opened(file) as opened_file:
         if os.fstat(opened_file.fileno()).st_size <= limits.SMALL_NBYTES:
-            return _checked(_parsed(opened_file.read(limits.FILE_NBYTES), name), name, file.parent)
+            return _checked(_parsed(opened_file.read(limits.SMALL_NBYTES), name), name, file.parent)
         own = OwnData(opened_file, name)
         model = _parsed(own.rest, name)
         own.mark(model)

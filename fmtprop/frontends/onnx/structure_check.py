@@ -65,7 +65,10 @@ def check_structure(model: onnx.ModelProto, where: str) -> None:
     for key, function in functions.items():
         for names in (function.input, function.output, function.attribute):
             _check_names(names, f"{where}: function {function.name}")
-        bodies[key] = _check_nodes(function.node, f"{where}: function {function.name}", functions, 1)
+        label = f"{where}: function {function.name}"
+        count, calls = _check_nodes(function.node, label, functions, 1)
+        further = _check_attributes(function.attribute_proto, label, functions, 1)  # a call may leave them out
+        bodies[key] = count + further[0], calls + further[1]
     bodies[None] = _check_graph(model.graph, f"{where}: graph {model.graph.name}", functions, 1)
     _check_calls(bodies, where)
 
@@ -138,19 +141,26 @@ def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[in
             _check_names(names, _label(where, node, index))
         if functions and (key := (domain, op, node.overload)) in functions:
             calls.append(key)
-        for attribute in attributes:
-            if attribute.type in _NUMBERS and not attribute.ref_attr_name:
-                continue
-            label = _label(where, node, index)
-            for part in _parts(attribute, label):
-                if isinstance(part, TensorProto):
-                    check_tensor(part, f"{label}: attribute {attribute.name}", may_be_external=False)
-                    continue
-                inner, further = _check_graph(part, f"{label}: subgraph {attribute.name}", functions, depth + 1)
-                count += inner
-                calls += further
+        if any(attribute.type not in _NUMBERS or attribute.ref_attr_name for attribute in attributes):
+            inner, further = _check_attributes(attributes, _label(where, node, index), functions, depth)
+            count += inner
+            calls += further
     if count > limits.NODES:
         raise ImportModelError(f"{where} has more than {limits.NODES} nodes")
+    return count, calls
+
+
+def _check_attributes(attributes: Any, label: str, functions: Any, depth: int) -> tuple[int, list[Any]]:
+    """Check tensors and graphs in attributes; return the number of nodes, and the functions that they call."""
+    count, calls = 0, []
+    for attribute in attributes:
+        for part in _parts(attribute, label):
+            if isinstance(part, TensorProto):
+                check_tensor(part, f"{label}: attribute {attribute.name}", may_be_external=False)
+                continue
+            inner, further = _check_graph(part, f"{label}: subgraph {attribute.name}", functions, depth + 1)
+            count += inner
+            calls += further
     return count, calls
 
 

@@ -114,6 +114,14 @@ def recursive() -> Iterator[tuple[str, bytes]]:
         made.functions.extend(functions)
         return made.SerializeToString()
 
+    def with_default(made: onnx.FunctionProto, called: str, times: int = 1) -> onnx.FunctionProto:
+        """A function with attributes that calls leave out: graphs, each with a call."""
+        for number in range(times):
+            graph = made.attribute_proto.add(name=f"g{number}", type=onnx.AttributeProto.GRAPH).g
+            graph.node.append(helper.make_node(called, ["a"], ["r"], domain="mine"))
+            graph.output.add(name="r").type.tensor_type.elem_type = TensorProto.FLOAT
+        return made
+
     yield "function_of_itself", calling("f", function("f", "f"))
     yield "functions_of_each_other", calling("f", function("f", "g"), function("g", "f"))
     crowded = onnx.ModelProto.FromString(calling("f", function("f", "Relu")))
@@ -131,6 +139,11 @@ def recursive() -> Iterator[tuple[str, bytes]]:
     yield (
         "deep_functions",
         calling("f0", *(function(f"f{i}", f"f{i + 1}") for i in range(99)), function("f99", "Relu")),
+    )
+    yield "default_that_calls_its_function", calling("f", with_default(function("f", "Relu"), "f"))
+    yield (
+        "defaults_that_double",
+        calling("f0", *(with_default(function(f"f{i}"), f"f{i + 1}", 4) for i in range(25)), function("f25", "Relu")),
     )
     for depth in (20, 40, 90):
         inner = helper.make_graph([helper.make_node("Relu", ["x"], ["z"])], "b", [], [])
@@ -202,6 +215,9 @@ def oversized() -> Iterator[tuple[str, bytes]]:
         "loop_without_end": "t = Constant<value_int = 1>() c = Cast<to = 9>(t) "
         "y = Loop(, c, x) <body = b (int64 i, bool k, float[2, 3] s) => (bool k2, float[2, 3] u) "
         "{ k2 = Identity(k) u = Relu(s) }>",
+        "loop_without_nodes": "m = Constant<value_int = 9000000000>() t = Constant<value_int = 1>() "
+        "c = Cast<to = 9>(t) y = Loop(m, c, x) <body = b (int64 i, bool k, float[2, 3] s) => "
+        "(bool k, float[2, 3] s) {}>",
         "mel_weights": "a = Constant<value_int = 1000000000>() r = Constant<value_int = 16000>() "
         "l = Constant<value_float = 0.0>() u = Constant<value_float = 8000.0>() w = MelWeightMatrix(a, a, r, l, u) "
         "y = Add(x, w)",

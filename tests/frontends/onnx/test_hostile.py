@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def test_is_refused(files, name):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEGABYTES * 1024
     assert len(str(caught.value)) > 20
     assert "root:" not in str(caught.value)  # nothing of a foreign file
+
+
+def test_a_small_file_takes_little_memory(tmp_path):
+    (tmp_path / "small.onnx").write_bytes(hostile.model().SerializeToString())
+    tracemalloc.start()
+    from_onnx(tmp_path / "small.onnx")
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

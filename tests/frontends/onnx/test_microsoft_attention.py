@@ -125,6 +125,7 @@ CASES = {
     "multi_head_scores_broadcast": Case(
         "MultiHeadAttention", multi_head(bias=f32(1, 2, 5, 5)), {**HEADS, "scale": 0.2}
     ),
+    "attention_causal_by_one_only": Case("Attention", attention(), {**HEADS, "unidirectional": -7}),
     "multi_head_causal": Case("MultiHeadAttention", multi_head(), {**HEADS, "unidirectional": 1}),
     "multi_head_past": Case("MultiHeadAttention", multi_head(past_k=f32(2, 2, 3, 8), past_v=f32(2, 2, 3, 8)), HEADS, 3),
     "multi_head_past_causal": Case(
@@ -164,6 +165,9 @@ CASES = {
         {"num_heads": 2, "rotary_embedding_dim": 8, "interleaved": 1},
     ),
     "rotary_scale": Case("RotaryEmbedding", {"x": f32(2, 5, 16), "p": i64(3), "c": COS, "s": SIN}, {"scale": 2.0}),
+    "rotary_other_size": Case(
+        "RotaryEmbedding", {"x": f32(2, 5, 16), "p": i64(3), "c": COS, "s": SIN}, {"rotary_embedding_dim": 1 << 40}
+    ),
     "rotary_batch_of_one": Case("RotaryEmbedding", {"x": f32(1, 1, 16), "p": i64([3]), "c": COS, "s": SIN}),
     "grouped": Case("GroupQueryAttention", grouped(), GROUPED, 3),
     "grouped_rotary": Case("GroupQueryAttention", grouped(), {**GROUPED, "do_rotary": 1}, 3),
@@ -182,6 +186,7 @@ CASES = {
     "grouped_unequal": Case("GroupQueryAttention", grouped(1, 6, lengths=i32(6, 3)), {**GROUPED, "do_rotary": 1}, 3),
     "grouped_window": Case("GroupQueryAttention", grouped(), {**GROUPED, "local_window_size": 3}, 3),
     "grouped_softcap": Case("GroupQueryAttention", grouped(), {**GROUPED, "softcap": 2.0}, 3),
+    "grouped_softcap_below_zero": Case("GroupQueryAttention", grouped(), {**GROUPED, "softcap": -2.0}, 3),
     "grouped_smooth": Case("GroupQueryAttention", grouped(), {**GROUPED, "smooth_softmax": 1}, 3),
     "grouped_bias": Case("GroupQueryAttention", grouped(bias=f32(1, 4, 3, 7)), GROUPED, 3),
     "grouped_sink": Case("GroupQueryAttention", grouped(sink=f32(4)), GROUPED, 3),
@@ -227,6 +232,7 @@ REFUSED = {
     "multi_head_packed": "packed keys and values",
     "multi_head_packed_keys": "packed keys and values",
     "rotary_scale": "packed batches, or a scale",
+    "rotary_other_size": "rotary_embedding_dim is 1099511627776, but the angles are for 8 numbers",
 }
 
 

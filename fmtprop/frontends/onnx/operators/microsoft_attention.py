@@ -90,7 +90,7 @@ def _attention(
     sizes = list(qkv_hidden_sizes or [weights.shape[1] // 3] * 3)
     parts = torch.split(F.linear(x, weights.t(), bias), sizes, -1)
     return _attended(
-        parts, mask, past, attention_bias, num_heads, mask_filter_value, scale, bool(unidirectional), wanted
+        parts, mask, past, attention_bias, num_heads, mask_filter_value, scale, unidirectional == 1, wanted
     )
 
 
@@ -117,7 +117,7 @@ def _quantised_attention(
         raise NotImplementedError("rotary positions or a shared buffer of past keys")
     projected = matmul_integer_to_float(x, weights, x_scale, weights_scale, x_zero, weights_zero, bias)
     parts = projected.chunk(3, -1)
-    return _attended(parts, mask, past, None, num_heads, mask_filter_value, scale, bool(unidirectional), wanted)
+    return _attended(parts, mask, past, None, num_heads, mask_filter_value, scale, unidirectional == 1, wanted)
 
 
 def _attended(
@@ -167,7 +167,7 @@ def _multi_head_attention(
     if past_k is not None and past_v is not None:
         k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
     added = _sum_of(_key_mask(mask, q.shape[0], k.shape[2], mask_filter_value), attention_bias)
-    y = _joined(_attend(q, k, v, added, bool(unidirectional), scale))
+    y = _joined(_attend(q, k, v, added, unidirectional == 1, scale))
     return (y, k, v)[:wanted] if wanted > 1 else y
 
 
@@ -204,7 +204,9 @@ def _rotary_embedding(
 ) -> Tensor:
     if is_packed_batching or scale != 1.0:
         raise NotImplementedError("packed batches, or a scale")
-    turned = rotary_embedding_dim or 2 * cos.shape[-1]
+    turned = 2 * cos.shape[-1]
+    if rotary_embedding_dim not in (0, turned):
+        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}, but the angles are for {turned} numbers")
     wide = x if x.ndim == 4 else _heads(x, num_heads or x.shape[-1] // turned)
     length = wide.shape[2]
     places = positions.reshape(-1, 1) + torch.arange(length) if positions.numel() == 1 else positions
@@ -258,12 +260,12 @@ def _group_query_attention(
     seen_k, seen_v = (x[:, :, :keys] if x.shape[2] > keys else x for x in (k, v))
     wide_k, wide_v = (x.repeat_interleave(repeat, 1) if repeat > 1 else x for x in (seen_k, seen_v))
     allowed = _near(first, length, keys, local_window_size)
-    if not (softcap or smooth_softmax or sink is not None):
+    if not (softcap > 0 or smooth_softmax or sink is not None):
         added = allowed if attention_bias is None else torch.where(allowed, attention_bias, -torch.inf)
         y = _joined(_attend(q, wide_k, wide_v, added, False, scale))
         return (y, k, v)[:wanted] if wanted > 1 else y
     scores = q @ wide_k.transpose(-1, -2) * (scale or q.shape[-1] ** -0.5)
-    if softcap:
+    if softcap > 0:
         scores = torch.tanh(scores / softcap) * softcap
     if attention_bias is not None:
         scores = scores + attention_bias
