@@ -268,7 +268,7 @@ class InferenceSession:
 
     def _plan(self, shapes: _Shapes) -> CompiledModel | None:
         from fmtprop.frontends.onnx.graph import graph_of
-        from fmtprop.frontends.onnx.program import ContradictionError, OperandsError
+        from fmtprop.frontends.onnx.program import ContradictionError, LimitError, OperandsError
 
         def make() -> CompiledModel:
             with on_cpu():
@@ -278,7 +278,7 @@ class InferenceSession:
 
         try:
             return self._plans.get(shapes, make)
-        except ContradictionError:
+        except (ContradictionError, LimitError):
             raise
         except (ImportModelError, ShapeError) as error:
             if self._is_fixed and isinstance(error, OperandsError):

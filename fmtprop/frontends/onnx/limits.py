@@ -31,6 +31,10 @@ OPERANDS: Final = 10_000
 AXES: Final = 64
 #: declared elements along one axis, and of an input
 AXIS_ELEMENTS: Final = 1 << 40
+#: elements along an axis of which an operator lists the sources one by one, such as padding by edges
+PLACES: Final = 1 << 24
+#: calls of PyTorch's functions that a model may become: some seconds of them
+CALLS: Final = 50_000
 #: nodes that loops may run in one run of a model: half a minute of small nodes
 LOOP_STEPS: Final = 1_000_000
 #: bytes of the state and the rows of a loop

@@ -25,7 +25,7 @@ from fmtprop.frontends.onnx.templates import run_step
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
 
-__all__ = ["ContradictionError", "OperandsError", "Program"]
+__all__ = ["ContradictionError", "LimitError", "OperandsError", "Program"]
 
 #: nodes of branches and loops that an imported model may have, after loops are unrolled
 MOST_UNROLLED_STEPS: Final = 1_000
@@ -47,6 +47,10 @@ MOST_REPEATED_NBYTES: Final = 1 << 30
 
 class ContradictionError(ImportModelError):
     """Parts of a model do not fit together, whatever its inputs are."""
+
+
+class LimitError(ImportModelError):
+    """Nodes on constants ask for too much memory or time."""
 
 
 class OperandsError(ImportModelError):
@@ -288,7 +292,7 @@ class _Run:
         self.read_nbytes += nbytes
         most = MOST_READ_NBYTES + 32 * self.program.weights_nbytes
         if self.read_nbytes > most:
-            raise ImportModelError(
+            raise LimitError(
                 f"{step.label} reads {nbytes} bytes of constants; all nodes on constants together may read {most}: "
                 "compute them once, and keep the result as an initialiser"
             )
@@ -302,7 +306,7 @@ class _Run:
             return
         self.products += mode.products
         if self.products > MOST_FOLDED_PRODUCTS:
-            raise ImportModelError(
+            raise LimitError(
                 f"{step.label} computes {mode.products} products of constants; all nodes on constants together may "
                 f"compute {MOST_FOLDED_PRODUCTS}: compute it once, and keep the result as an initialiser"
             )
@@ -317,13 +321,13 @@ class _Run:
         self.folded_nbytes += size
         self.repeated_nbytes += repeated
         if self.repeated_nbytes > MOST_REPEATED_NBYTES:
-            raise ImportModelError(
+            raise LimitError(
                 f"{step.label} makes {repeated} bytes of one number; all nodes together may make "
                 f"{MOST_REPEATED_NBYTES}: use a tensor of one element, which operators broadcast"
             )
         most = MOST_FOLDED_NBYTES + 8 * self.program.weights_nbytes
         if self.folded_nbytes > most:
-            raise ImportModelError(
+            raise LimitError(
                 f"{step.label} makes {size} bytes of constants of {nbytes} bytes; all nodes together may make {most}: "
                 "keep such a tensor as an initialiser"
             )

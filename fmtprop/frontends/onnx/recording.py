@@ -18,6 +18,8 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
+from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.modes import CallMode
 from fmtprop.frontends.torch_call import by_schema
 from fmtprop.ops.without_data import result_of
@@ -209,6 +211,8 @@ class Recording:
             self.has_read = True
             return result
         self.calls.append(Recorded(target, args, kwargs, found, self.origin))
+        if len(self.calls) > limits.CALLS:
+            raise ImportModelError(f"node {self.origin}: the model would become more than {limits.CALLS} calls")
         return found
 
 

@@ -136,6 +136,8 @@ def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[in
         names = [attribute.name for attribute in attributes]
         if len(names) > 1 and len(set(names)) != len(names):
             raise ImportModelError(f"{_label(where, node, index)}: two of its attributes have one name")
+        if "num_outputs" in names and attributes[names.index("num_outputs")].i > limits.OPERANDS:
+            raise ImportModelError(f"{_label(where, node, index)} would have more than {limits.OPERANDS} outputs")
         names += (node.name, op, domain, *inputs, *outputs)
         if max(map(len, names)) > limits.NAME_CHARACTERS:
             _check_names(names, _label(where, node, index))

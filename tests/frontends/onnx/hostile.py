@@ -192,6 +192,8 @@ def oversized() -> Iterator[tuple[str, bytes]]:
         "expand": "o = Constant<value_floats = [1.0]>() r = Constant<value_ints = [4000000000]>() e = Expand(o, r) "
         "y = Neg(e)",
         "pad": "o = Constant<value_floats = [1.0]>() r = Constant<value_ints = [0, 4000000000]>() y = Pad(o, r)",
+        "pad_by_edges": 'r = Constant<value_ints = [0, 0, 0, 8000000000]>() y = Pad<mode = "edge">(x, r)',
+        "outputs_of_split": "y = Split<num_outputs = 268435456>(x)",
         "one_hot": "i = Constant<value_ints = [1, 2]>() d = Constant<value_int = 4000000000>() "
         "v = Constant<value_floats = [0.0, 1.0]>() y = OneHot(i, d, v)",
         "eye": "s = Constant<value_ints = [90000, 90000]>() e = Expand(x, s) y = EyeLike(e)",
@@ -233,6 +235,22 @@ def oversized() -> Iterator[tuple[str, bytes]]:
             "z = ConstantOfShape(o) y = Resize(z, , s)"
         ).SerializeToString(),
     )
+    for name, nodes, axes in (
+        ("images", "s = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>() y = Resize(x, , s)", "1, 1, 2, 274877906944"),
+        (
+            "rows_by_a_matrix",
+            's = Constant<value_floats = [1.0, 2.0]>() y = Resize<mode = "linear">(x, , s)',
+            "1, 1048576",
+        ),
+        ("items", "p = Constant<value_int = 0>() s = SplitToSequence(x) y = SequenceAt(s, p)", "1099511627776"),
+        (
+            "times",
+            "w = Constant<value = float[1, 1, 1] {1.0}>() n = Constant<value = int32[1] {3}>() "
+            "y = RNN<hidden_size = 1>(x, w, w, , n)",
+            "1099511627776, 1, 1",
+        ),
+    ):
+        yield name, body(nodes, f"float[{axes}] x").SerializeToString()
     for name, dims in {"input_axis": [1 << 50], "input_axes": [1 << 39] * 3, "negative_input": [-4]}.items():
         made = model()
         del made.graph.input[0].type.tensor_type.shape.dim[:]
@@ -272,6 +290,7 @@ def contradictory() -> Iterator[tuple[str, bytes]]:
         "wrong_type": {"dims": [2, 3], "raw_data": bytes(48), "data_type": TensorProto.DOUBLE},
     }.items():
         yield name, with_tensor(**fields).SerializeToString()
+    image = "s = Constant<value_ints = [1, 1, 2, 3]>() r = Reshape(x, s)"
     for name, nodes in {
         "shapes": "c = Constant<value_floats = [1.0, 2.0]>() y = Add(x, c)",
         "reshape": "s = Constant<value_ints = [5]>() y = Reshape(x, s)",
@@ -291,6 +310,14 @@ def contradictory() -> Iterator[tuple[str, bytes]]:
         "group": "y = Conv<group = 0>(x, x)",
         "strides": "s = Constant<value_ints = [1, 1, 2, 3]>() r = Reshape(x, s) "
         "y = MaxPool<kernel_shape = [1, 1], strides = [0, 0]>(r)",
+        "dilations": f"{image} y = MaxPool<kernel_shape = [1, 1], dilations = [0, 1]>(r)",
+        "negative_pads": f"{image} y = MaxPool<kernel_shape = [2, 2], pads = [-1, 0, 0, 0]>(r)",
+        "kernel_of_weights": f"{image} y = ConvTranspose<kernel_shape = [1, 1]>(r, r)",
+        "two_numbers_for_one": "k = Constant<value_ints = [1, 2]>() y, z = TopK(x, k)",
+        "norm": "y = LpNormalization<p = 0>(x)",
+        "hidden_size": "w = Constant<value = float[1, 1, 3] {1, 2, 3}>() r = Constant<value = float[1, 1, 1] {1}>() "
+        "a = Constant<value_ints = [0]>() t = Unsqueeze(x, a) y = RNN<hidden_size = 3>(t, w, r)",
+        "scanned_inputs": "y = Scan<num_scan_inputs = 5, body = b (float[3] s) => (float[3] t) { t = Neg(s) }>(x)",
         "kernel": "s = Constant<value_ints = [1, 1, 2, 3]>() r = Reshape(x, s) y = MaxPool<kernel_shape = [-1, 5]>(r)",
     }.items():
         yield name, body(nodes).SerializeToString()

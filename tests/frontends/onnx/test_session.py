@@ -365,3 +365,33 @@ def test_a_result_of_the_reference_beyond_the_memory_is_an_error():
         InputError, match=r"node w \(MelWeightMatrix\) cannot run on .* more than this machine's memory"
     ):
         made.run(None, {"x": x, "n": np.array(10**9)})
+
+
+@pytest.mark.parametrize(
+    "node", ["y = GatherND(x, i)", "u = Constant<value_floats = [9.0]>() y = ScatterND(x, i, u)"], ids=["read", "write"]
+)
+@pytest.mark.parametrize("index", [[0, 5], [0, -4], [2, 0], [-3, 2]])
+def test_an_index_beyond_one_axis_is_no_index_of_the_next_row(node, index):
+    made = session(
+        f'<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x, int64[1, 2] i) => (float[a] y) {{ {node} }}'
+    )
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert 5 in made.run(None, {"x": x, "i": np.int64([[1, -1]])})[0] or "ScatterND" in node
+    with pytest.raises(InputError, match="index 6 is out of bounds"):
+        made.run(None, {"x": x, "i": np.int64([index])})
+
+
+def test_limits_on_constants_are_no_reason_to_run_node_by_node():
+    nodes = (
+        "s = Constant<value_ints = [30000, 30000]>() b = ConstantOfShape(s) d = Neg(b) y = ReduceSum<keepdims = 0>(d)"
+    )
+    with pytest.raises(ImportModelError, match="all nodes together may make"):
+        session(f'<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float y) {{ {nodes} }}')
+
+
+def test_a_window_of_more_channels_than_there_are():
+    header = '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 1, 1] x) => (float[1, 3, 1, 1] y)'
+    x = np.float32([1, 2, 3]).reshape(1, 3, 1, 1)
+    for size in (8, 1 << 40):
+        (y,) = session(f"{header} {{ y = LRN<size = {size}>(x) }}").run(None, {"x": x})
+        np.testing.assert_allclose(y, x / (1 + 1e-4 / size * 14) ** 0.75, rtol=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import torch_dtype
-from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, flag, ints, is_known, known
+from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, flag, integer, is_known, known
 
 #: a function that runs a subgraph on its arguments, in the scope of its node
 _Run = Callable[[Any, Sequence[Any]], "list[Any]"]
@@ -31,7 +31,7 @@ def _if(condition: Tensor, *, then_branch: Any, else_branch: Any, run: _Run) -> 
 def _loop(
     trips: Tensor | None = None, condition: Tensor | None = None, *carried: Any, body: Any, run: _Run, wanted: int
 ) -> Any:
-    most = None if trips is None else ints(trips, "M, the trip count,")[0]
+    most = None if trips is None else integer(trips, "M, the trip count,")
     alive = condition is None or flag(condition, "cond")
     state, rows, count = list(carried), list[list[Any]](), 0
     kept_nbytes = 0
@@ -77,6 +77,8 @@ def _scan(
     run: _Run,
 ) -> Any:
     first = len(values) - num_scan_inputs
+    if not 0 <= first < len(values):
+        raise ValueError(f"num_scan_inputs is {num_scan_inputs}, but there are {len(values)} inputs")
     state, sources = list(values[:first]), values[first:]
     axes = [axis_of(a, s.ndim) for a, s in zip(scan_input_axes or [0] * len(sources), sources, strict=True)]
     lengths = {source.shape[axis] for source, axis in zip(sources, axes, strict=True)}

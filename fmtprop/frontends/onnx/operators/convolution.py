@@ -35,10 +35,12 @@ def window_pads(
 ) -> tuple[list[int], list[int]]:
     """Return the amounts of padding before and after each spatial axis."""
     n = len(kernel)
+    if min((*kernel, *strides, *dilations), default=1) < 1:
+        raise ValueError(f"kernel {[*kernel]}, strides {[*strides]} and dilations {[*dilations]} must be positive")
     if auto_pad == "NOTSET":
         given = list(pads or [0] * 2 * n)
-        if len(given) != 2 * n:
-            raise ValueError(f"pads {given} must have two numbers for each of {n} spatial axes")
+        if len(given) != 2 * n or min(given, default=0) < 0:
+            raise ValueError(f"pads {given} must have two numbers, not negative, for each of {n} spatial axes")
         return given[:n], given[n:]
     if auto_pad == "VALID":
         return [0] * n, [0] * n
@@ -50,6 +52,14 @@ def window_pads(
     ]
     less, more = [t // 2 for t in total], [t - t // 2 for t in total]
     return (less, more) if auto_pad == "SAME_UPPER" else (more, less)
+
+
+def _kernel_of(w: Tensor, declared: Sequence[int] | None) -> list[int]:
+    """Return the spatial sizes of weights, which a node may declare, too."""
+    kernel = list(w.shape[2:])
+    if declared is not None and list(declared) != kernel:
+        raise ValueError(f"kernel_shape is {list(declared)}, but W has shape {tuple(w.shape)}")
+    return kernel
 
 
 def conv(
@@ -65,12 +75,10 @@ def conv(
     strides: Sequence[int] | None = None,
 ) -> Tensor:
     """Convolve: (n, ic, …), (oc, ic / group, …) and (oc,) to (n, oc, …)."""
-    kernel, n = list(w.shape[2:]), w.ndim - 2
-    if kernel_shape is not None and list(kernel_shape) != kernel:
-        raise ValueError(f"kernel_shape is {list(kernel_shape)}, but W has shape {tuple(w.shape)}")
+    kernel, n = _kernel_of(w, kernel_shape), w.ndim - 2
     steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
     begins, ends = window_pads(x.shape[2:], kernel, steps, spread, pads, auto_pad)
-    if begins != ends or min(begins) < 0:
+    if begins != ends:
         x, begins = pad(x, [0, 0, *begins], [0, 0, *ends]), [0] * n
     result: Tensor = _by_rank(_CONV, n)(x, w, b, steps, begins, spread, group)
     return result
@@ -90,7 +98,7 @@ def _conv_transpose(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Tensor:
-    kernel, n = list(w.shape[2:]), w.ndim - 2
+    kernel, n = _kernel_of(w, kernel_shape), w.ndim - 2
     steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
     extra = list(output_padding or [0] * n)
     function = _by_rank(_TRANSPOSED, n)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
-from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, flag, ints, number
+from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, flag, integer, number
 
 #: unsigned types that PyTorch only stores -> the type in which they are computed, modulo their width
 _WIDER: Final = {torch.uint16: torch.int64, torch.uint32: torch.int64}
@@ -264,7 +264,7 @@ def _flattened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _cumulative(function: Callable[..., Tensor], neutral: int) -> Callable[..., Tensor]:
     def cumulative(x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-        dim = axis_of(ints(axis, "axis")[0], x.ndim)
+        dim = axis_of(integer(axis, "axis"), x.ndim)
         turned = x.flip(dim) if reverse else x
         if exclusive:
             first = torch.full_like(turned.narrow(dim, 0, 1), neutral)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, data, ints, is_known, number
+from fmtprop.frontends.onnx.operators.values import DataDependentError, axis_of, data, integer, is_known, number
 
 
 def _wrapped(indices: Tensor, size: int) -> Tensor:
@@ -25,7 +26,7 @@ def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     """Return the parts of a tensor at the indices along an axis."""
     axis = axis_of(axis, x.ndim)
     if is_known(indices) and indices.numel() == 1:
-        place = ints(indices, "indices")[0]
+        place = integer(indices, "indices")
         if not -x.shape[axis] <= place < x.shape[axis]:
             raise ValueError(f"index {place} is outside axis {axis} of size {x.shape[axis]}")
         one = x.select(axis, place)
@@ -42,11 +43,14 @@ def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 
 
 def _linear(indices: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return positions in row-major order of tuples of indices along the last axis."""
+    """Return row-major positions of tuples of indices along the last axis; one beyond the end for a wrong one."""
     position = torch.zeros_like(indices[..., 0], dtype=torch.int64)
+    outside = torch.zeros_like(position, dtype=torch.bool)
     for place, size in enumerate(shape):
-        position = position * size + _wrapped(indices[..., place], size)
-    return position
+        index = _wrapped(indices[..., place], size)
+        outside = outside | (index != index.clamp(0, size - 1))
+        position = position * size + index
+    return torch.where(outside, math.prod(shape), position)
 
 
 def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
@@ -108,7 +112,7 @@ def _top_k(
     largest: int = 1,
     sorted: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    n = ints(count, "K")[0] if count is not None else int(k or 0)
+    n = integer(count, "K") if count is not None else int(k or 0)
     if not 0 <= n <= x.shape[axis]:
         raise ValueError(f"K is {n}, but axis {axis} has {x.shape[axis]} elements")
     values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)  # equal elements keep their order
@@ -179,7 +183,7 @@ def _non_max_suppression(
     center_point_box: int = 0,
 ) -> Tensor:
     _needs_data(boxes, scores, most, iou_threshold, score_threshold)
-    limit = 0 if most is None else ints(most, "max_output_boxes_per_class")[0]
+    limit = 0 if most is None else integer(most, "max_output_boxes_per_class")
     threshold = 0.0 if iou_threshold is None else float(number(iou_threshold))
     chosen: list[list[int]] = []
     for batch in range(scores.shape[0]):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, ints
+from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, integer
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def _dft(
     inverse: int = 0,
     onesided: int = 0,
 ) -> Tensor:
-    dim = axis_of(-2 if axis is None else ints(axis, "axis")[0], x.ndim)
+    dim = axis_of(-2 if axis is None else integer(axis, "axis"), x.ndim)
     return _transformed(x, length, dim, bool(inverse), bool(onesided))
 
 
@@ -80,7 +80,7 @@ def _dft_by_attribute(
 
 
 def _transformed(x: Tensor, length: Tensor | None, axis: int, inverse: bool, onesided: bool) -> Tensor:
-    n = None if length is None else ints(length, "dft_length")[0]
+    n = None if length is None else integer(length, "dft_length")
     if n is not None and n < 1:
         raise ValueError(f"dft_length is {n}; it must be positive")
     signal = _complex(x)
@@ -105,8 +105,8 @@ def _stft(
     *,
     onesided: int = 1,
 ) -> Tensor:
-    hop = ints(step, "frame_step")[0]
-    n = ints(length, "frame_length")[0] if length is not None else x.shape[1] if window is None else window.shape[0]
+    hop = integer(step, "frame_step")
+    n = integer(length, "frame_length") if length is not None else x.shape[1] if window is None else window.shape[0]
     if hop < 1 or n < 1:
         raise ValueError(f"frame_step is {hop} and frame_length {n}; both must be positive")
     frames = _complex(x if x.ndim == 3 else x.unsqueeze(-1)).unfold(1, n, hop)

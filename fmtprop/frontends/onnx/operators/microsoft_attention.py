@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.operators.microsoft_quantised import matmul_integer_to_float
-from fmtprop.frontends.onnx.operators.values import ints, is_known
+from fmtprop.frontends.onnx.operators.values import integer, ints, is_known
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
@@ -245,7 +245,7 @@ def _group_query_attention(
     q, k, v = _heads(q, num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
     batch, _, length, _ = q.shape
     before = past_k.shape[2] if past_k is not None else 0
-    keys = ints(total, "total_sequence_length")[0]
+    keys = integer(total, "total_sequence_length")
     first = _first_places(lengths, keys, length, before)
     if do_rotary:
         if cos is None or sin is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -95,6 +94,8 @@ def _rms_normalization(
 
 
 def _lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    if p not in (1, 2):
+        raise ValueError(f"p is {p}; it must be 1 or 2")
     norm = x.abs().sum(axis, keepdim=True) if p == 1 else torch.sqrt(x.square().sum(axis, keepdim=True))
     return torch.where(norm == 0, torch.zeros_like(x), x / norm)
 
@@ -109,9 +110,10 @@ def _mean_variance_normalization(x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) 
 def _lrn(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     if size % 2:
         return F.local_response_norm(x, size, alpha, beta, bias)
-    before, after = math.floor((size - 1) / 2), math.ceil((size - 1) / 2)
+    most = x.shape[1] - 1  # there are no further channels on one side
+    before, after = min((size - 1) // 2, most), min(size // 2, most)
     squares = F.pad(x.square(), [0] * 2 * (x.ndim - 2) + [before, after])
-    sums = torch.stack([squares.narrow(1, start, x.shape[1]) for start in range(size)]).sum(0)
+    sums = torch.stack([squares.narrow(1, start, x.shape[1]) for start in range(before + after + 1)]).sum(0)
     return x / (bias + alpha / size * sums) ** beta
 
 

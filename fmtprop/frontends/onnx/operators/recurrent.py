@@ -202,6 +202,7 @@ def _rnn(
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
+    _check_hidden(hidden_size, r)
     names = list(activations or ["Tanh"] * w.shape[0])
     lowered = {name.lower() for name in names}
     if lowered in ({"tanh"}, {"relu"}) and _ordinary(clip, lengths, layout, direction):
@@ -227,6 +228,7 @@ def _gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Tensor, ...]:
+    _check_hidden(hidden_size, r)
     names = list(activations or ["Sigmoid", "Tanh"] * w.shape[0])
     usual = [name.lower() for name in names] == ["sigmoid", "tanh"] * w.shape[0] and linear_before_reset
     if usual and _ordinary(clip, lengths, layout, direction):
@@ -257,6 +259,7 @@ def lstm(
     rounded: _Activation | None = None,
 ) -> tuple[Tensor, ...]:
     """Return all hidden states, the last hidden state and the last cell; `rounded` is applied to states before R."""
+    _check_hidden(hidden_size, r)
     names = list(activations or ["Sigmoid", "Tanh", "Tanh"] * w.shape[0])
     usual = [name.lower() for name in names] == ["sigmoid", "tanh", "tanh"] * w.shape[0] and rounded is None
     if usual and peepholes is None and not input_forget and _ordinary(clip, lengths, layout, direction):
@@ -264,6 +267,11 @@ def lstm(
     functions = _functions(names, activation_alpha, activation_beta)
     step = _lstm_step(clip, bool(input_forget), rounded)
     return _run(x, w, r, b, lengths, [initial_h, initial_c], peepholes, functions, step, direction, layout)
+
+
+def _check_hidden(declared: int | None, r: Tensor) -> None:
+    if declared is not None and declared != r.shape[-1]:
+        raise ValueError(f"hidden_size is {declared}, but R has shape {tuple(r.shape)}")
 
 
 def _ordinary(clip: float | None, lengths: Tensor | None, layout: int, direction: str) -> bool:

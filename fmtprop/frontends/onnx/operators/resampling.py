@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.values import axes_of, floats, ints, known
+from fmtprop.frontends.onnx.operators.values import axes_of, check_places, floats, ints, known
 
 _Array = npt.NDArray[np.float64]
 
@@ -44,6 +44,7 @@ class _Manner:
 
 def _coordinates(axis: _Axis, transformation: str) -> _Array:
     """Return the position in the source of each element of the result."""
+    check_places(axis.result)
     place = np.arange(axis.result, dtype=np.float64)
     size, length = axis.size, axis.scale * axis.size
     if transformation == "align_corners":
@@ -64,7 +65,7 @@ def _coordinates(axis: _Axis, transformation: str) -> _Array:
     raise ValueError(f"coordinate_transformation_mode {transformation!r} is not known")
 
 
-def _nearest(at: _Array, rule: str, size: int) -> list[int]:
+def _nearest(at: _Array, rule: str, size: int) -> _Array:
     rules: dict[str, Callable[[_Array], _Array]] = {
         "floor": np.floor,
         "ceil": np.ceil,
@@ -73,7 +74,8 @@ def _nearest(at: _Array, rule: str, size: int) -> list[int]:
     }
     if rule not in rules:
         raise ValueError(f"nearest_mode {rule!r} is none of {', '.join(rules)}")
-    return [int(place) for place in np.clip(rules[rule](at), 0, size - 1)]
+    places: _Array = np.clip(rules[rule](at), 0, size - 1).astype(np.int64)
+    return places
 
 
 def _filter(distance: _Array, mode: str, a: float) -> _Array:
@@ -99,6 +101,7 @@ def _weights(at: _Array, axis: _Axis, manner: _Manner) -> _Array:
         amounts = np.where((taps < 0) | (taps >= axis.size), 0, amounts)
     if manner.exclude_outside or manner.antialias:
         amounts = amounts / amounts.sum(1, keepdims=True)
+    check_places(axis.result * axis.size // 4)  # a larger matrix than other lists
     matrix = np.zeros((axis.result, axis.size))
     np.add.at(matrix, (np.arange(axis.result)[:, None], np.clip(taps, 0, axis.size - 1)), amounts)
     return matrix
@@ -140,8 +143,8 @@ def _by_pytorch(x: Tensor, axes: dict[int, _Axis], manner: _Manner) -> Tensor | 
         if manner.transformation == "tf_crop_and_resize":
             return None
         for axis in axes.values():
-            floor = [place * axis.size // axis.result for place in range(axis.result)]
-            if _nearest(_coordinates(axis, manner.transformation), manner.nearest, axis.size) != floor:
+            places = _nearest(_coordinates(axis, manner.transformation), manner.nearest, axis.size)
+            if not np.array_equal(places, np.arange(axis.result) * axis.size // axis.result):
                 return None
         return F.interpolate(x, size=sizes, mode="nearest")
     if any(axis.result != axis.scale * axis.size or axis.result == 1 for axis in axes.values()):

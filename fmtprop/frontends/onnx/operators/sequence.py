@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.values import axis_of, ints, known
+from fmtprop.frontends.onnx.operators.values import axis_of, check_places, integer, ints, known
 
 
 def _place(position: Tensor | None, size: int, default: int) -> int:
-    place = default if position is None else ints(position, "position")[0]
+    place = default if position is None else integer(position, "position")
     if not -size <= place <= size:
         raise ValueError(f"position {place} is outside a sequence of {size}")
     return place + size if place < 0 else place
@@ -46,10 +46,12 @@ def _length(sequence: list[Any]) -> Tensor:
 
 def _split_to_sequence(x: Tensor, split: Tensor | None = None, *, axis: int = 0, keepdims: int = 1) -> list[Tensor]:
     axis = axis_of(axis, x.ndim)
+    sizes = [1] if split is None else ints(split, "split")
+    if split is None or not split.ndim:
+        check_places(x.shape[axis] // max(sizes[0], 1))
     if split is None:
         parts = list(torch.split(x, 1, axis))
         return parts if keepdims else [part.squeeze(axis) for part in parts]
-    sizes = ints(split, "split")
     return list(torch.split(x, sizes if split.ndim else sizes[0], axis))
 
 

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
-from fmtprop.frontends.onnx.operators.values import NotInTorchError, axes_of, axis_of, data, ints, known, number
+from fmtprop.frontends.onnx.operators.values import (
+    NotInTorchError,
+    axes_of,
+    axis_of,
+    check_places,
+    data,
+    integer,
+    ints,
+    number,
+)
 
 
 def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
@@ -73,10 +82,12 @@ def _split(
     wanted: int,
 ) -> Any:
     axis = axis_of(axis, x.ndim)
+    if num_outputs not in (None, wanted):
+        raise ValueError(f"num_outputs is {num_outputs}, but it has {wanted} outputs")
     sizes = ints(given, "split") if given is not None else split
     if sizes is None:
-        each = -(-x.shape[axis] // (num_outputs or wanted))
-        starts = range(0, each * (num_outputs or wanted), each) if each else [0] * wanted
+        each = -(-x.shape[axis] // wanted)
+        starts = range(0, each * wanted, each) if each else [0] * wanted
         sizes = [max(min(each, x.shape[axis] - start), 0) for start in starts]
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
         raise ValueError(f"parts {list(sizes)} do not make up axis {axis} of size {x.shape[axis]}")
@@ -143,7 +154,7 @@ def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
 
 
 def _trilu(x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
-    diagonal = 0 if k is None else ints(k, "k")[0]
+    diagonal = 0 if k is None else integer(k, "k")
     diagonal = max(min(diagonal, x.shape[-1] + 1), -x.shape[-2] - 1)
     return (torch.triu if upper else torch.tril)(x, diagonal)
 
@@ -170,14 +181,15 @@ def pad(x: Tensor, begins: Sequence[int], ends: Sequence[int], value: Any = 0) -
     return F.pad(x, amounts, value=value)
 
 
-def _source_places(size: int, begin: int, end: int, mode: str) -> list[int]:
-    places = range(-begin, size + end)
+def _source_places(size: int, begin: int, end: int, mode: str) -> Tensor:
+    check_places(begin + size + end)
+    places = torch.arange(-begin, size + end)
     if mode == "edge":
-        return [min(max(place, 0), size - 1) for place in places]
+        return places.clamp(0, size - 1)
     if mode == "wrap":
-        return [place % size for place in places]
+        return places % size
     period = max(2 * (size - 1), 1)
-    return [min(place % period, period - place % period) if size > 1 else 0 for place in places]
+    return torch.minimum(places % period, period - places % period).clamp(0, size - 1)
 
 
 def _padded(x: Tensor, amounts: Sequence[int], axes: Sequence[int], mode: str, value: Any) -> Tensor:
@@ -193,7 +205,7 @@ def _padded(x: Tensor, amounts: Sequence[int], axes: Sequence[int], mode: str, v
         raise ValueError(f"mode {mode!r} is none of constant, edge, reflect and wrap")
     for axis in axes:
         if begins[axis] or ends[axis]:
-            x = x.index_select(axis, known(_source_places(x.shape[axis], begins[axis], ends[axis], mode)))
+            x = x.index_select(axis, _source_places(x.shape[axis], begins[axis], ends[axis], mode))
     return x
 
 
@@ -274,7 +286,7 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
 
 
 def _one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
-    n = ints(depth, "depth")[0]
+    n = integer(depth, "depth")
     axis = axis_of(axis, indices.ndim + 1)
     places = torch.arange(n).reshape([-1] + [1] * (indices.ndim - axis))
     wrapped = torch.where(indices < 0, indices + n, indices).unsqueeze(axis)
@@ -283,7 +295,7 @@ def _one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) 
 
 def _window_function(*coefficients: float) -> Callable[..., Tensor]:
     def window(size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-        n = ints(size, "size")[0]
+        n = integer(size, "size")
         angle = torch.arange(n, dtype=torch.float64) * (2 * math.pi / max(n if periodic else n - 1, 1))
         terms = (c * torch.cos(k * angle) for k, c in enumerate(coefficients))
         return torch.stack(list(terms)).sum(0).to(TORCH_DTYPES[output_datatype])

@@ -14,6 +14,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.errors import ImportModelError
+from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.recording import note_read
 from fmtprop.ops.without_data import has_unknown
 
@@ -22,9 +23,11 @@ __all__ = [
     "NotInTorchError",
     "axes_of",
     "axis_of",
+    "check_places",
     "data",
     "flag",
     "floats",
+    "integer",
     "ints",
     "is_known",
     "is_repeated",
@@ -50,6 +53,18 @@ class NotInTorchError(Exception):
 def is_known(value: Any) -> bool:
     """Return whether a value has data: it is a constant, computed from constants, or given for a run."""
     return not has_unknown(value)
+
+
+def check_places(count: int) -> None:
+    """Refuse an axis for which an operator would have to list too many elements of its source.
+
+    Raises
+    ------
+    ValueError
+        There are more than :mod:`fmtprop.frontends.onnx.limits` allows.
+    """
+    if count > limits.PLACES:
+        raise ValueError(f"{count} elements along an axis, {limits.PLACES} are allowed")
 
 
 def is_repeated(value: torch.Tensor) -> bool:
@@ -122,6 +137,22 @@ def number(value: Any) -> Any:
     return value
 
 
+def integer(value: Any, subject: str) -> int:
+    """Return the integer of a tensor of one element that must be known.
+
+    Raises
+    ------
+    DataDependentError
+        It is computed from the model's inputs.
+    ValueError
+        There are more elements, or none.
+    """
+    found = ints(value, subject)
+    if len(found) != 1:
+        raise ValueError(f"{subject.partition(',')[0]} has {len(found)} elements; it must have one")
+    return found[0]
+
+
 def flag(value: Any, subject: str) -> bool:
     """Return the truth of a known tensor of one element.
 
@@ -130,7 +161,7 @@ def flag(value: Any, subject: str) -> bool:
     DataDependentError
         It is computed from the model's inputs.
     """
-    return bool(ints(value, subject)[0])
+    return bool(integer(value, subject))
 
 
 def axis_of(axis: int, ndim: int) -> int:
