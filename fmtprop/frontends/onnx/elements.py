@@ -153,6 +153,10 @@ def from_proto(proto: onnx.TensorProto) -> Any:
         number, dims, data = proto.data_type, tuple(proto.dims), proto.raw_data
         if len(data) == numpy_type(number).itemsize * math.prod(dims):
             return from_bytes(bytearray(data), number, dims)
+    if proto.data_type == TensorProto.STRING:  # onnx would give each text as much room as the longest one
+        texts = np.empty(len(proto.string_data), object)
+        texts[:] = [text.decode() for text in proto.string_data]
+        return texts.reshape(tuple(proto.dims))
     return from_array(onnx.numpy_helper.to_array(proto))  # numbers in other fields, or several that share a byte
 
 

@@ -77,8 +77,8 @@ def fixed_dims(info: onnx.ValueInfoProto, shapes: Mapping[str, Sequence[int]]) -
     declared = dims_of(info)
     given = shapes.get(info.name)
     dims = _declared(info.name, declared) if given is None else _given(info.name, declared, given)
-    if math.prod(dims) > limits.AXIS_ELEMENTS:
-        raise ImportModelError(f"input {info.name} has {math.prod(dims)} elements; it may have {limits.AXIS_ELEMENTS}")
+    if (count := math.prod(filter(None, dims))) > limits.AXIS_ELEMENTS:  # strides are products of sizes
+        raise ImportModelError(f"input {info.name} has {count} elements; it may have {limits.AXIS_ELEMENTS}")
     return dims
 
 
@@ -175,7 +175,12 @@ def _check_outputs(program: Program, results: Sequence[Any]) -> None:
 def _check_output(name: str, result: torch.Tensor, program: Program) -> None:
     """Refuse a result if its element type is not the declared one."""
     declared = next((info.type for info in program.outputs if info.name == name), onnx.TypeProto())
-    number = declared.tensor_type.elem_type if declared.WhichOneof("value") == "tensor_type" else 0
+    kind = declared.WhichOneof("value")
+    if kind not in (None, "tensor_type", "optional_type"):
+        raise ContradictionError(
+            f"output {name} is declared as a {kind.removesuffix('_type')}, but the nodes make a tensor"
+        )
+    number = declared.tensor_type.elem_type if kind == "tensor_type" else 0
     if number and number != element_type(result):
         have, want = type_name(element_type(result)), type_name(number)
         raise ContradictionError(f"output {name} is declared as {want}, but the nodes make {have}")

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, inliner
 
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits, operators
-from fmtprop.frontends.onnx.elements import from_proto
+from fmtprop.frontends.onnx.elements import from_proto, type_name
 from fmtprop.frontends.onnx.structure_check import check_structure
 from fmtprop.frontends.onnx.tensor_files import ExternalData, OwnData
 from fmtprop.frontends.onnx.wire import check_counts
@@ -311,7 +311,7 @@ _FIRST_ANY_CONSTANT = 9
 def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | None, name: str) -> dict[str, Any]:
     """Return the graph's initialisers, and replace them by inputs of their types in the model."""
     weights = {}
-    inputs = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
+    inputs = {info.name: info.type.tensor_type for info in model.graph.input}
     for index, tensor in enumerate(model.graph.initializer):
         if own is not None and index in own.places:
             weights[tensor.name] = own.read(index, tensor)
@@ -319,12 +319,9 @@ def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | No
             weights[tensor.name] = files.read(tensor, f"{name}: initialiser {tensor.name}")
         else:
             weights[tensor.name] = from_proto(tensor)
-        declared = [dim.dim_value for dim in inputs.get(tensor.name, ())]
-        if any(want and want != have for want, have in zip(declared, tensor.dims, strict=False)):
-            raise ImportModelError(
-                f"{name}: input {tensor.name} is {declared}, its initialiser {list(tensor.dims)[:8]}"
-            )
-        if tensor.name not in inputs:
+        if tensor.name in inputs:
+            _check_declared(inputs[tensor.name], tensor, name)
+        else:
             info = model.graph.input.add(name=tensor.name)  # onnx's helper takes thrice as long
             info.type.tensor_type.elem_type = tensor.data_type
             info.type.tensor_type.shape.SetInParent()
@@ -333,3 +330,15 @@ def _take_weights(model: onnx.ModelProto, files: ExternalData, own: OwnData | No
                 dims.add(dim_value=size)
     del model.graph.initializer[:]
     return weights
+
+
+def _check_declared(declared: Any, tensor: onnx.TensorProto, name: str) -> None:
+    """Compare an initialiser with the input of its name."""
+    sizes, number = [dim.dim_value for dim in declared.shape.dim], declared.elem_type
+    other_type = number not in (0, tensor.data_type)
+    other_rank = declared.HasField("shape") and len(sizes) != len(tensor.dims)
+    if other_type or other_rank or any(want and want != have for want, have in zip(sizes, tensor.dims, strict=False)):
+        raise ImportModelError(
+            f"{name}: input {tensor.name} is {type_name(number)} {sizes}, its initialiser "
+            f"{type_name(tensor.data_type)} {list(tensor.dims)[:8]}"
+        )

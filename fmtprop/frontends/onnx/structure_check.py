@@ -138,6 +138,8 @@ def _check_nodes(nodes: Any, where: str, functions: Any, depth: int) -> tuple[in
             raise ImportModelError(f"{_label(where, node, index)}: two of its attributes have one name")
         if "num_outputs" in names and attributes[names.index("num_outputs")].i > limits.OPERANDS:
             raise ImportModelError(f"{_label(where, node, index)} would have more than {limits.OPERANDS} outputs")
+        if "nodes_truenodeids" in names:
+            _check_trees(attributes, _label(where, node, index))
         names += (node.name, op, domain, *inputs, *outputs)
         if max(map(len, names)) > limits.NAME_CHARACTERS:
             _check_names(names, _label(where, node, index))
@@ -274,7 +276,9 @@ def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool)
         They differ, or the tensor has no data or too many axes.
     """
     _check_names([tensor.name], where)
-    if len(tensor.dims) > limits.AXES or any(not 0 <= dim <= limits.AXIS_ELEMENTS for dim in tensor.dims):
+    possible = len(tensor.dims) <= limits.AXES and all(0 <= dim <= limits.AXIS_ELEMENTS for dim in tensor.dims)
+    # strides are products of sizes, also if one of these is 0
+    if not possible or math.prod(filter(None, tensor.dims)) > limits.AXIS_ELEMENTS:
         raise ImportModelError(f"{where} has impossible dimensions {list(tensor.dims)[:8]}")
     if tensor.HasField("segment"):
         raise ImportModelError(f"{where} is a segment of a tensor, which is not supported")
@@ -301,6 +305,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool)
         return
     if tensor.data_type == TensorProto.STRING:
         place, wanted = "string_data", count
+        _check_text(tensor.string_data, where)
     else:
         nbytes = nbytes_of(tensor, where)
         each = next(
@@ -311,3 +316,45 @@ def check_tensor(tensor: onnx.TensorProto, where: str, *, may_be_external: bool)
     if sum(fields.values()) != wanted or any(name != place for name in fields):
         shown = ", ".join(f"{n} in {name}" for name, n in fields.items()) or "none"
         raise ImportModelError(f"{where} declares {list(tensor.dims)}, {wanted} numbers in {place}, but has {shown}")
+
+
+def _check_text(items: Iterable[bytes], where: str) -> None:
+    try:
+        for item in items:
+            item.decode()
+    except UnicodeDecodeError as error:
+        raise ImportModelError(f"{where} has a string that is no text: {error}") from error
+
+
+# ---------------------------------------------------------------- trees
+
+
+def _check_trees(attributes: Any, label: str) -> None:
+    """Check that trees are trees: ONNX's reference follows the references of nodes until it meets a leaf."""
+    lists = {at.name: at.ints or at.floats or at.strings for at in attributes if at.name.startswith("nodes_")}
+    count = len(lists["nodes_truenodeids"])
+    if any(len(each) not in (0, count) for each in lists.values()):
+        raise ImportModelError(f"{label}: its lists of nodes differ in length")
+    trees = lists.get("nodes_treeids") or [0] * count
+    numbers = lists.get("nodes_nodeids") or range(count)
+    modes = lists.get("nodes_modes") or [b""] * count
+    children: dict[tuple[int, int], list[tuple[int, int]]] = {pair: [] for pair in zip(trees, numbers, strict=True)}
+    for side in ("true", "false"):
+        ends = lists.get(f"nodes_{side}nodeids") or [0] * count
+        leaves = lists.get(f"nodes_{side}leafs") or [mode == b"LEAF" for mode in modes]
+        for tree, number, end, leaf in zip(trees, numbers, ends, leaves, strict=True):
+            if not leaf:
+                children[tree, number].append((tree, end))
+    before = dict.fromkeys(children, 0)
+    for child in (child for each in children.values() for child in each):
+        if child not in before:
+            raise ImportModelError(f"{label}: a node leads to the node {child[1]} of tree {child[0]}, which is missing")
+        before[child] += 1
+    waiting = [node for node, parents in before.items() if not parents]
+    for node in waiting:
+        for child in children[node]:
+            before[child] -= 1
+            if not before[child]:
+                waiting.append(child)  # the loop goes on with it
+    if len(waiting) < len(children):
+        raise ImportModelError(f"{label}: a node of a tree leads back to itself")

@@ -251,7 +251,29 @@ def oversized() -> Iterator[tuple[str, bytes]]:
         ),
     ):
         yield name, body(nodes, f"float[{axes}] x").SerializeToString()
-    for name, dims in {"input_axis": [1 << 50], "input_axes": [1 << 39] * 3, "negative_input": [-4]}.items():
+    for name, op, texts in (
+        ("doubling_text", "StringConcat", [b"ab"]),
+        ("split_text", "StringSplit", [b"a " * 20_000] + [b""] * 20_000),
+        ("pattern", "RegexFullMatch", [b"a" * 60 + b"b"]),
+    ):
+        made = model('<ir_version: 10, opset_import: ["" : 20]> g (float[1] x) => (float y) {}')
+        made.graph.initializer.append(helper.make_tensor("s0", TensorProto.STRING, [len(texts)], texts))
+        for number in range(60 if op == "StringConcat" else 1):
+            names = [f"s{number}"] * (2 if op == "StringConcat" else 1)
+            made.graph.node.append(helper.make_node(op, names, [f"s{number + 1}"]))
+        last = made.graph.node[-1]
+        if op == "RegexFullMatch":
+            last.attribute.append(helper.make_attribute("pattern", "(a+)+$"))
+        last.output.extend(["n"] if op == "StringSplit" else [])
+        made.graph.node.append(helper.make_node("Size", [last.output[0]], ["z"]))
+        made.graph.node.append(helper.make_node("Cast", ["z"], ["y"], to=TensorProto.FLOAT))
+        yield name, made.SerializeToString()
+    for name, dims in {
+        "empty_input": [0, 1 << 40, 1 << 40],
+        "input_axis": [1 << 50],
+        "input_axes": [1 << 39] * 3,
+        "negative_input": [-4],
+    }.items():
         made = model()
         del made.graph.input[0].type.tensor_type.shape.dim[:]
         for dim in dims:
@@ -279,6 +301,7 @@ def contradictory() -> Iterator[tuple[str, bytes]]:
         "too_few_bytes": {"dims": [2, 3], "raw_data": bytes(20)},
         "too_many_bytes": {"dims": [2, 3], "raw_data": bytes(28)},
         "far_too_few_bytes": {"dims": [1 << 20, 1 << 19], "raw_data": bytes(4)},
+        "strides_overflow": {"dims": [0, 1 << 40, 1 << 40], "raw_data": b""},
         "dims_overflow": {"dims": [1 << 33, 1 << 33], "raw_data": b""},
         "negative_dims": {"dims": [-2, -3], "raw_data": bytes(24)},
         "too_few_floats": {"dims": [2, 3], "float_data": [1.0] * 5},
@@ -325,6 +348,38 @@ def contradictory() -> Iterator[tuple[str, bytes]]:
         made = model()
         change(made)
         yield name, made.SerializeToString()
+
+    for name, (number, dims) in {
+        "input_of_another_type": (11, [2, 3]),
+        "input_of_another_rank": (1, [2, 3, 1]),
+    }.items():
+        made = model()
+        made.graph.initializer.add(name="x", data_type=number, dims=dims, raw_data=bytes(48 if number == 11 else 24))
+        yield name, made.SerializeToString()
+    bytes_ = with_tensor(dims=[1], data_type=TensorProto.STRING, string_data=[b"\xff\xfe"])
+    yield "text_of_bytes", bytes_.SerializeToString()
+    sequence = model()
+    sequence.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(sequence.graph.output[0].type))
+    yield "tensor_as_a_sequence", sequence.SerializeToString()
+    for name, lists in {
+        "tree_of_itself": ([0, 0, 0], [0, 0, 0], [0.5, 0.0, 0.0]),
+        "tree_without_children": ([9, 0, 0], [2, 0, 0], [0.5, 0.0, 0.0]),
+        "tree_of_unequal_lists": ([1, 0, 0], [2, 0, 0], [0.5]),
+    }.items():
+        yield name, tree(*lists).SerializeToString()
+
+
+def tree(true: list[int], false: list[int], values: list[float]) -> onnx.ModelProto:
+    """A model with a tree of a branch and two leaves."""
+    made = model('<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> g (float[2, 3] x) => (float[2, 1] y) {}')
+    numbers = {"treeids": [0] * 3, "nodeids": [0, 1, 2], "featureids": [0] * 3, "values": values}
+    nodes = {**numbers, "modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "truenodeids": true, "falsenodeids": false}
+    target = {"treeids": [0, 0], "nodeids": [1, 2], "ids": [0, 0], "weights": [1.0, 2.0]}
+    fields = {f"nodes_{key}": value for key, value in nodes.items()}
+    fields |= {f"target_{key}": value for key, value in target.items()}
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1, **fields)
+    made.graph.node.append(node)
+    return made
 
 
 _CHANGES = {

@@ -308,7 +308,8 @@ SHAPE_ONLY: Final = frozenset({"Shape", "Size", "EyeLike"})
 #: operators with a few numbers that decide the size of their results
 GROWING: Final = frozenset(
     """CenterCropPad Col2Im ConstantOfShape ConvTranspose EyeLike Expand MaxUnpool OneHot Pad Range Resize Tile Upsample
-    AffineGrid BlackmanWindow HammingWindow HannWindow MelWeightMatrix DFT STFT GridSample RoiAlign""".split()
+    AffineGrid BlackmanWindow HammingWindow HannWindow MelWeightMatrix DFT STFT GridSample RoiAlign
+    StringConcat StringSplit""".split()
 )
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
