@@ -219,7 +219,7 @@ def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: An
     PyTorch has no gradients of some resamplings for sizes that change: these are traced as parts.
     """
     *options, factors = how
-    if src.requires_grad and any(isinstance(size, torch.SymInt) for size in src.shape):
+    if src.requires_grad and any(isinstance(size, torch.SymInt) for size in (*src.shape, *(sizes or ()))):
         return in_parts(src, sizes, *how)
     found: Any = decompositions.upsample_compute_output_size(src.size(), sizes, factors)  # type: ignore[no-untyped-call]
     return resample(src, found, *options, *(factors or [None] * len(found)))

@@ -566,6 +566,21 @@ def test_whole_calls_of_sizes_that_change(function):
 
 
 @pytest.mark.usefixtures("always")
+def test_a_resampling_to_a_size_that_changes():
+    def resampled(x: torch.Tensor, size: int) -> torch.Tensor:
+        return F.interpolate(2 * x, size=(size, size), mode="bilinear")
+
+    run, _ = compiled(resampled)
+    for size in (4, 6, 7):
+        gradients = []
+        for call in (run, resampled):
+            x = image().requires_grad_()
+            call(x, size).square().sum().backward()
+            gradients.append(x.grad)
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("always")
 def test_nothing_is_traced_while_a_shape_is_planned():
     """While one thread traces, PyTorch refuses calls of compiled functions in all threads."""
     traced: list[bool] = []

@@ -140,8 +140,10 @@ def _run(
 def _step(model: Model, call: Callable[..., Any], program: Program, given: Sequence[torch.Tensor]) -> Figures | None:
     results = torch.utils._pytree.tree_leaves(call(*given))
     floats = [result for result in results if result.dtype.is_floating_point]
+    # in a random order, since sums of neighbours that cancel would show only their rounding
+    order = torch.Generator().manual_seed(0)
     losses = [
-        (result.double() * torch.linspace(-1, 1, result.numel(), dtype=torch.double).reshape(result.shape)).sum()
+        (result.double() * (2 * torch.rand(result.shape, dtype=torch.double, generator=order) - 1)).sum()
         for result in floats
         if result.requires_grad and result.numel()
     ]
