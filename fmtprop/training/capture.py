@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
@@ -66,8 +67,12 @@ def training_backend(
         made: list[Step] = []
 
         def partition(joint: fx.GraphModule, inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+            tokens = join_checks(joint)
             forward, backward = parted(joint, inputs, **how)
-            made.append(make_step(_copy(forward), _copy(backward), how["num_fwd_outputs"]))
+            program, outputs = _copy(forward), how["num_fwd_outputs"]
+            without_tokens(program, tokens)
+            made.append(make_step(program, _copy(backward), outputs - tokens))
+            made[-1].tokens = tokens
             _add_ticket(forward, backward, how["num_fwd_outputs"])
             return forward, backward
 

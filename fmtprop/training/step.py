@@ -17,7 +17,7 @@ from torch import fx
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.errors import FmtpropError
+from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.frontends.functional import import_functional
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.ir.graph import Graph
@@ -68,6 +68,8 @@ class Step:
         self._plan, self._compare = plan, compare
         #: positions of arguments that the caller writes new numbers to after the forward half
         self.changed: frozenset[int] = frozenset()
+        #: number of first arguments that AOTAutograd adds and gets back, which the programs do not have
+        self.tokens = 0
         #: the plan of both halves, after the step's first run
         self.net: CompiledModel | None = None
         #: the reason for running it in PyTorch
@@ -77,17 +79,22 @@ class Step:
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
         """Run the forward half; return its results, the ticket of this run, and the saved tensors."""
+        tokens, args = args[: self.tokens], args[self.tokens :]
         made = self._ready(args)
         for position in self._saved_and_changed:
             args[position] = args[position].clone()
         if made is None:
             results = self.programs[0].forward(*args)
-            return [*results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
+            return [*tokens, *results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
         joint, halves = made
-        outputs, ticket = halves.forward(joint.forward.given(args))
+        try:
+            outputs, ticket = halves.forward(joint.forward.given(args))
+        except PlanError:
+            self.programs[0].forward(*args)  # raises PyTorch's own error, if PyTorch refuses these numbers too
+            raise
         results = joint.forward.found(outputs, args)
         saved = [ticket if value is None else value for value in results[self.outputs :]]
-        return [*results[: self.outputs], ticket, *saved]
+        return [*tokens, *results[: self.outputs], ticket, *saved]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward half on the ticket, the saved tensors, and the gradients of the forward's results."""

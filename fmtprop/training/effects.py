@@ -1,0 +1,72 @@
+"""Checks of linear algebra as parts of a step: PyTorch traces each as a call with an effect, which no plan expresses.
+
+Owns the operator that checks a result.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+from torch._higher_order_ops.effects import with_effects
+
+__all__ = ["join_checks", "without_tokens"]
+
+
+def join_checks(joint: fx.GraphModule) -> int:
+    """Make each check of linear algebra a call that returns the checked result.
+
+    Parameters
+    ----------
+    joint : torch.fx.GraphModule
+        Changed in place. Checks follow the call whose status they read, such as a Cholesky factorization.
+
+    Returns
+    -------
+    int
+        Number of tokens: first arguments and first results, which kept the checks in order.
+    """
+    effects = [node for node in joint.graph.nodes if node.target is with_effects]
+    checks = [node for node in effects if node.args[1] is torch.ops.aten._linalg_check_errors.default]
+    if len(checks) < len(effects):
+        return 0  # the importer refuses effects
+    tokens = set()
+    for node in checks:
+        token, _, status, *how = node.args
+        tokens.add(token)
+        source = status.args[0]
+        result = next(user for user in source.users if user.target is operator.getitem and user.args[1] == 0)
+        # the results of a call stand together, before their uses
+        order = list(joint.graph.nodes)
+        with joint.graph.inserting_after(max(result, status, key=order.index)):
+            checked = joint.graph.call_function(_checked._opoverload, (result, status, *how), node.kwargs)
+        checked.meta = dict(result.meta)
+        result.replace_all_uses_with(checked, delete_user_cb=lambda user, own=checked: user is not own)
+        for user in list(node.users):
+            user.replace_all_uses_with(token)
+            joint.graph.erase_node(user)
+        joint.graph.erase_node(node)
+    joint.recompile()
+    return len(tokens)
+
+
+def without_tokens(forward: fx.GraphModule, count: int) -> None:
+    """Remove its first arguments from a forward program, which are tokens, and its first results, the same tokens."""
+    *nodes, output = forward.graph.nodes
+    output.args = (output.args[0][count:],)
+    for token in nodes[:count]:
+        forward.graph.erase_node(token)
+    forward.recompile()
+
+
+@torch.library.custom_op("fmtprop::linalg_checked", mutates_args=())
+def _checked(result: torch.Tensor, status: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
+    """Return the result of a call of linear algebra if its status is good."""
+    torch.ops.aten._linalg_check_errors(status, name, is_matrix=is_matrix)
+    return result.clone()
+
+
+@_checked.register_fake
+def _(result: torch.Tensor, status: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
+    return torch.empty_like(result)

@@ -1,0 +1,56 @@
+"""Checks of linear algebra are parts of a step, and end in PyTorch's error."""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+
+OPTIONS = {"tune": "model", "confirm": False, "verify": "off"}
+
+
+class Whitened(nn.Module):
+    """Three checked calls, and a buffer that the forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.layer(x))
+        factor = torch.linalg.cholesky(hidden.T @ hidden + shift * torch.eye(6))
+        weights = torch.linalg.inv(self.layer.weight @ self.layer.weight.T + torch.eye(6))
+        return torch.linalg.solve(factor, hidden.T).T @ weights
+
+
+@pytest.mark.parametrize("door", ["fp.compile", "torch.compile"])
+def test_checked_calls(door, monkeypatch):
+    monkeypatch.setattr(
+        import_module("fmtprop.dynamo.backend"), "compare", lambda ours, theirs: (ours(), (True, (0.0, 1.0)))[1]
+    )
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x, good = Whitened(), torch.randn(5, 6), torch.tensor(1.0)
+    eager = copy.deepcopy(module)
+    if door == "fp.compile":
+        call = fp.compile(module, (x, good), training=True, **OPTIONS)
+    else:
+        call = torch.compile(module, backend="fmtprop", options=OPTIONS)
+
+    def assert_same_step() -> None:
+        for one, run in ((module, call), (eager, eager)):
+            one.zero_grad()
+            run(x, good).square().sum().backward()
+        found, expected = ([*(p.grad for p in one.parameters()), *one.buffers()] for one in (module, eager))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+    assert_same_step()
+    with pytest.raises(torch.linalg.LinAlgError, match=r"linalg.cholesky: .* not positive-definite"):
+        call(x, torch.tensor(-9.0))
+    eager.load_state_dict(module.state_dict())
+    assert_same_step()
