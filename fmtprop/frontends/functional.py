@@ -8,6 +8,8 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import fx
+from torch._ops import OpOverload
 
 from fmtprop.frontends.fx_import import Calls, import_calls
 from fmtprop.frontends.torch_call import check_real, tensor_type
@@ -16,7 +18,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["Functional", "import_functional", "note_format"]
+__all__ = ["Functional", "holder", "import_functional", "note_format"]
 
 
 @dataclass(frozen=True)
@@ -102,23 +104,30 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
         values[node.name], places[value] = value, position
     recorded_results = next(node for node in program.graph.nodes if node.op == "output").args[0]
     results: list[tuple[str, Any]] = []
-    outputs: dict[Value, int] = {}
+    outputs: dict[tuple[Value, fx.Node], int] = {}  # a value and a copy of it are two outputs
     for result, origin in zip(import_calls(graph, program, values), recorded_results, strict=True):
         if not isinstance(result, Value):
             results.append(("fixed", result))
-        elif result in places:
+        elif result in places and holder(origin).op == "placeholder":
             results.append(("input", places[result]))
         else:
-            if result not in outputs:
-                outputs[result] = len(outputs)
+            if (key := (result, holder(origin))) not in outputs:
+                outputs[key] = len(outputs)
                 graph.output(result, output := graph.fresh_name("output"))
                 note_format(boundary, output, origin.meta["val"])
-            results.append(("output", outputs[result]))
+            results.append(("output", outputs[key]))
     graph.remove_dead()
     if outputs:
         verify(graph, Stage.IMPORTED)
     inputs = [places[Value(node.name)] for node in graph.input_nodes]
     return Functional(graph, boundary, inputs, results)
+
+
+def holder(node: fx.Node) -> fx.Node:
+    """Return the argument or the call that a tensor has its memory of: of a view its source, of a copy the copy."""
+    while isinstance(node.target, OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.functional import note_format
+from fmtprop.frontends.functional import holder, note_format
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.random_calls import Draw, drawer, drawn_first
 from fmtprop.frontends.torch_call import check_real, tensor_type
@@ -116,8 +116,8 @@ class _Importer:
         #: input of the graph -> position of the program's argument, or a function that draws it
         self.places: dict[Value, int | Draw] = {}
         self.tangents: dict[Value, int] = {}
-        #: forward outputs of the graph
-        self.made: dict[Value, int] = {}
+        #: forward outputs of the graph; a value and a copy of it are two
+        self.made: dict[object, int] = {}
 
     def run(self) -> Joint | None:
         self._check_sizes()
@@ -127,9 +127,9 @@ class _Importer:
         own, saved = results[: self.count], results[self.count :]
         sources = [self._output(result, origin) for result, origin in zip(own, recorded, strict=False)]
         # the graph still has all nodes here, so a saved view of an argument is found to be that argument
-        sources += [self._saved(value) for value in saved]
+        sources += [self._saved(value, origin) for value, origin in zip(saved, recorded[self.count :], strict=True)]
         gradients = self._import_backward(saved)
-        made: dict[Value, int] = {}
+        made: dict[object, int] = {}
         origins = _layouts(_placeholders(forward), _results_of(backward))
         found = [self._gradient(value, origin, made) for value, origin in zip(gradients, origins, strict=True)]
         graph.remove_dead()
@@ -200,11 +200,11 @@ class _Importer:
         if not isinstance(result, Value):
             return "fixed", result
         place = self.places.get(result)
-        if isinstance(place, int):
+        if isinstance(place, int) and holder(origin).op == "placeholder":
             return "input", place
-        return self._add_output(result, origin, self.made, "")
+        return self._add_output(result, origin, self.made, (result, holder(origin)), "")
 
-    def _saved(self, value: Any) -> Source:
+    def _saved(self, value: Any, origin: Any) -> Source:
         """Return the source of a saved tensor: autograd can detect changes of the caller's tensors only."""
         value = value.value if isinstance(value, Parts) else value
         if not isinstance(value, Value):
@@ -212,21 +212,22 @@ class _Importer:
         place = self.places.get(storage(self.graph, value))
         if isinstance(place, int):
             return "input", place
-        return ("output", self.made[value]) if value in self.made else ("fixed", None)
+        key = value, holder(origin)
+        return ("output", self.made[key]) if key in self.made else ("fixed", None)
 
-    def _gradient(self, value: Any, origin: Any, made: dict[Value, int]) -> Source:
+    def _gradient(self, value: Any, origin: Any, made: dict[object, int]) -> Source:
         if not isinstance(value, Value):
             return "fixed", value
         if value in self.tangents:
             return "input", self.tangents[value]
-        return self._add_output(value, origin, made, BACKWARD)
+        return self._add_output(value, origin, made, value, BACKWARD)
 
-    def _add_output(self, value: Value, origin: fx.Node, made: dict[Value, int], phase: str) -> Source:
-        if value not in made:
-            made[value] = len(made)
+    def _add_output(self, value: Value, origin: fx.Node, made: dict[object, int], key: object, phase: str) -> Source:
+        if key not in made:
+            made[key] = len(made)
             self.graph.output(value, output := self.graph.fresh_name("gradient" if phase else "output"), phase)
             note_format(self.boundary, output, origin.meta["val"])
-        return "output", made[value]
+        return "output", made[key]
 
 
 def _placeholders(program: fx.GraphModule) -> list[fx.Node]:

@@ -89,11 +89,11 @@ _DATA_DEPENDENT = "the shape of a result depends on the data; shapes must be kno
 
 def infer(attrs: HostCall, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the types of all results, found by running the call on tensors without data."""
-    return _infer(attrs, tuple(types.items()))
+    return _infer(attrs, tuple(types.items()), torch.get_default_dtype())
 
 
 @lru_cache(maxsize=4096)  # of an LSTM, PyTorch walks through each of its steps: 0.2 s, and each pass is verified
-def _infer(attrs: HostCall, operands: tuple[tuple[str, TensorType], ...]) -> tuple[TensorType, ...]:
+def _infer(attrs: HostCall, operands: tuple[tuple[str, TensorType], ...], _: torch.dtype) -> tuple[TensorType, ...]:
     types = dict(operands)
     results = _on_meta(attrs, types)
     if results is None:

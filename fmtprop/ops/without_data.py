@@ -56,7 +56,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     -----
     The result of an element-wise operator has the shape of its operands together, and the type of the result for one
     element of each. Common operators have a rule. PyTorch computes the results of many others in Python; layers
-    repeat, so results are kept.
+    repeat, so results are kept, one for each default type: a quotient of integers has it.
     """
     if not has_unknown((args, kwargs)):
         return func(*args, **kwargs)
@@ -64,7 +64,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*without_data(args), **without_data(kwargs))
     if _is_pointwise(func):
         shapes: list[torch.Size] = []
-        key = (func, _kind((args, kwargs), shapes))
+        key: Any = (func, _kind((args, kwargs), shapes), torch.get_default_dtype())
         if key not in _DTYPES:
             single = func(*_one_element(args), **_one_element(kwargs))
             _DTYPES[key] = single.dtype if isinstance(single, torch.Tensor) else None
@@ -76,7 +76,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dims is not None:
         first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
         return torch.empty(dims, dtype=first.dtype, device="meta")
-    key = _key((func, args, tuple(kwargs.items())))
+    key = (_key((func, args, tuple(kwargs.items()))), torch.get_default_dtype())
     found = _RESULTS.get(key)
     if found is None:
         found = func(*without_data(args), **without_data(kwargs))

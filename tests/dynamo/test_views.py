@@ -13,6 +13,12 @@ from fmtprop.dynamo.backend import options_of, regions_by
 
 pytestmark = pytest.mark.usefixtures("always")
 
+
+@pytest.fixture
+def always_trained(monkeypatch) -> None:
+    monkeypatch.setattr("fmtprop.training.step.Step._race", lambda step, args: "")
+
+
 LINEAR = nn.Linear(5, 5).requires_grad_(False)
 
 
@@ -51,6 +57,24 @@ def changed_input(x):
     return x.add_(1)[1:], LINEAR(x)
 
 
+def copies_of_an_input(x):
+    return x.clone(), x.clone(), x.t().contiguous(), x.contiguous(), LINEAR(x)
+
+
+def copies_of_a_weight(x):
+    return LINEAR.weight.clone(), LINEAR.weight.clone(), LINEAR(x)
+
+
+def copies_of_a_result(x):
+    y = LINEAR(x)
+    return y.clone(), y, y.clone(), y.relu().clone()
+
+
+def copy_of_a_changed_input(x):
+    old = x.clone()
+    return old, LINEAR(x.mul_(2)), x.t().clone()
+
+
 def shared(tensors) -> list[bool]:
     return [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a, b in combinations(tensors, 2)]
 
@@ -60,7 +84,8 @@ def shared(tensors) -> list[bool]:
     "function",
     [
         *(part_of_an_input, part_that_is_read, input_in_another_shape, parts_of_a_result),
-        *(parts_of_a_hidden_result, part_of_one_result, split, changed_input),
+        *(parts_of_a_hidden_result, part_of_one_result, split, changed_input, copies_of_an_input),
+        *(copies_of_a_weight, copies_of_a_result, copy_of_a_changed_input),
     ],
 )
 def test_views_are_those_of_pytorch(function: Callable, dynamic: bool):
@@ -79,3 +104,30 @@ def test_views_are_those_of_pytorch(function: Callable, dynamic: bool):
             got[0].add_(1), expected[0].add_(1)
             torch.testing.assert_close((x, *got), (other, *expected))
     assert any(outcome.net is not None for one in regions for outcome in one.outcomes)
+
+
+@pytest.mark.parametrize("function", [copies_of_an_input, copies_of_a_weight, copies_of_a_result])
+@pytest.mark.usefixtures("always_trained")
+def test_copies_in_training_are_those_of_pytorch(function: Callable):
+    run = torch.compile(function, backend="fmtprop", options={"tune": "model", "confirm": False})
+    for x in (torch.randn(4, 5), torch.randn(5, 4).t()):
+        x.requires_grad_()
+        got, expected = run(x), function(x)
+        torch.testing.assert_close(got, expected)
+        assert [one.stride() for one in got] == [one.stride() for one in expected]
+        assert shared([x, *got]) == shared([x, *expected])
+
+
+def test_types_follow_the_default_type():
+    def function(x):
+        return x / 2, LINEAR(x.float())
+
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        torch._dynamo.reset()
+        torch.set_default_dtype(dtype)
+        try:
+            found.append(torch.compile(function, backend="fmtprop")(torch.arange(5))[0].dtype)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found == [torch.float32, torch.float64]
