@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -18,7 +19,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.layout import MemoryDesc
 
-__all__ = ["Functional", "holder", "import_functional", "note_format"]
+__all__ = ["Functional", "holder", "import_functional", "is_dense", "note_format"]
 
 
 @dataclass(frozen=True)
@@ -125,20 +126,28 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
 
 def holder(node: fx.Node) -> fx.Node:
     """Return the argument or the call that a tensor has its memory of: of a view its source, of a copy the copy."""
-    while isinstance(node.target, OpOverload) and node.target.is_view:
-        node = node.all_input_nodes[0]
+    while (source := _viewed(node)) is not None:
+        node = source
     return node
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """Return the tensor that a node is a view of, or a part of its views."""
+    if node.target is operator.getitem:
+        views: Any = node.args[0]
+        return _viewed(views)
+    return node.all_input_nodes[0] if isinstance(node.target, OpOverload) and node.target.is_view else None
 
 
 def note_format(boundary: dict[str, MemoryDesc], name: str, recorded: torch.Tensor) -> None:
     """Record the strides of a tensor in the program, if they are an order of its axes."""
-    if recorded.numel() == 0 or recorded.is_contiguous() or not _is_dense(recorded):
+    if recorded.numel() == 0 or recorded.is_contiguous() or not is_dense(recorded):
         return
     type_ = tensor_type(recorded, name)
     boundary[name] = MemoryDesc(type_.dims, type_.dtype, strides=recorded.stride())
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements fill a range of memory without sharing a position."""
     next_stride = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fmtprop.errors import ImportModelError
-from fmtprop.frontends.functional import holder, note_format
+from fmtprop.frontends.functional import holder, is_dense, note_format
 from fmtprop.frontends.fx_import import import_calls
 from fmtprop.frontends.random_calls import Draw, drawer, drawn_first
 from fmtprop.frontends.torch_call import check_real, tensor_type
@@ -43,8 +43,8 @@ class Half:
     inputs : sequence of (int or callable)
         For each input of the graph: the position of the program's argument, or a function that draws it at every call.
     results : sequence of (str, object)
-        For each result of the program: ``("output", position)`` among the graph's outputs, ``("input", position)``
-        among the program's arguments, or ``("fixed", object)``.
+        For each result of the program: ``("output", position)`` among the graph's outputs, ``("view", function)`` of
+        the graph's outputs, ``("input", position)`` among the program's arguments, or ``("fixed", object)``.
     """
 
     inputs: Sequence[int | Draw]
@@ -57,7 +57,10 @@ class Half:
     def found(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """Return the program's results."""
         sources = {"output": outputs, "input": args}
-        return [sources[kind][item] if kind in sources else item for kind, item in self.results]
+        return [
+            sources[kind][item] if kind in sources else item(outputs) if kind == "view" else item
+            for kind, item in self.results
+        ]
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
 
 class _Importer:
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, name: str) -> None:
-        self.programs = drawn_first(forward), drawn_first(backward)
+        #: for each of the caller's results, its size, strides and offset if it is a view, else None
+        self.views = [_layout_of(result) if _viewed(result) is not result else None for result in _results_of(forward)]
+        self.programs = drawn_first(_with_viewed(forward, outputs)), drawn_first(backward)
         self.count = outputs
         self.graph = Graph(name)
         self.boundary: dict[str, MemoryDesc] = {}
@@ -125,7 +130,7 @@ class _Importer:
         recorded = _results_of(forward)
         results = self._import_forward()
         own, saved = results[: self.count], results[self.count :]
-        sources = [self._output(result, origin) for result, origin in zip(own, recorded, strict=False)]
+        sources = [self._output(*one) for one in zip(own, recorded, self.views, strict=False)]
         # the graph still has all nodes here, so a saved view of an argument is found to be that argument
         sources += [self._saved(value, origin) for value, origin in zip(saved, recorded[self.count :], strict=True)]
         gradients = self._import_backward(saved)
@@ -196,13 +201,14 @@ class _Importer:
 
     # ------------------------------------------------------------------ results
 
-    def _output(self, result: Any, origin: Any) -> Source:
+    def _output(self, result: Any, origin: Any, layout: Any) -> Source:
         if not isinstance(result, Value):
             return "fixed", result
         place = self.places.get(result)
         if isinstance(place, int) and holder(origin).op == "placeholder":
             return "input", place
-        return self._add_output(result, origin, self.made, (result, holder(origin)), "")
+        kind, place = self._add_output(result, origin, self.made, (result, holder(origin)), "")
+        return (kind, place) if layout is None else ("view", lambda outputs: outputs[place].as_strided(*layout))
 
     def _saved(self, value: Any, origin: Any) -> Source:
         """Return the source of a saved tensor: autograd can detect changes of the caller's tensors only."""
@@ -228,6 +234,30 @@ class _Importer:
             self.graph.output(value, output := self.graph.fresh_name("gradient" if phase else "output"), phase)
             note_format(self.boundary, output, origin.meta["val"])
         return "output", made[key]
+
+
+def _with_viewed(program: fx.GraphModule, count: int) -> fx.GraphModule:
+    """Return a program that gives the tensors of which its first results are views, so that these share memory."""
+    graph = fx.Graph()
+    results: Any = graph.graph_copy(program.graph, {})
+    graph.output([*map(_viewed, results[:count]), *results[count:]])
+    return fx.GraphModule(program, graph)
+
+
+def _viewed(result: Any) -> Any:
+    """Return the tensor of which a result is a view; itself where the plan must make it."""
+    base = holder(result) if isinstance(result, fx.Node) else result
+    if base is result or base.op == "placeholder":
+        return result
+    whole = base.meta.get("val")
+    if not isinstance(whole, torch.Tensor) or whole.dtype is not result.meta["val"].dtype or whole.is_complex():
+        return result
+    return base if is_dense(whole) and not whole.storage_offset() else result
+
+
+def _layout_of(view: fx.Node) -> tuple[Any, ...]:
+    recorded = view.meta["val"]
+    return recorded.shape, recorded.stride(), recorded.storage_offset()
 
 
 def _placeholders(program: fx.GraphModule) -> list[fx.Node]:

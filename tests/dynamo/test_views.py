@@ -106,16 +106,25 @@ def test_views_are_those_of_pytorch(function: Callable, dynamic: bool):
     assert any(outcome.net is not None for one in regions for outcome in one.outcomes)
 
 
-@pytest.mark.parametrize("function", [copies_of_an_input, copies_of_a_weight, copies_of_a_result])
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(copies_of_an_input, copies_of_a_weight, copies_of_a_result, parts_of_a_result),
+        *(parts_of_a_hidden_result, part_of_one_result, split),
+    ],
+)
 @pytest.mark.usefixtures("always_trained")
-def test_copies_in_training_are_those_of_pytorch(function: Callable):
+def test_views_and_copies_in_training_are_those_of_pytorch(function: Callable):
     run = torch.compile(function, backend="fmtprop", options={"tune": "model", "confirm": False})
-    for x in (torch.randn(4, 5), torch.randn(5, 4).t()):
+    for x in (torch.randn(4, 5), torch.randn(5, 4).t(), torch.randn(4, 5)):
         x.requires_grad_()
         got, expected = run(x), function(x)
         torch.testing.assert_close(got, expected)
-        assert [one.stride() for one in got] == [one.stride() for one in expected]
+        layouts = [[(one.stride(), one.storage_offset()) for one in results] for results in (got, expected)]
+        assert layouts[0] == layouts[1]
         assert shared([x, *got]) == shared([x, *expected])
+        gradients = [torch.autograd.grad(sum(one.sin().sum() for one in r), x)[0] for r in (got, expected)]
+        torch.testing.assert_close(*gradients)
 
 
 def test_types_follow_the_default_type():
