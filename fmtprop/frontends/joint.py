@@ -100,7 +100,7 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     Returns
     -------
     Joint or None
-        None if both halves only give back their arguments.
+        None if both halves only give back their arguments, or copies of them.
 
     Raises
     ------
@@ -138,7 +138,7 @@ class _Importer:
         origins = _layouts(_placeholders(forward), _results_of(backward))
         found = [self._gradient(value, origin, made) for value, origin in zip(gradients, origins, strict=True)]
         graph.remove_dead()
-        if not graph.output_nodes:
+        if len(graph) == len(graph.input_nodes) + len(graph.output_nodes):
             return None
         verify(graph, Stage.IMPORTED)
         inputs = [Value(node.name) for node in graph.input_nodes]
