@@ -28,6 +28,8 @@ class Linear:
         axis 1 of dst and in a bias of one axis.
     windowed : bool
         Whether weights are a window that slides over src, perhaps in groups of channels.
+    transposed : bool
+        Whether the window slides over dst: each number of src is added to all places of a window.
     roles : tuple of str
         The operand or result of the op that has the dims of src, of weights and of dst: the gradient by an operand sums
         as many products, but other ones.
@@ -36,6 +38,7 @@ class Linear:
     products: Callable[[Dims, Dims, Dims], float]
     by_columns: bool = False
     windowed: bool = False
+    transposed: bool = False
     roles: tuple[str, str, str] = ("src", "weights", "dst")
 
     def output_axis(self, ndim: int) -> int:

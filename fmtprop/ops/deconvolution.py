@@ -178,7 +178,7 @@ DECONVOLUTION = OpDef(
     infer=infer,
     reference=reference,
     primitive=primitive_of("Deconvolution"),
-    linear=Linear(lambda src, weights, dst: products(src, dst[1], weights), windowed=True),
+    linear=Linear(lambda src, weights, dst: products(src, dst[1], weights), windowed=True, transposed=True),
     spreads=True,
     sliced=each_image,
     post_ops=frozenset({"eltwise", "binary", "sum", "prelu"}),

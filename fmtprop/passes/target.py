@@ -127,6 +127,10 @@ def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
     return any(True for target in targets for _ in target.candidates(copy, {"src": desc, "dst": row_major}))
 
 
+#: how the name begins of a deconvolution that oneDNN runs as the gradient of a convolution; that one's name follows
+AS_GRADIENT = "conv:any+"
+
+
 def is_loop(impl: str) -> bool:
     """Return whether an implementation is a reference loop; a fused depthwise pair has the name, but runs kernels.
 

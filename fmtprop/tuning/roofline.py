@@ -14,7 +14,7 @@ from fmtprop.ir.node import Attrs, Node, PostOp
 from fmtprop.ir.op import linear_of, opdef, types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.passes.target import Candidate
+from fmtprop.passes.target import AS_GRADIENT, Candidate
 from fmtprop.tuning import identity
 from fmtprop.tuning.peaks import Peaks
 
@@ -63,6 +63,13 @@ _HALF_BY_CALLS = 16.0
 #: 5 ns for a simple function, 20 for a costly one, 45 for one with an operand (v3.2, f32, one core)
 _GENERAL_TAIL = {"simple": 500.0, "costly": 2000.0, "operand": 4500.0}
 
+#: operations per number that the gradient of a convolution adds up by a general product: each position's window, for
+#: each channel of the result. 0.9 to 1.7 ns for 1 to 12 channels (v3.2, f32, one core)
+_GENERAL_WINDOW = 120.0
+
+#: part of its speed that the kernel of blocks reaches as the gradient of a convolution (v3.2, few channels)
+_GRADIENT_SHARE = 0.25
+
 #: operations per element of an element-wise function where a kernel of the project's own does it
 _KERNEL_OPERATIONS = 6.0
 
@@ -106,6 +113,9 @@ _PYTORCH_COSTLY_SHARE, _PYTORCH_TAIL_SHARE = 0.3, 0.7
 
 #: share up to which an operator takes several passes: it computes in f32, so narrower numbers do not make it faster
 _PYTORCH_PASSES_SHARE = 0.3
+
+#: the same of deconvolutions, without the additions of windows (10 small ones, torch 2.13)
+_PYTORCH_TRANSPOSED_SHARE = 0.12
 
 #: operators in a row, where an op has none of its own
 _PYTORCH_SEVERAL = 4
@@ -173,7 +183,11 @@ class ModelCosts:
             if self._lanes > _AVX2_LANES and candidate.impl.endswith(":avx2"):
                 reached *= _AVX2_LANES / self._lanes
             products = _products(linear, src, weights, out)
+            if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
+                reached *= _GRADIENT_SHARE * prod(weights.dims) / prod(weights.padded_dims)
             arithmetic = products / (peak * reached)
+            if linear.transposed and _is_general(candidate.impl):
+                arithmetic += _GENERAL_WINDOW * _added(linear, src, weights, out) / peak
             if _says(candidate, "moves_freely"):  # a kernel of few rows
                 arithmetic, moved = 0.0, moved * _FEW_ROWS_SHARE
             elif candidate.impl.startswith("brg") and _is_transposed(linear, weights):
@@ -208,6 +222,9 @@ class ModelCosts:
             reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
             src, weights, out = _roles(linear, operands, dst)
             shape = _shape(linear, src, weights)
+            if linear.transposed:
+                reached = _PYTORCH_TRANSPOSED_SHARE
+                seconds += _PYTORCH_WINDOW[not across] * _added(linear, src, weights, out) / (peak * _POINTWISE_SHARE)
             seconds += _products(linear, src, weights, out) / (peak * reached * _OTHER[shape] / _OTHER[0])
         seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory
@@ -280,7 +297,10 @@ def efficiency(impl: str, shape: int = 0) -> float:
     True
     >>> efficiency("jit:sse41+swish") == efficiency("jit:sse41") < efficiency("jit:avx2")
     True
+    >>> efficiency("conv:any+x64:gemm:jit") == efficiency("x64:gemm:jit")
+    True
     """
+    impl = impl.removeprefix(AS_GRADIENT)
     # a fused depthwise pair is called reference, but runs the two kernels that it goes on to name
     impl = impl.removeprefix("ref_fused_convolution:any:").partition("+")[
         0
@@ -335,7 +355,7 @@ def _filled(impl: str, lanes: int, linear: Linear, src: MemoryDesc, weights: Mem
 
 def _is_general(impl: str) -> bool:
     """Return whether an implementation of a convolution is a general product."""
-    return impl.removeprefix("x64:").startswith("gemm")
+    return impl.removeprefix(AS_GRADIENT).removeprefix("x64:").startswith("gemm")
 
 
 def _general_tail(post_op: PostOp) -> float:
@@ -359,6 +379,12 @@ def _padded(desc: MemoryDesc) -> tuple[int, ...]:
 def _products(linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> float:
     """Return the operations of all products, those on padding of blocks included."""
     return 2.0 * linear.products(_padded(src), weights.dims, _padded(dst))
+
+
+def _added(linear: Linear, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> float:
+    """Return the numbers that a transposed op adds up: each position's window, for each channel of dst."""
+    channels = linear.channels_per_group(weights.dims, src.ndim) or src.dims[1]
+    return linear.products(src.dims, weights.dims, dst.dims) / channels
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fmtprop as fp
 from fmtprop.errors import ShapeError
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import Deconv
@@ -99,3 +100,8 @@ def test_output_padding_beyond_the_stride_is_declined():
 def test_an_empty_result_is_declined():
     call = FakeCall("aten.conv_transpose2d.input", TensorType((2, 8, 3, 1)), weights(8, 4, 1, 2), None, padding=[0, 1])
     assert call.run() is None
+
+
+def test_pytorch_competes_where_onednn_has_only_gradients_of_convolutions():
+    net = fp.compile(torch.nn.ConvTranspose2d(3, 3, 4), torch.randn(1, 3, 200, 200), tune="model", confirm=False)
+    assert not any("gemm" in step.node.choice.impl for step in net.plan.steps)

@@ -21,7 +21,7 @@ from fmtprop.passes.formats import describe, in_place_parts, like, plain
 from fmtprop.passes.optimal.usable_formats import usable_formats
 from fmtprop.passes.optimal.variants import FUSIONS
 from fmtprop.passes.optimal.ways import Enumeration, Way
-from fmtprop.passes.target import Candidate, Setting, can_be_read
+from fmtprop.passes.target import AS_GRADIENT, Candidate, Setting, can_be_read
 
 __all__ = ["Pins", "enumerate_ways"]
 
@@ -176,7 +176,7 @@ class _Enumerator:
         for request in self._pinned(node, self._requests(node, inputs)):
             families: Counter[tuple[str, str, bool]] = Counter()
             for candidate in self.target.candidates(node, request):
-                optimized = optimized or not candidate.is_ref
+                optimized = optimized or not (candidate.is_ref or candidate.impl.startswith(AS_GRADIENT))
                 # an equivalent primitive's implementations, which come after all others, are counted separately
                 # so are those with a kernel for the last post-op
                 family = candidate.impl.partition(":")[0]
@@ -186,7 +186,7 @@ class _Enumerator:
                     yield candidate
         if isinstance(node.attrs, Concat) and self.setting.in_place:
             yield from self._in_place(node, node.attrs, inputs)
-        # PyTorch's products use the same kernels, but pack their weights in each run
+        # PyTorch's products use the same kernels, but pack their weights in each run; of deconvolutions it has others
         if not optimized or (self.setting.competing and opdef(node.op).category is not Category.COMPUTE):
             yield from self._by_fallback(node, inputs)
 
