@@ -96,8 +96,8 @@ def evaluate_node(
     """
     operands = {name: t for name, t in tensors.items() if name not in node.tail}
     declaration = opdef(node.op)
-    if declaration.category is Category.COMPUTE and node.results[0].dtype is DataType.F32:
-        # narrow operands, the accumulator stored as it is: references compute in the type of their first operand
+    if declaration.category is Category.COMPUTE and (node.post_ops or node.results[0].dtype is DataType.F32):
+        # narrow operands, the accumulator in f32: references compute in the type of their first operand
         first = declaration.operands[0].name
         operands[first] = operands[first].float()
     results = (instead or {}).get(node.op, declaration.reference)(node.attrs, operands)

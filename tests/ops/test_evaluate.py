@@ -8,6 +8,7 @@ from fmtprop.ir import Graph, Node, PostOp, TensorType
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ops import Binary, Eltwise, Prelu, Sum, emit
 from fmtprop.ops.evaluate import evaluate, evaluate_node
+from fmtprop.ops.matmul import MatMul
 
 TYPE = TensorType((2, 3))
 
@@ -48,6 +49,14 @@ def test_a_fused_tail_is_rounded_once():
     one, tiny = torch.ones(1, dtype=torch.bfloat16), torch.full((1,), 2.0**-10, dtype=torch.bfloat16)
     (got,) = evaluate_node(node, {"src": one, "post_op_0": tiny, "post_op_1": one})
     assert got.dtype == torch.bfloat16 and got.item() == 2.0**-10
+
+
+def test_a_product_is_not_rounded_before_its_tail():
+    """Exp makes 6 % of a rounding of 16 to bf16: right kernels of a bf16 network were called wrong."""
+    a, b = torch.full((1, 3), 2.34375, dtype=torch.bfloat16), torch.full((3, 1), 2.34375, dtype=torch.bfloat16)
+    node = Node("n", "matmul", MatMul(), (TensorType((1, 1), "bf16"),), (PostOp("eltwise", Eltwise("exp")),))
+    (got,) = evaluate_node(node, {"src": a, "weights": b})
+    torch.testing.assert_close(got, torch.exp(a.float() @ b.float()).bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
