@@ -19,7 +19,8 @@ SHELL := bash
 # says: to rewrite their asserts takes each process ten seconds.
 TEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-# Run once more as on a CPU without AVX-512 and bf16: what asks for a data type, chooses formats, or has kernels of ours.
+# On a CPU with AVX-512, these run once more as on one without it and without bf16: tests of data types, of the choice of
+# formats, and of our own kernels.
 AVX2_TESTS := tests/ir/test_deferred.py tests/jit tests/models/test_fuzz.py \
   $(filter-out %_inspection.py,$(wildcard tests/targets/test_*.py))
 
@@ -88,7 +89,8 @@ contracts: $(VENV)/.installed-dev ## Which room may import which (import-linter)
 .PHONY: tests
 tests: $(VENV)/.installed-dev ## Tests and doctests
 	$(TEST) $(PYTEST_ARGS)
-	ONEDNN_MAX_CPU_ISA=AVX2 $(TEST) $(PYTEST_ARGS) $(AVX2_TESTS)
+	$(BIN)/python -c 'from fmtprop import dnnl; exit(dnnl.lib().isa != "avx2")' \
+	  || ONEDNN_MAX_CPU_ISA=AVX2 $(TEST) $(PYTEST_ARGS) $(AVX2_TESTS)
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev $(VENV)/.installed-models $(VENV)/.installed-bench ## The slow sweeps, with models and peers
