@@ -24,7 +24,7 @@ def loaded_by(statement: str) -> tuple[set[str], bool]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     answer = json.loads(done.stdout)
     return set(answer["modules"]), answer["dnnl"]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import passed_to
 from fmtprop.frontends.onnx.operators.convolution import conv
 from fmtprop.frontends.onnx.operators.indexing import gather
 from fmtprop.frontends.onnx.operators.matrix import gemm
@@ -53,6 +54,7 @@ def _activated(x: Tensor, name: str, parameters: Sequence[float] | None) -> Tens
     return _ACTIVATIONS[name](x, *(parameters or ()))
 
 
+@passed_to(conv)
 def _fused_conv(
     x: Tensor,
     w: Tensor,
@@ -61,20 +63,13 @@ def _fused_conv(
     *,
     activation: str = "",
     activation_params: Sequence[float] | None = None,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Any,
 ) -> Tensor:
-    y = conv(
-        x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
-        strides=strides,
-    )  # fmt: skip
+    y = conv(x, w, b, **attributes)
     return _activated(y if z is None else y + z, activation, activation_params)
 
 
+@passed_to(gemm)
 def _fused_gemm(
     a: Tensor,
     b: Tensor,
@@ -84,13 +79,10 @@ def _fused_gemm(
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    **attributes: Any,
 ) -> Tensor:
     given = [v for v in (activation_alpha, activation_beta) if v is not None]
-    return _activated(gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB), activation, given)
+    return _activated(gemm(a, b, c, **attributes), activation, given)
 
 
 def _fused_matmul(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import passed_to
 from fmtprop.frontends.onnx.operators.microsoft_quantised import matmul_integer_to_float
 from fmtprop.frontends.onnx.operators.values import integer, ints, is_known
 
@@ -66,6 +67,32 @@ def _sum_of(*terms: Tensor | None) -> Tensor | None:
     return sum(given[1:], given[0]) if given else None
 
 
+def _attended(
+    parts: Sequence[Tensor],
+    mask: Tensor | None,
+    past: Tensor | None,
+    attention_bias: Tensor | None = None,
+    *,
+    num_heads: int,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+    wanted: int,
+) -> Any:
+    """Return the attention of projected queries, keys and values, and the keys and values if they are wanted."""
+    if do_rotary or past_present_share_buffer:
+        raise NotImplementedError("rotary positions or a shared buffer of past keys")
+    q, k, v = (_heads(part, num_heads) for part in parts)
+    if past is not None:
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+    added = _sum_of(_key_mask(mask, q.shape[0], k.shape[2], mask_filter_value), attention_bias)
+    y = _joined(_attend(q, k, v, added, unidirectional == 1, scale))
+    return (y, torch.stack([k, v])) if wanted > 1 else y
+
+
+@passed_to(_attended)
 def _attention(
     x: Tensor,
     weights: Tensor,
@@ -75,25 +102,16 @@ def _attention(
     attention_bias: Tensor | None = None,
     past_length: Tensor | None = None,
     *,
-    num_heads: int,
-    do_rotary: int = 0,
-    mask_filter_value: float = -10000.0,
-    past_present_share_buffer: int = 0,
     qkv_hidden_sizes: Sequence[int] | None = None,
     rotary_embedding_dim: int = 0,
-    scale: float = 0.0,
-    unidirectional: int = 0,
-    wanted: int,
+    **attributes: Any,
 ) -> Any:
-    if do_rotary or past_present_share_buffer:
-        raise NotImplementedError("rotary positions or a shared buffer of past keys")
     sizes = list(qkv_hidden_sizes or [weights.shape[1] // 3] * 3)
     parts = torch.split(F.linear(x, weights.t(), bias), sizes, -1)
-    return _attended(
-        parts, mask, past, attention_bias, num_heads, mask_filter_value, scale, unidirectional == 1, wanted
-    )
+    return _attended(parts, mask, past, attention_bias, **attributes)
 
 
+@passed_to(_attended)
 def _quantised_attention(
     x: Tensor,
     weights: Tensor,
@@ -104,40 +122,10 @@ def _quantised_attention(
     x_zero: Tensor | None = None,
     weights_zero: Tensor | None = None,
     past: Tensor | None = None,
-    *,
-    num_heads: int,
-    do_rotary: int = 0,
-    mask_filter_value: float = -10000.0,
-    past_present_share_buffer: int = 0,
-    scale: float = 0.0,
-    unidirectional: int = 0,
-    wanted: int,
+    **attributes: Any,
 ) -> Any:
-    if do_rotary or past_present_share_buffer:
-        raise NotImplementedError("rotary positions or a shared buffer of past keys")
     projected = matmul_integer_to_float(x, weights, x_scale, weights_scale, x_zero, weights_zero, bias)
-    parts = projected.chunk(3, -1)
-    return _attended(parts, mask, past, None, num_heads, mask_filter_value, scale, unidirectional == 1, wanted)
-
-
-def _attended(
-    parts: Sequence[Tensor],
-    mask: Tensor | None,
-    past: Tensor | None,
-    attention_bias: Tensor | None,
-    num_heads: int,
-    mask_filter_value: float,
-    scale: float,
-    causal: bool,
-    wanted: int,
-) -> Any:
-    """Return the attention of projected queries, keys and values, and the keys and values if they are wanted."""
-    q, k, v = (_heads(part, num_heads) for part in parts)
-    if past is not None:
-        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-    added = _sum_of(_key_mask(mask, q.shape[0], k.shape[2], mask_filter_value), attention_bias)
-    y = _joined(_attend(q, k, v, added, causal, scale))
-    return (y, torch.stack([k, v])) if wanted > 1 else y
+    return _attended(projected.chunk(3, -1), mask, past, **attributes)
 
 
 def _multi_head_attention(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
+from fmtprop.frontends.onnx.operators.attributes import passed_to
 from fmtprop.frontends.onnx.operators.convolution import conv
 from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of
 
@@ -127,23 +128,11 @@ def _conv_exact(x: Tensor, x_zero: Tensor | None, w: Tensor, w_zero: Tensor | No
     return conv(_shifted(x, x_zero, [1] * x.ndim, dtype), _shifted(w, w_zero, per_channel, dtype), **attributes)
 
 
+@passed_to(conv)
 def _conv_integer(
-    x: Tensor,
-    w: Tensor,
-    x_zero: Tensor | None = None,
-    w_zero: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None, **attributes: Any
 ) -> Tensor:
-    return _conv_exact(
-        x, x_zero, w, w_zero, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
-        strides=strides,
-    ).to(torch.int32)  # fmt: skip
+    return _conv_exact(x, x_zero, w, w_zero, **attributes).to(torch.int32)
 
 
 def requantised(sums: Tensor, factor: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
@@ -157,6 +146,7 @@ def _check_types(*zeros: Tensor) -> None:
             raise NotInTorchError("other types than int8 and uint8")
 
 
+@passed_to(conv)
 def _qlinear_conv(
     x: Tensor,
     x_scale: Tensor,
@@ -167,19 +157,10 @@ def _qlinear_conv(
     y_scale: Tensor,
     y_zero: Tensor,
     b: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Any,
 ) -> Tensor:
     _check_types(x_zero, w_zero, y_zero)
-    sums = _conv_exact(
-        x, x_zero, w, w_zero, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
-        strides=strides,
-    )  # fmt: skip
+    sums = _conv_exact(x, x_zero, w, w_zero, **attributes)
     per_channel = [1, -1, *[1] * (w.ndim - 2)]
     if b is not None:
         sums = sums.to(torch.float64) + b.to(torch.float64).reshape(per_channel)
