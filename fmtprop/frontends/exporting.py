@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fmtprop.errors import IN_PLACE_REMEDY, ImportModelError
+from fmtprop.frontends.run_time_checks import drop_checks
 from fmtprop.frontends.source_text import check_keywords, check_parameter
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.structure import describe
@@ -271,7 +272,8 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
                 f"{_first_lines(error)}\nMake new tensors instead of changing {_changing(program)} in place, and use a "
                 f"program that still has its weights. If it has a cache, {IN_PLACE_REMEDY}"
             ) from error
-        return functional
+    drop_checks(functional.graph)
+    return functional
 
 
 def _changing(program: ExportedProgram) -> str:

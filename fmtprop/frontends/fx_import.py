@@ -20,7 +20,7 @@ from fmtprop.frontends.call_import import CallImporter, FoundCall
 from fmtprop.frontends.torch_call import add_constant, by_schema, check_real
 from fmtprop.ir.graph import Graph
 
-__all__ = ["Calls", "import_calls"]
+__all__ = ["Calls", "import_calls", "origin_of"]
 
 
 class Nodes(Protocol):
@@ -139,7 +139,7 @@ class _Walk:
         count = len(recorded) if isinstance(recorded, list | tuple) else 1
         return self.calls.add(
             FoundCall(
-                target, args, recorded, node.name, _origin(node), _used_results(node, count), _is_complex(node),
+                target, args, recorded, node.name, origin_of(node), _used_results(node, count), _is_complex(node),
                 lambda name: given[name].meta["val"],
             )
         )  # fmt: skip
@@ -164,7 +164,7 @@ def _used_results(node: fx.Node, count: int) -> frozenset[int]:
     return frozenset(used)
 
 
-def _origin(node: fx.Node) -> str:
+def origin_of(node: fx.Node) -> str:
     """Return the path of the module that makes the call (gradients: the forward call), such as ``layer1.0.conv1``."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
@@ -176,5 +176,5 @@ def _origin(node: fx.Node) -> str:
 
 
 def _where(node: fx.Node) -> str:
-    origin = _origin(node)
+    origin = origin_of(node)
     return f"{node.name} in {origin}" if origin else str(node.name)

@@ -7,6 +7,7 @@ import linecache
 import re
 import warnings
 from collections import deque, namedtuple
+from functools import partial
 
 import pytest
 import torch
@@ -585,6 +586,27 @@ def test_a_run_time_check_is_left_out_with_a_warning():
     with pytest.warns(UserWarning, match="run-time check aten._assert_async.msg is left out of the graph"):
         graph = from_torch(Function(checked), TOKENS)
     compare(run(graph, TOKENS), TOKENS * 2)
+
+
+def _counted(x, factor=None):
+    number = (x > 0).sum().item()
+    torch._check(number >= 0)
+    torch._check(number <= x.numel())
+    return x * (factor or number)
+
+
+@pytest.mark.parametrize("dynamic_shapes", [None, ({0: torch.export.Dim("n", min=2, max=9)},)])
+def test_a_run_time_check_of_a_number_is_left_out_with_a_warning(dynamic_shapes):
+    with pytest.warns(UserWarning, match=r"^1: run-time check of a number is left out of the graph$"):
+        net = fp.compile(
+            nn.Sequential(nn.ReLU(), Function(partial(_counted, factor=2))), TOKENS, dynamic_shapes=dynamic_shapes
+        )
+    compare(net(TOKENS), TOKENS.relu() * 2)
+
+
+def test_a_number_that_is_checked_and_used_is_refused():
+    with pytest.raises(ImportModelError, match=r"aten.item.default turns a tensor into a Python number"):
+        from_torch(Function(_counted), TOKENS)
 
 
 # ---------------------------------------------------------------- importers
