@@ -92,7 +92,7 @@ def is_compiled(attrs: Lrn, dims: tuple[int, ...]) -> bool:
     """Return whether oneDNN has kernels of both passes on f32 images of these dims, in some format."""
     from fmtprop import dnnl
 
-    for tag in ("acdb", "aBcd16b", "aBcd8b") if len(dims) == 4 else ():
+    for tag in ("acdb", "aBcd16b", "aBcd8b") if len(dims) == 4 and all(dims) else ():
         desc = dnnl.NativeDesc.from_desc(MemoryDesc(dims, DataType.F32, tag=tag))
         names = ("src", "dst", "diff_src", "diff_dst")
         try:

@@ -221,10 +221,13 @@ def _resamplings_whole() -> Iterator[None]:
 def _with_sizes(resample: Any, in_parts: Callable[..., Any], src: Any, sizes: Any, *how: Any) -> Any:
     """Resample by sizes or factors, the form of PyTorch's functions.
 
-    PyTorch has no gradients of some resamplings for sizes that change: these are traced as parts.
+    PyTorch has no gradients of some resamplings for sizes that change, and its rule for one call refuses no images:
+    these are traced as parts.
     """
     *options, factors = how
-    if src.requires_grad and any(isinstance(size, torch.SymInt) for size in (*src.shape, *(sizes or ()))):
+    changes = any(isinstance(size, torch.SymInt) for size in (*src.shape, *(sizes or ())))
+    is_empty = any(size == 0 for size in src.shape if isinstance(size, int))
+    if is_empty or (changes and src.requires_grad):
         return in_parts(src, sizes, *how)
     found: Any = decompositions.upsample_compute_output_size(src.size(), sizes, factors)  # type: ignore[no-untyped-call]
     return resample(src, found, *options, *(factors or [None] * len(found)))

@@ -581,6 +581,21 @@ def test_a_resampling_to_a_size_that_changes():
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", None])
+def test_whole_calls_of_no_images(mode):
+    def function(x):
+        return F.local_response_norm(x, 3) if mode is None else F.interpolate(x, scale_factor=2.0, mode=mode)
+
+    run, _ = compiled(function)
+    x = torch.randn(0, 6, 5, 4)
+    with torch.no_grad():
+        assert_alike(function, run, x)
+    given = x.clone().requires_grad_()
+    run(given).sum().backward()
+    assert given.grad is not None and given.grad.shape == x.shape
+
+
+@pytest.mark.usefixtures("always")
 def test_nothing_is_traced_while_a_shape_is_planned():
     """While one thread traces, PyTorch refuses calls of compiled functions in all threads."""
     traced: list[bool] = []
