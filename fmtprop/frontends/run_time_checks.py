@@ -32,13 +32,14 @@ def drop_checks(graph: fx.Graph) -> None:
 
     Notes
     -----
-    A number that anything else reads stays, so the program is refused.
+    A number that nothing reads is removed, too. A number that anything else reads stays, so the program is refused.
     """
     found: dict[str, None] = {}
     for node in [node for node in graph.nodes if _reads_a_number(node)]:
         readers = list(_readers(node))
         if all(_is_check(reader) or not _makes_tensors(reader) for reader in readers):
-            found[origin_of(node) or "the model"] = None
+            if readers:
+                found[origin_of(node) or "the model"] = None
             for reader in reversed(list(graph.nodes)):
                 if reader is node or reader in readers:
                     graph.erase_node(reader)

@@ -604,6 +604,11 @@ def test_a_run_time_check_of_a_number_is_left_out_with_a_warning(dynamic_shapes)
     compare(net(TOKENS), TOKENS.relu() * 2)
 
 
+def test_a_number_that_nothing_reads_is_no_part_of_the_graph():
+    graph = from_torch(Function(lambda x: (int(x.sum()), x * 2)[1]), TOKENS)
+    compare(run(graph, TOKENS), TOKENS * 2)
+
+
 def test_a_number_that_is_checked_and_used_is_refused():
     with pytest.raises(ImportModelError, match=r"aten.item.default turns a tensor into a Python number"):
         from_torch(Function(_counted), TOKENS)
