@@ -337,6 +337,10 @@ def contradictory() -> Iterator[tuple[str, bytes]]:
         "negative_pads": f"{image} y = MaxPool<kernel_shape = [2, 2], pads = [-1, 0, 0, 0]>(r)",
         "kernel_of_weights": f"{image} y = ConvTranspose<kernel_shape = [1, 1]>(r, r)",
         "two_numbers_for_one": "k = Constant<value_ints = [1, 2]>() y, z = TopK(x, k)",
+        "depth_of_indices": "i = Constant<value = int64[1, 3] {0, 0, 0}>() y = GatherND(x, i)",
+        "depth_of_updates": "i = Constant<value = int64[1, 3] {0, 0, 0}>() u = Constant<value_floats = [1.0]>() "
+        "y = ScatterND(x, i, u)",
+        "more_updates_than_indices": "i = Constant<value = int64[1, 2] {0, 0}>() y = ScatterElements(x, i, x)",
         "norm": "y = LpNormalization<p = 0>(x)",
         "hidden_size": "w = Constant<value = float[1, 1, 3] {1, 2, 3}>() r = Constant<value = float[1, 1, 1] {1}>() "
         "a = Constant<value_ints = [0]>() t = Unsqueeze(x, a) y = RNN<hidden_size = 3>(t, w, r)",

@@ -53,8 +53,16 @@ def _linear(indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.where(outside, math.prod(shape), position)
 
 
-def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+def _depth(x: Tensor, indices: Tensor, batch_dims: int) -> int:
+    """Return the number of axes that each tuple of indices names."""
     depth = indices.shape[-1]
+    if not 0 <= batch_dims <= batch_dims + depth <= x.ndim:
+        raise ValueError(f"{depth} indices for each element, and {batch_dims} axes of a batch, of {x.ndim} axes")
+    return depth
+
+
+def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    depth = _depth(x, indices, batch_dims)
     batch, inner = tuple(x.shape[:batch_dims]), tuple(x.shape[batch_dims + depth :])
     rows = 1
     for n in batch:
@@ -69,6 +77,8 @@ _REDUCE: Final = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
+    if indices.shape != updates.shape:  # PyTorch would take a part of the updates
+        raise ValueError(f"indices have the shape {tuple(indices.shape)}, updates {tuple(updates.shape)}")
     places = _wrapped(indices, x.shape[axis])
     if reduction == "none":
         return torch.scatter(x, axis, places, updates)
@@ -76,7 +86,7 @@ def _scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int 
 
 
 def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
-    depth = indices.shape[-1]
+    depth = _depth(x, indices, 0)
     inner = tuple(x.shape[depth:])
     places = _linear(indices, tuple(x.shape[:depth])).reshape(-1, 1)
     n = 1
