@@ -107,7 +107,20 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     ImportModelError
         A call or a tensor cannot be expressed.
     """
+    _check_sizes(forward, backward)
     return _Importer(forward, backward, outputs, name).run()
+
+
+def _check_sizes(*programs: fx.GraphModule) -> None:
+    """Refuse sizes and strides that change: both halves of a plan are for fixed ones."""
+    for node in (node for program in programs for node in program.graph.nodes):
+        value = node.meta.get("val")
+        numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
+        if any(isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) for number in numbers):
+            raise ImportModelError(
+                f"{node.name}: a size or a stride changes between calls. Where data choose it (x[mask], torch.where, "
+                "nonzero), compute all rows, and multiply by the mask"
+            )
 
 
 class _Importer:
@@ -125,7 +138,6 @@ class _Importer:
         self.made: dict[object, int] = {}
 
     def run(self) -> Joint | None:
-        self._check_sizes()
         graph, (forward, backward) = self.graph, self.programs
         recorded = _results_of(forward)
         results = self._import_forward()
@@ -150,13 +162,6 @@ class _Importer:
         )
 
     # ------------------------------------------------------------------ programs
-
-    def _check_sizes(self) -> None:
-        """Refuse sizes and strides that are arguments: both halves of a plan are for fixed ones."""
-        for program in self.programs:
-            for node in _placeholders(program):
-                if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
-                    raise ImportModelError(f"input {node.name}: a size or a stride changes between calls")
 
     def _import_forward(self) -> list[Any]:
         program = self.programs[0]
