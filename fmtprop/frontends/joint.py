@@ -111,11 +111,13 @@ def import_joint(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int
     return _Importer(forward, backward, outputs, name).run()
 
 
-def _check_sizes(*programs: fx.GraphModule) -> None:
+def _check_sizes(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
     """Refuse sizes and strides that change: both halves of a plan are for fixed ones."""
-    for node in (node for program in programs for node in program.graph.nodes):
+    # without states of generators, which are of any size, and not read by a plan
+    for node in (*drawn_first(forward).graph.nodes, *_placeholders(backward)):
         value = node.meta.get("val")
-        numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
+        is_given = node.op == "placeholder" or not isinstance(value, torch.Tensor)
+        numbers = (value,) if is_given else value.shape
         if any(isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) for number in numbers):
             raise ImportModelError(
                 f"{node.name}: a size or a stride changes between calls. Where data choose it (x[mask], torch.where, "
