@@ -83,6 +83,15 @@ def _deconvolution_with_bias_on_amx(node: Node, formats: Request, impl: str) -> 
     return "bias" in formats and impl.startswith("jit_deconvolution") and impl.endswith("amx")
 
 
+def _long_sums_of_a_strided_deconvolution(node: Node, formats: Request, impl: str) -> bool:
+    if not isinstance(node.attrs, Deconv) or not (impl.startswith("brg_conv:avx512_core+") and "strided" in impl):
+        return False
+    src, weights = formats.get("src"), formats.get("weights")
+    if src is None or weights is None or src.dtype.nbytes < 4 or not (node.post_ops or "bias" in formats):
+        return False
+    return src.dims[1] * math.prod(weights.dims[2 - src.ndim :]) > _LONGEST_RIGHT_SUM
+
+
 def _layer_normalization_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, LayerNorm) or is_loop(impl):
         return False
@@ -141,6 +150,9 @@ def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request,
     return any(desc.at_start() != plain(desc) for desc in data)
 
 
+#: channels times places of the window up to which no sum of strided deconvolutions was seen in parts
+_LONGEST_RIGHT_SUM = 3840
+
 #: numbers of f32 in a vector of AVX-512
 _LONGEST_VECTOR = 16
 
@@ -183,6 +195,12 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         _NOT_YET,
         _deconvolution_with_bias_on_amx,
         "deconvolution with bias gives wrong results in the compiled kernel for AMX",
+    ),
+    KnownBad(
+        (3, 0),
+        (3, 6),  # seen in 3.2.0, for most sizes; 3.6.2 is right
+        _long_sums_of_a_strided_deconvolution,
+        "deconvolution with strides adds long sums in parts, and its bias and post-ops to each part, with AVX-512",
     ),
     KnownBad(
         (3, 0),

@@ -63,6 +63,9 @@ _HALF_BY_CALLS = 16.0
 #: 5 ns for a simple function, 20 for a costly one, 45 for one with an operand (v3.2, f32, one core)
 _GENERAL_TAIL = {"simple": 500.0, "costly": 2000.0, "operand": 4500.0}
 
+#: the same after the gradient of a convolution that serves as a deconvolution: 38, 65 and 66 ns; 3 ns for a bias
+_GRADIENT_TAIL = {"simple": 3800.0, "costly": 6500.0, "operand": 6500.0, "bias": 300.0}
+
 #: operations per number that the gradient of a convolution adds up by a general product: each position's window, for
 #: each channel of the result. 0.9 to 1.7 ns for 1 to 12 channels (v3.2, f32, one core)
 _GENERAL_WINDOW = 120.0
@@ -186,6 +189,8 @@ class ModelCosts:
             if candidate.impl.startswith(f"{AS_GRADIENT}jit"):  # it computes whole blocks of weights
                 reached *= _GRADIENT_SHARE * prod(weights.dims) / prod(weights.padded_dims)
             arithmetic = products / (peak * reached)
+            if candidate.impl.startswith(AS_GRADIENT) and "bias" in operands:
+                arithmetic += _GRADIENT_TAIL["bias"] * prod(sizes[0].dims) / peak
             if linear.transposed and _is_general(candidate.impl):
                 arithmetic += _GENERAL_WINDOW * _added(linear, src, weights, out) / peak
             if _says(candidate, "moves_freely"):  # a kernel of few rows
@@ -198,8 +203,11 @@ class ModelCosts:
             if post_op.op == "convolution" and post_op.operand is not None:
                 window = prod(operands[post_op.operand].dims[1:])
                 arithmetic += 2.0 * window * prod(behind.dims) / (peak * efficiency("jit_dw", 2))
+            elif candidate.impl.startswith(AS_GRADIENT):
+                arithmetic += _GRADIENT_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
             elif linear is not None and linear.windowed and _is_general(candidate.impl):
-                arithmetic += _general_tail(post_op) * prod(before.dims) / peak
+                # a sum is a part of the product
+                arithmetic += (post_op.op != "sum") * _GENERAL_TAIL[_tail_kind(post_op)] * prod(before.dims) / peak
             else:
                 arithmetic += _operations(post_op.op, post_op.attrs) * prod(before.dims) / (peak * _POINTWISE_SHARE)
         call = self.peaks.call * (_PRODUCT_CALL if linear is not None else 1.0)
@@ -358,13 +366,11 @@ def _is_general(impl: str) -> bool:
     return impl.removeprefix(AS_GRADIENT).removeprefix("x64:").startswith("gemm")
 
 
-def _general_tail(post_op: PostOp) -> float:
-    """Return the operations per element of a post-op after a general product; a sum is a part of the product."""
-    if post_op.op == "sum":
-        return 0.0
+def _tail_kind(post_op: PostOp) -> str:
+    """Return the kind of a post-op that is computed element by element."""
     if post_op.operand is not None:
-        return _GENERAL_TAIL["operand"]
-    return _GENERAL_TAIL["costly" if _operations(post_op.op, post_op.attrs) > 1 else "simple"]
+        return "operand"
+    return "costly" if _operations(post_op.op, post_op.attrs) > 1 else "simple"
 
 
 def _operations(op: str, attrs: Attrs) -> float:

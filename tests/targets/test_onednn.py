@@ -6,8 +6,9 @@ import gc
 from dataclasses import replace
 
 import pytest
+import torch
 
-from fmtprop import dnnl
+from fmtprop import compile, dnnl
 from fmtprop.errors import DnnlError, GraphError, PlanError
 from fmtprop.ir.node import Node, PostOp
 from fmtprop.ir.op import opdef
@@ -293,6 +294,32 @@ def test_known_bad_binary_tail():
     assert known_bad((3, 2, 0), node, {**formats, "post_op_0": padded}, "jit:avx2") is None
     assert "non-dense" in known_bad((3, 2, 0), node, {**formats, "post_op_0": gaps}, "jit:avx2")
     assert known_bad((3, 4, 0), node, {**formats, "post_op_0": gaps}, "jit:avx2") is None
+
+
+@pytest.mark.parametrize(
+    ("channels", "post_ops", "impl", "bad"),
+    [
+        (256, [RELU], "brg_conv:avx512_core+brgconv_strided:avx512_core", True),
+        (240, [RELU], "brg_conv:avx512_core+brgconv_strided:avx512_core", False),
+        (256, [], "brg_conv:avx512_core+brgconv_strided:avx512_core", False),
+        (256, [RELU], "brg_conv:avx2+brgconv_strided:avx2", False),
+    ],
+)
+def test_known_bad_strided_deconvolution(channels, post_ops, impl, bad):
+    src, weights, dst = (1, channels, 8, 8), (32, channels, 4, 4), (1, 32, 16, 16)
+    types = {"src": TensorType(src, "f32"), "weights": TensorType(weights, "f32")}
+    node = node_of("deconvolution", Deconv.make(2, strides=2, pad_l=1), types, post_ops)
+    formats = {name: MemoryDesc(dims, "f32", tag="acdb") for name, dims in (("src", src), ("weights", weights))}
+    formats["dst"] = MemoryDesc(dst, "f32", tag="acdb")
+    assert (known_bad((3, 2, 0), node, formats, impl) is not None) is bad
+    assert known_bad((3, 6, 2), node, formats, impl) is None
+
+
+def test_a_strided_deconvolution_of_many_channels_is_right_at_once():
+    module = torch.nn.Sequential(torch.nn.ConvTranspose2d(256, 64, 4, 2, 1), torch.nn.ReLU()).eval()
+    example = torch.randn(1, 256, 16, 16)
+    with torch.no_grad():  # a warning is an error
+        torch.testing.assert_close(compile(module, (example,), tune="model")(example), module(example))
 
 
 def pooling(tag: str, tail: str, dtype: str = "f32"):
