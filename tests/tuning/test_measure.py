@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isfinite
@@ -203,4 +204,4 @@ def test_nothing_native_is_left_behind() -> None:
     for _ in range(3):
         bench.seconds([jobs], perf_counter() + FAR)
     gc.collect()
-    assert dnnl.live_handles() == before
+    assert Counter(dnnl.live_handles()) <= Counter(before)  # what others left may need two passes to go
