@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop import dnnl
 from fmtprop.errors import InputError, PlanError
@@ -135,7 +136,8 @@ class Halves:
 
     def _give_back(self, number: int) -> None:
         _, give_back = self._leased.pop(number)
-        give_back()
+        with _disable_current_modes():  # the collector may call this while PyTorch traces another program
+            give_back()
 
     @staticmethod
     def _guarded(run: Callable[[], T]) -> T:

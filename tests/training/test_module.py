@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import fmtprop as fp
@@ -253,6 +255,19 @@ def test_memory_comes_back(monkeypatch):
     again = ours(torch.randn(6, 12))
     assert len(made) == first + 1
     del other, again
+
+
+def test_memory_comes_back_while_another_program_is_traced():
+    step = fp.compile(nn.Linear(8, 8), (torch.randn(4, 8),), training=True)
+    held = [step(torch.randn(4, 8)).sum()]
+
+    def program(x):
+        held.clear()
+        gc.collect()
+        return x + 1
+
+    traced = make_fx(program)(torch.ones(3))
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_function", "output"]
 
 
 def test_backward_twice():
