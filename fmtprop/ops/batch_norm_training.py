@@ -17,17 +17,18 @@ from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
+from fmtprop.ops.building import check_alike
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, affine_flags, widened, with_vectors
+from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, training, widened
 from fmtprop.ops.normalization import BATCH_NORMALIZATION, BatchNorm, infer_batch
 from fmtprop.ops.sum import Sum
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -83,8 +84,7 @@ def infer(attrs: BatchStatistics, types: Mapping[str, TensorType]) -> tuple[Tens
 def infer_backward(attrs: BatchStatistics, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the types of diff_src and, with a scale, of diff_scale and diff_shift."""
     (src,) = infer_batch(BatchNorm(attrs.epsilon), types)
-    if types["diff_dst"].dims != src.dims:
-        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {src.dims}")
+    check_alike(types, "diff_dst", "src")
     if (attrs.limits is not None and "scale" in types) != ("shift" in types):
         raise ShapeError("the gradient reads a shift where there are a scale and a function, and only there")
     vectors = (types["scale"],) * 2 if "scale" in types else ()
@@ -130,47 +130,18 @@ def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tenso
 # ---------------------------------------------------------------- primitives
 
 
-def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the forward pass; oneDNN needs a workspace for a function, so kernels do these."""
-    _check_bare(attrs)
-    return with_vectors(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
+def _bare(lower: Primitive) -> Primitive:
+    """Return a rule for normalizations without a function, for which oneDNN needs a workspace: kernels do these."""
+
+    def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        if attrs.function:
+            raise UnsupportedOpError(f"oneDNN has no batch normalization with {attrs.function} without a workspace")
+        return lower(attrs, descs, attr)
+
+    return primitive
 
 
-def primitive_backward(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the gradients; its hint, the forward descriptor, has src in the same format."""
-    from fmtprop import dnnl
-
-    _check_bare(attrs)
-    problem = dnnl.BatchNormalization(
-        prop="backward" if "scale" in descs else "backward_data",
-        src=descs["src"],
-        diff_src=descs["diff_src"],
-        diff_dst=descs["diff_dst"],
-        epsilon=attrs.epsilon,
-        flags=affine_flags("batch_normalization", descs),
-    )
-    pd = dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr))
-    return with_vectors(pd, {"src": "src", "diff_src": "diff_src", "diff_dst": "diff_dst"}, descs)
-
-
-def _check_bare(attrs: BatchStatistics) -> None:
-    if attrs.function:
-        raise UnsupportedOpError(f"oneDNN has no batch normalization with {attrs.function} without a workspace")
-
-
-def _forward(
-    attrs: BatchStatistics, descs: Mapping[str, NativeDesc], dst: NativeDesc, attr: PrimitiveAttr | None
-) -> PrimitiveDesc:
-    from fmtprop import dnnl
-
-    problem = dnnl.BatchNormalization(
-        prop="forward_training",
-        src=descs["src"],
-        dst=dst,
-        epsilon=attrs.epsilon,
-        flags=affine_flags("batch_normalization", descs),
-    )
-    return dnnl.create(problem, attr)
+_FORWARD, _BACKWARD = map(_bare, training("BatchNormalization"))
 
 
 # ---------------------------------------------------------------- importers
@@ -262,7 +233,7 @@ BATCH_NORMALIZATION_TRAINING = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    primitive=primitive,
+    primitive=_FORWARD,
     spreads=True,
     summands=summands,
     cost=Cost(pace=0.5, pytorch=0.05),
@@ -279,7 +250,7 @@ BATCH_NORMALIZATION_BACKWARD = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_backward,
     reference=reference_backward,
-    primitive=primitive_backward,
+    primitive=_BACKWARD,
     spreads=True,
     positive=BATCH_NORMALIZATION.positive,
     summands=summands,

@@ -7,6 +7,8 @@ from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from fmtprop.errors import GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value, label_of
@@ -84,21 +86,79 @@ def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None 
     """
 
     def primitive(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-        from fmtprop import dnnl
-
-        make, named = _problem(problem)
-        given: dict[str, Any] = {name: getattr(attrs, name) for name in named if hasattr(attrs, name)}
-        if "alg" in given:
-            given["alg"] = f"{make.kind}_{attrs.alg}"
+        _, named = _problem(problem)
         tensors = {name: desc for name, desc in descs.items() if name in named}
+        further = {} if extra is None else dict(extra(attrs))
         if "srcs" in named:
-            given["srcs"] = operand_list("src", descs)
-            tensors |= {f"src_{index}": desc for index, desc in enumerate(given["srcs"])}
-        given |= {name: desc for name, desc in tensors.items() if name in named}
-        given |= {name: value for name, value in extra(attrs).items() if name in named} if extra is not None else {}
-        return lowering(dnnl.create(make(**given), attr), tensors)
+            further["srcs"] = operand_list("src", descs)
+            tensors |= {f"src_{index}": desc for index, desc in enumerate(further["srcs"])}
+        return lowering(create(problem, attrs, tensors, attr, **further), tensors)
 
     return primitive
+
+
+def create(
+    problem: str,
+    attrs: object,
+    tensors: Mapping[str, NativeDesc],
+    attr: PrimitiveAttr | None = None,
+    hint: PrimitiveDesc | None = None,
+    **further: Any,
+) -> PrimitiveDesc:
+    """Create the descriptor of a primitive.
+
+    Parameters
+    ----------
+    problem : str
+        As for :func:`primitive_of`.
+    attrs : object
+        Has values for fields of the same names.
+    tensors : mapping of str to NativeDesc
+        Operands and results; the ones that the problem has not are ignored.
+    attr : PrimitiveAttr, optional
+        Post-ops.
+    hint : PrimitiveDesc, optional
+        The forward descriptor, for a gradient.
+    **further : object
+        Values that the attributes lack or have otherwise; the ones that the problem has not are ignored.
+    """
+    from fmtprop import dnnl
+
+    make, named = _problem(problem)
+    given = {name: getattr(attrs, name) for name in named if hasattr(attrs, name)}
+    if "alg" in given:
+        given["alg"] = f"{make.kind}_{given['alg']}"
+    given |= {name: value for name, value in {**tensors, **further}.items() if name in named}
+    return dnnl.create(make(**given), attr, hint)
+
+
+def native(desc: MemoryDesc) -> NativeDesc:
+    """Return oneDNN's descriptor of a format."""
+    from fmtprop import dnnl
+
+    return dnnl.NativeDesc.from_desc(desc)
+
+
+def by_autograd(
+    function: Callable[[torch.Tensor], torch.Tensor], operand: torch.Tensor, diff_dst: torch.Tensor
+) -> tuple[torch.Tensor]:
+    """Return the gradient of a function by its operand, by PyTorch's autograd."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        leaf = operand.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(leaf), leaf, diff_dst.detach().clone())
+    return (gradient,)
+
+
+def check_alike(types: Mapping[str, TensorType], name: str, other: str) -> None:
+    """Refuse an operand with other dims than another operand.
+
+    Raises
+    ------
+    ShapeError
+        The dims differ.
+    """
+    if types[name].dims != types[other].dims:
+        raise ShapeError(f"{name} has dims {types[name].dims} but {other} has {types[other].dims}")
 
 
 @cache

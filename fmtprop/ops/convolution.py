@@ -23,7 +23,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
-from fmtprop.ops.building import WEIGHTED, primitive_of
+from fmtprop.ops.building import WEIGHTED, native, primitive_of
 from fmtprop.ops.linear import make_inner_product, make_matmul
 from fmtprop.ops.regrouping import Regrouping
 from fmtprop.ops.view_attrs import reshaped
@@ -201,18 +201,16 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
 
 def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDesc:
     """Return the descriptor of a fused depthwise convolution's source, in the format of its result."""
-    from fmtprop import dnnl
-
     src, weights, dst = descs["src"].dims, descs["weights"].dims, descs["dst"].desc
     sizes = window_count(
         src[2:], weights[-len(attrs.strides) :], attrs.strides, attrs.dilates, attrs.pad_l, attrs.pad_r
     )
     dims = (*dst.dims[:2], *sizes)
     if dst.kind == "any":
-        return dnnl.NativeDesc.from_desc(MemoryDesc.any(dims, dst.dtype))
+        return native(MemoryDesc.any(dims, dst.dtype))
     if dst.tag is None:
         raise UnsupportedOpError(f"convolution: dst {dst} after a depthwise convolution: ask for a dense format")
-    return dnnl.NativeDesc.from_desc(MemoryDesc(dims, dst.dtype, tag=dst.tag))
+    return native(MemoryDesc(dims, dst.dtype, tag=dst.tag))
 
 
 def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:

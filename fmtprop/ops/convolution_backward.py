@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,12 +16,12 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import convolution
 from fmtprop.ops.arguments import computable, ints
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import by_autograd, create, lowering, native
 from fmtprop.ops.convolution import Conv, grouped_dims
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
@@ -115,48 +115,29 @@ def _gradient(
     attrs: ConvGradient, known: Mapping[str, torch.Tensor], wanted: str, diff_dst: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradient by an operand. A convolution is linear in it, so its value does not matter."""
-    with torch.enable_grad(), torch.inference_mode(False):
-        operand = diff_dst.new_zeros(attrs.dims).requires_grad_()
+
+    def forward(operand: torch.Tensor) -> torch.Tensor:
         others = {name: tensor.detach().clone() for name, tensor in known.items()}
-        (dst,) = convolution.reference(attrs.convolution, {**others, wanted: operand})
-        (gradient,) = torch.autograd.grad(dst, operand, diff_dst.detach().clone())
-    return (gradient,)
+        return convolution.reference(attrs.convolution, {**others, wanted: operand})[0]
+
+    return by_autograd(forward, diff_dst.new_zeros(attrs.dims), diff_dst)
 
 
 # ---------------------------------------------------------------- primitives
 
 
-def primitive_data(attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the gradient by the source."""
-    return _lower("backward_data", "src", attrs, descs, attr)
+def _primitive(prop: str) -> Primitive:
+    """Return the rule of a gradient; its hint is the forward descriptor, with formats that oneDNN chooses."""
 
+    def primitive(attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        # a gradient may be wider than its tensor was
+        dtype = descs["diff_dst"].desc.dtype
+        shapes = {name.removeprefix("diff_"): desc.dims for name, desc in descs.items()}
+        free = {name: native(MemoryDesc.any(dims, "f32" if name == "bias" else dtype)) for name, dims in shapes.items()}
+        hint = create("Convolution", attrs.convolution, free, attr, prop="forward_training")
+        return lowering(create("Convolution", attrs.convolution, descs, attr, hint, prop=prop), descs)
 
-def primitive_weights(attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the gradient by the weights."""
-    return _lower("backward_weights", "weights", attrs, descs, attr)
-
-
-def _lower(
-    prop: str, of: str, attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None
-) -> Lowering:
-    from fmtprop import dnnl
-
-    window: dict[str, Any] = {
-        "strides": attrs.strides,
-        "dilates": attrs.dilates,
-        "pad_l": attrs.pad_l,
-        "pad_r": attrs.pad_r,
-    }
-    # a gradient may be wider than its tensor was
-    dtype = descs["diff_dst"].desc.dtype
-    shapes = {name.removeprefix("diff_"): desc.dims for name, desc in descs.items()}
-    free: dict[str, Any] = {
-        name: dnnl.NativeDesc.from_desc(MemoryDesc.any(dims, "f32" if name == "bias" else dtype))
-        for name, dims in shapes.items()
-    }
-    hint = dnnl.create(dnnl.Convolution(prop="forward_training", **free, **window), attr)
-    pd = dnnl.create(dnnl.Convolution(prop=prop, **dict[str, Any](descs), **window), attr, hint)
-    return lowering(pd, {name: name for name in descs})
+    return primitive
 
 
 # ---------------------------------------------------------------- importer
@@ -259,7 +240,7 @@ CONVOLUTION_BACKWARD_DATA = OpDef(
     category=Category.COMPUTE,
     infer=infer_data,
     reference=reference_data,
-    primitive=primitive_data,
+    primitive=_primitive("backward_data"),
     linear=Linear(convolution.convolution_products, windowed=True, roles=("diff_src", "weights", "diff_dst")),
     spreads=True,
     short="conv_data",
@@ -275,7 +256,7 @@ CONVOLUTION_BACKWARD_WEIGHTS = OpDef(
     category=Category.COMPUTE,
     infer=infer_weights,
     reference=reference_weights,
-    primitive=primitive_weights,
+    primitive=_primitive("backward_weights"),
     linear=Linear(convolution.convolution_products, windowed=True, roles=("src", "diff_weights", "diff_dst")),
     spreads=True,
     short="conv_weights",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,7 +19,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import eltwise
-from fmtprop.ops.building import is_native, lowering
+from fmtprop.ops.building import by_autograd, check_alike, create, is_native, lowering
 from fmtprop.ops.eltwise import Eltwise
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def infer(attrs: EltwiseGradient, types: Mapping[str, TensorType]) -> tuple[Tens
     """Return the type of diff_src: that of diff_dst."""
     if {"src", "dst"} & set(types) != {attrs.reads}:
         raise ShapeError(f"this gradient of {attrs.alg} reads diff_dst and {attrs.reads}, and nothing else")
-    if types[attrs.reads].dims != types["diff_dst"].dims:
-        raise ShapeError(f"{attrs.reads} has dims {types[attrs.reads].dims} but diff_dst has {types['diff_dst'].dims}")
+    check_alike(types, attrs.reads, "diff_dst")
     return (types["diff_dst"],)
 
 
@@ -98,27 +97,18 @@ def reference(attrs: EltwiseGradient, tensors: Mapping[str, torch.Tensor]) -> tu
     if attrs.alg == "clip":  # autograd's slope at the bounds depends on how the bounds are given
         inside = (tensors["src"] > attrs.alpha) & (tensors["src"] < attrs.beta)
         return (torch.where(inside, tensors["diff_dst"], 0.0),)
-    with torch.enable_grad(), torch.inference_mode(False):
-        src = tensors["src"].detach().clone().requires_grad_()
-        (dst,) = eltwise.reference(attrs.function, {"src": src})
-        (gradient,) = torch.autograd.grad(dst, src, tensors["diff_dst"].detach().clone())
-    return (gradient,)
+    function = attrs.function
+    return by_autograd(lambda src: eltwise.reference(function, {"src": src})[0], tensors["src"], tensors["diff_dst"])
 
 
 def primitive(attrs: EltwiseGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor; its hint, the forward descriptor, has src in the same format."""
-    from fmtprop import dnnl
-
     # oneDNN has two clips; the slope of this one is 0 at the upper bound, as in PyTorch
     alg = "clip_v2" if attrs.alg == "clip" else attrs.alg
     alg = f"eltwise_{alg}{'_use_dst_for_bwd' if attrs.by_result else ''}"
-    function: dict[str, Any] = {"alg": alg, "alpha": attrs.alpha, "beta": attrs.beta}
-    data = descs[attrs.reads]
-    hint = dnnl.create(dnnl.Eltwise(prop="forward_training", src=data, dst=data, **function), attr)
-    gradients: dict[str, Any] = {"diff_src": descs["diff_src"], "diff_dst": descs["diff_dst"]}
-    gradients[attrs.reads] = data
-    problem = dnnl.Eltwise(prop="backward_data", **gradients, **function)
-    return lowering(dnnl.create(problem, attr, hint), {name: name for name in descs})
+    images = dict.fromkeys(("src", "dst"), descs[attrs.reads])
+    hint = create("Eltwise", attrs, images, attr, prop="forward_training", alg=alg)
+    return lowering(create("Eltwise", attrs, descs, attr, hint, prop="backward_data", alg=alg), descs)
 
 
 # ---------------------------------------------------------------- importers

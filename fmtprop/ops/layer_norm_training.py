@@ -6,7 +6,6 @@ PyTorch's call gives the inverse deviation instead of the variance: that is a no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,18 +13,21 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Reads
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops import normalization
+from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
 from fmtprop.ops.eltwise import Eltwise
-from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, affine_flags, widened, with_vectors
-from fmtprop.ops.normalization import LAYER_NORMALIZATION, LayerNorm, import_layer, infer_layer, layer_inputs
+from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, training, widened
+from fmtprop.ops.normalization import (
+    LAYER_NORMALIZATION,
+    LayerNorm,
+    import_layer,
+    infer_layer,
+    layer_inputs,
+    samples_layer,
+)
 from fmtprop.ops.view_attrs import reshaped
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
 
 # ---------------------------------------------------------------- meaning
 
@@ -75,51 +77,6 @@ def reference_backward(attrs: LayerNorm, tensors: Mapping[str, torch.Tensor]) ->
     affine = (scale, shift)
     found = [diff for diff, vector in zip(others, affine, strict=True) if vector is not None]
     return (diff_src.to(tensors["src"].dtype), *found)
-
-
-# ---------------------------------------------------------------- primitives
-
-
-def primitive(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the forward pass."""
-    return with_vectors(_forward(attrs, descs, descs["dst"], attr), {"src": "src", "dst": "dst"}, descs)
-
-
-def primitive_backward(attrs: LayerNorm, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    """Create the descriptor of the gradients; the forward one that it takes as a hint has src in the same format."""
-    from fmtprop import dnnl
-
-    images = {name: descs[name] for name in ("src", "diff_src", "diff_dst")}
-    problem = dnnl.LayerNormalization(
-        prop="backward" if "scale" in descs else "backward_data",
-        mean=_statistics(descs),
-        epsilon=attrs.epsilon,
-        flags=affine_flags("layer_normalization", descs),
-        **images,
-    )
-    return with_vectors(dnnl.create(problem, attr, _forward(attrs, descs, descs["src"], attr)), images, descs)
-
-
-def _forward(
-    attrs: LayerNorm, descs: Mapping[str, NativeDesc], dst: NativeDesc, attr: PrimitiveAttr | None
-) -> PrimitiveDesc:
-    from fmtprop import dnnl
-
-    problem = dnnl.LayerNormalization(
-        prop="forward_training",
-        src=descs["src"],
-        dst=dst,
-        mean=_statistics(descs),
-        epsilon=attrs.epsilon,
-        flags=affine_flags("layer_normalization", descs),
-    )
-    return dnnl.create(problem, attr)
-
-
-def _statistics(descs: Mapping[str, NativeDesc]) -> NativeDesc:
-    from fmtprop import dnnl
-
-    return dnnl.NativeDesc.from_desc(MemoryDesc(descs["src"].dims[:-1], "f32"))
 
 
 # ---------------------------------------------------------------- importers
@@ -174,19 +131,16 @@ def _backward(call: Call) -> tuple[Value | None, ...] | None:
 # ---------------------------------------------------------------- samples and declarations
 
 
-def samples() -> Iterable[Sample]:
-    """Yield the layer normalization's own samples."""
-    return normalization.samples_layer()
-
-
 def samples_backward() -> Iterable[Sample]:
     """Yield the same rows with a gradient; any statistics will do."""
-    for sample in samples():
+    for sample in samples_layer():
         src = sample.types["src"]
         statistics = TensorType(src.dims[:-1])
         types = {**sample.types, "mean": statistics, "variance": statistics, "diff_dst": src}
         yield Sample(sample.name, sample.attrs, types, 0.1, 2.0)
 
+
+_FORWARD, _BACKWARD = training("LayerNormalization")
 
 LAYER_NORMALIZATION_TRAINING = OpDef(
     name="layer_normalization_training",
@@ -196,12 +150,12 @@ LAYER_NORMALIZATION_TRAINING = OpDef(
     category=Category.BANDWIDTH,
     infer=infer,
     reference=reference,
-    primitive=primitive,
+    primitive=_FORWARD,
     spreads=True,
     cost=LAYER_NORMALIZATION.cost,
     reads=Reads.ROWS,
     short="ln",
-    samples=samples,
+    samples=samples_layer,
     torch={"aten.native_layer_norm.default": _native},
 )
 
@@ -213,7 +167,7 @@ LAYER_NORMALIZATION_BACKWARD = OpDef(
     category=Category.BANDWIDTH,
     infer=infer_backward,
     reference=reference_backward,
-    primitive=primitive_backward,
+    primitive=_BACKWARD,
     spreads=True,
     positive=lambda attrs: frozenset({"variance"}),
     cost=LAYER_NORMALIZATION.cost,

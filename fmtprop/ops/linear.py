@@ -5,21 +5,16 @@ Owns their creation from descriptors that are regrouped already. Must not know a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fmtprop.ops.building import create
+
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
     from fmtprop.ops.regrouping import Make
 
 
 def _make(problem: str, **parameters: Any) -> Make:
-    def make(descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> PrimitiveDesc:
-        from fmtprop import dnnl
-
-        return dnnl.create(getattr(dnnl, problem)(**descs, **parameters), attr)
-
-    return make
+    return lambda descs, attr: create(problem, None, descs, attr, **parameters)
 
 
 #: [M, K] x [K, N], bias [1, N] or of dst's size

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fmtprop.errors import DnnlError, FormatError, ShapeError
+from fmtprop.errors import DnnlError, FormatError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
@@ -19,11 +19,12 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import lrn
+from fmtprop.ops.building import by_autograd, check_alike, create, native
 from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- meaning
 
@@ -35,8 +36,7 @@ def infer(attrs: Lrn, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]
 
 def infer_backward(attrs: Lrn, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of diff_src, that of src."""
-    if types["diff_dst"].dims != types["src"].dims:
-        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {types['src'].dims}")
+    check_alike(types, "diff_dst", "src")
     return lrn.infer(attrs, types)
 
 
@@ -47,10 +47,7 @@ def reference(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
 
 def reference_backward(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate by PyTorch's autograd."""
-    with torch.enable_grad(), torch.inference_mode(False):
-        src = tensors["src"].detach().clone().requires_grad_()
-        (dst,) = lrn.reference(attrs, {"src": src})
-        return torch.autograd.grad(dst, src, tensors["diff_dst"].detach().clone())
+    return by_autograd(lambda src: lrn.reference(attrs, {"src": src})[0], tensors["src"], tensors["diff_dst"])
 
 
 # ---------------------------------------------------------------- primitives
@@ -58,25 +55,17 @@ def reference_backward(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple
 
 def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the forward pass."""
-    src = _images(attrs, descs["src"])
-    pd = _create(attrs, attr, None, prop="forward_training", src=src, dst=descs["dst"])
+    images = {"src": _images(attrs, descs["src"]), "dst": descs["dst"]}
+    pd = create("Lrn", attrs, images, attr, local_size=attrs.size, prop="forward_training")
     return lowering_with_workspace(pd, descs, pd, is_writer=True)
 
 
 def primitive_backward(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the gradient; its hint is the forward descriptor."""
-    src = _images(attrs, descs["src"])
-    hint = _create(attrs, attr, None, prop="forward_training", src=src, dst=src)
-    gradients = {name: descs[name] for name in ("diff_src", "diff_dst")}
-    pd = _create(attrs, attr, hint, prop="backward_data", src=src, **gradients)
+    images = dict.fromkeys(("src", "dst"), _images(attrs, descs["src"]))
+    hint = create("Lrn", attrs, images, attr, local_size=attrs.size, prop="forward_training")
+    pd = create("Lrn", attrs, descs, attr, hint, local_size=attrs.size, prop="backward_data")
     return lowering_with_workspace(pd, descs, hint)
-
-
-def _create(attrs: Lrn, attr: PrimitiveAttr | None, hint: PrimitiveDesc | None, **how: Any) -> PrimitiveDesc:
-    from fmtprop import dnnl
-
-    how |= {"local_size": attrs.size, "alpha": attrs.alpha, "beta": attrs.beta, "k": attrs.k}
-    return dnnl.create(dnnl.Lrn(alg=f"lrn_{attrs.alg}", **how), attr, hint)
 
 
 def _images(attrs: Lrn, src: NativeDesc) -> NativeDesc:
@@ -90,10 +79,8 @@ def _images(attrs: Lrn, src: NativeDesc) -> NativeDesc:
 @cache
 def is_compiled(attrs: Lrn, dims: tuple[int, ...]) -> bool:
     """Return whether oneDNN has kernels of both passes on f32 images of these dims, in some format."""
-    from fmtprop import dnnl
-
     for tag in ("acdb", "aBcd16b", "aBcd8b") if len(dims) == 4 and all(dims) else ():
-        desc = dnnl.NativeDesc.from_desc(MemoryDesc(dims, DataType.F32, tag=tag))
+        desc = native(MemoryDesc(dims, DataType.F32, tag=tag))
         names = ("src", "dst", "diff_src", "diff_dst")
         try:
             found = [make(attrs, dict.fromkeys(names, desc), None) for make in (primitive, primitive_backward)]

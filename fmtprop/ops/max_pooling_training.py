@@ -16,11 +16,12 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling
-from fmtprop.ops.pooling import POOLING, Pooling, window_fields
+from fmtprop.ops.building import by_autograd, create, native
+from fmtprop.ops.pooling import POOLING, Pooling
 from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- meaning
 
@@ -47,11 +48,12 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
 
 def reference_backward(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate by PyTorch's autograd: the first maximum of a window gets the gradient."""
-    with torch.enable_grad(), torch.inference_mode(False):
-        src = tensors["src"].detach().clone().requires_grad_()
+
+    def forward(src: torch.Tensor) -> torch.Tensor:
         windows = pooling.windows(attrs, src, -torch.inf).flatten(-len(attrs.kernel))
-        dst = windows.gather(-1, windows.detach().argmax(-1, keepdim=True)).squeeze(-1)
-        return torch.autograd.grad(dst, src, tensors["diff_dst"].detach().clone())
+        return windows.gather(-1, windows.detach().argmax(-1, keepdim=True)).squeeze(-1)
+
+    return by_autograd(forward, tensors["src"], tensors["diff_dst"])
 
 
 # ---------------------------------------------------------------- primitives
@@ -59,39 +61,26 @@ def reference_backward(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> t
 
 def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the forward pass; without a gradient of oneDNN's, PyTorch runs both."""
-    pd = _forward(attrs, descs["src"], descs["dst"], attr)
-    _backward(attrs, _any(descs["src"]), _any(descs["dst"]), attr, pd)
+    pd = create("Pooling", attrs, descs, attr, prop="forward_training")
+    create("Pooling", attrs, {f"diff_{name}": _any(descs[name]) for name in ("src", "dst")}, attr, pd, prop=_BACKWARD)
     return lowering_with_workspace(pd, descs, pd, is_writer=True)
 
 
 def primitive_backward(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the gradient; its hint is the forward one, and gradients keep its formats."""
-    hint = _forward(attrs, descs["src"], _any(descs["diff_dst"]), attr)
-    pd = _backward(attrs, descs["diff_src"], descs["diff_dst"], attr, hint)
-    own = lowering_with_workspace(pd, ("diff_src", "diff_dst"), hint)
+    images = {"src": descs["src"], "dst": _any(descs["diff_dst"])}
+    hint = create("Pooling", attrs, images, attr, prop="forward_training")
+    gradients = {name: descs[name] for name in ("diff_src", "diff_dst")}
+    own = lowering_with_workspace(create("Pooling", attrs, gradients, attr, hint, prop=_BACKWARD), gradients, hint)
     src = descs["src"].desc
-    return Lowering(pd, lambda candidate: {"src": src, **own.resolve(candidate)})
+    return Lowering(own.pd, lambda candidate: {"src": src, **own.resolve(candidate)})
 
 
 def _any(desc: NativeDesc) -> NativeDesc:
-    from fmtprop import dnnl
-
-    return dnnl.NativeDesc.from_desc(MemoryDesc.any(desc.dims, desc.data_type))
+    return native(MemoryDesc.any(desc.dims, desc.data_type))
 
 
-def _forward(attrs: Pooling, src: NativeDesc, dst: NativeDesc, attr: PrimitiveAttr | None) -> PrimitiveDesc:
-    from fmtprop import dnnl
-
-    return dnnl.create(dnnl.Pooling(prop="forward_training", src=src, dst=dst, **window_fields(attrs)), attr)
-
-
-def _backward(
-    attrs: Pooling, diff_src: NativeDesc, diff_dst: NativeDesc, attr: PrimitiveAttr | None, hint: PrimitiveDesc
-) -> PrimitiveDesc:
-    from fmtprop import dnnl
-
-    problem = dnnl.Pooling(prop="backward_data", diff_src=diff_src, diff_dst=diff_dst, **window_fields(attrs))
-    return dnnl.create(problem, attr, hint)
+_BACKWARD = "backward_data"
 
 
 # ---------------------------------------------------------------- samples and declarations

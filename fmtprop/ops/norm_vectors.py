@@ -5,18 +5,18 @@ Owns their names, flags and formats. Must not know which statistics a normalizat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir.op import Lowering, Operand
+from fmtprop.ir.op import Lowering, Operand, Primitive
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import create, lowering, native
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc
 
 #: operands and results of f32 numbers
 VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
@@ -57,8 +57,32 @@ def affine_flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
     return flags
 
 
-def with_vectors(pd: PrimitiveDesc, images: Mapping[str, object], descs: Mapping[str, NativeDesc]) -> Lowering:
+def with_vectors(pd: PrimitiveDesc, images: Iterable[str], descs: Mapping[str, NativeDesc]) -> Lowering:
     """Return the lowering: these operands in the primitive's formats, all vectors among `descs` plain."""
     own = lowering(pd, images)
     vectors = {name: MemoryDesc(descs[name].dims, "f32") for name in VECTORS if name in descs}
     return Lowering(pd, lambda candidate: {**own.resolve(candidate), **vectors})
+
+
+def training(problem: str) -> tuple[Primitive, Primitive]:
+    """Return the rules of a normalization in training and of its gradients.
+
+    The hint of the gradients, the forward descriptor, has src in the same format.
+    """
+
+    def create_one(attrs: Any, descs: Mapping[str, NativeDesc], *others: Any, **images: NativeDesc) -> PrimitiveDesc:
+        attr, hint, prop = others
+        mean = native(MemoryDesc(descs["src"].dims[:-1], "f32"))  # of layer normalization: a number for each row
+        return create(problem, attrs, images, attr, hint, prop=prop, mean=mean, flags=affine_flags(problem, descs))
+
+    def forward(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        images = {name: descs[name] for name in ("src", "dst")}
+        return with_vectors(create_one(attrs, descs, attr, None, "forward_training", **images), images, descs)
+
+    def backward(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+        hint = create_one(attrs, descs, attr, None, "forward_training", src=descs["src"], dst=descs["src"])
+        images = {name: descs[name] for name in ("src", "diff_src", "diff_dst")}
+        prop = "backward" if "scale" in descs else "backward_data"
+        return with_vectors(create_one(attrs, descs, attr, hint, prop, **images), images, descs)
+
+    return forward, backward

@@ -183,11 +183,6 @@ def loses(attrs: Pooling) -> frozenset[str]:
     return frozenset({"nan", "extremum"}) if attrs.alg == "max" else frozenset()
 
 
-def window_fields(attrs: Pooling) -> dict[str, Any]:
-    """Return the fields of oneDNN's problem that are no tensors."""
-    return {name: getattr(attrs, name) for name in WINDOW} | {"alg": f"pooling_{attrs.alg}"}
-
-
 def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the pooling's primitive descriptor.
 

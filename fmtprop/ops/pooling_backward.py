@@ -17,8 +17,8 @@ from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling
 from fmtprop.ops.arguments import batched, computable, unbatched
-from fmtprop.ops.building import lowering
-from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes, window_fields
+from fmtprop.ops.building import by_autograd, create, lowering, native
+from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -84,11 +84,8 @@ def infer(attrs: PoolingGradient, types: Mapping[str, TensorType]) -> tuple[Tens
 def reference(attrs: PoolingGradient, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Evaluate by PyTorch's autograd: an average is linear, so that the source's values do not matter."""
     diff_dst = tensors["diff_dst"]
-    with torch.enable_grad(), torch.inference_mode(False):
-        src = diff_dst.new_zeros(attrs.dims).requires_grad_()
-        (dst,) = pooling.reference(attrs.pooling, {"src": src})
-        (gradient,) = torch.autograd.grad(dst, src, diff_dst.detach().clone())
-    return (gradient,)
+    src = diff_dst.new_zeros(attrs.dims)
+    return by_autograd(lambda src: pooling.reference(attrs.pooling, {"src": src})[0], src, diff_dst)
 
 
 def operator(
@@ -108,16 +105,11 @@ def operator(
 
 def primitive(attrs: PoolingGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor; of the forward one that it takes as a hint, oneDNN checks the problem."""
-    from fmtprop import dnnl
-
-    window = window_fields(attrs.pooling)
-    src, dst = (
-        dnnl.NativeDesc.from_desc(MemoryDesc(descs[name].dims, descs[name].desc.dtype))
-        for name in ("diff_src", "diff_dst")
-    )
-    hint = dnnl.create(dnnl.Pooling(prop="forward_training", src=src, dst=dst, **window), attr)
-    problem = dnnl.Pooling(prop="backward_data", **dict[str, Any](descs), **window)
-    return lowering(dnnl.create(problem, attr, hint), tuple(descs))
+    images = {
+        name.removeprefix("diff_"): native(MemoryDesc(desc.dims, desc.desc.dtype)) for name, desc in descs.items()
+    }
+    forward = create("Pooling", attrs.pooling, images, attr, prop="forward_training")
+    return lowering(create("Pooling", attrs.pooling, descs, attr, forward, prop="backward_data"), descs)
 
 
 # ---------------------------------------------------------------- importers

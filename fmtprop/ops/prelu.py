@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +18,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import is_native, lowering, only, primitive_of
+from fmtprop.ops.building import check_alike, create, is_native, lowering, only, primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
@@ -71,8 +71,7 @@ def operator(
 def infer_backward(attrs: Prelu, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the types of diff_src and diff_weights: those of src and weights."""
     infer(attrs, types)
-    if types["diff_dst"].dims != types["src"].dims:
-        raise ShapeError(f"diff_dst has dims {types['diff_dst'].dims} but src has {types['src'].dims}")
+    check_alike(types, "diff_dst", "src")
     return only(types, "src", "weights")
 
 
@@ -85,11 +84,9 @@ def reference_backward(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tup
 
 def primitive_backward(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor of the gradients; its hint, the forward descriptor, has src in the same format."""
-    from fmtprop import dnnl
-
-    src, weights = descs["src"], descs["weights"]
-    hint = dnnl.create(dnnl.Prelu(prop="forward_training", src=src, weights=weights, dst=src), attr)
-    return lowering(dnnl.create(dnnl.Prelu(prop="backward", **dict[str, Any](descs)), attr, hint), descs)
+    operands = {"src": descs["src"], "weights": descs["weights"], "dst": descs["src"]}
+    hint = create("Prelu", attrs, operands, attr, prop="forward_training")
+    return lowering(create("Prelu", attrs, descs, attr, hint, prop="backward"), descs)
 
 
 def summands(dims: Mapping[str, tuple[int, ...]]) -> int:

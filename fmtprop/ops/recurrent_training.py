@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.building import only
+from fmtprop.ops.building import create, native, only
 from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_types, fields_of, loses, operand, products
 from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
@@ -71,21 +70,9 @@ def gradients(kind: Kind, attrs: Recurrent, tensors: Mapping[str, torch.Tensor])
 # ---------------------------------------------------------------- primitives
 
 
-def _problem(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], **how: Any) -> Any:
-    """Return oneDNN's problem; it ignores descriptors of operands that it has not."""
-    from fmtprop import dnnl
-
-    make = getattr(dnnl, kind.problem)
-    known = {field.name for field in fields(make)}
-    given = {name: value for name, value in {**fields_of(attrs), **descs}.items() if name in known}
-    return make(**given, **how)
-
-
 def _forward(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> PrimitiveDesc:
     """Create the forward descriptor."""
-    from fmtprop import dnnl
-
-    return dnnl.create(_problem(kind, attrs, descs, prop="forward_training"))
+    return create(kind.problem, attrs, descs, prop="forward_training", **fields_of(attrs))
 
 
 def _described(descs: Mapping[str, NativeDesc], names: Iterable[str], **how: Any) -> dict[str, NativeDesc]:
@@ -93,14 +80,12 @@ def _described(descs: Mapping[str, NativeDesc], names: Iterable[str], **how: Any
 
     With ``end`` and ``dtype``, they are named and typed as gradients.
     """
-    from fmtprop import dnnl
-
     end, dtype = how.get("end", ""), how.get("dtype")
     found = {}
     for name in names:
         desc = descs[name]
         make = MemoryDesc.any if "weights" in name else MemoryDesc
-        found[end + name] = dnnl.NativeDesc.from_desc(make(desc.dims, dtype or desc.data_type))
+        found[end + name] = native(make(desc.dims, dtype or desc.data_type))
     return found
 
 
@@ -113,8 +98,8 @@ def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hin
     """Create the descriptor of the gradients."""
     from fmtprop import dnnl
 
-    how = {"prop": "backward", "flags": dnnl.RnnFlags.DIFF_WEIGHTS_OVERWRITE}
-    return dnnl.create(_problem(kind, attrs, descs, **how), hint=hint)
+    flags = dnnl.RnnFlags.DIFF_WEIGHTS_OVERWRITE
+    return create(kind.problem, attrs, descs, hint=hint, prop="backward", flags=flags, **fields_of(attrs))
 
 
 def _primitive(kind: Kind) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fmtprop.errors import DnnlError, FormatError, UnsupportedOpError
 from fmtprop.ir.op import Lowering
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.building import lowering
+from fmtprop.ops.building import lowering, native
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
@@ -157,13 +157,11 @@ class Regrouping:
 
     def _restored(self, desc: MemoryDesc, grouping: Grouping, dims: tuple[int, ...]) -> MemoryDesc:
         """Return the descriptor in the op's dims; refuse it unless it describes exactly the same memory."""
-        from fmtprop import dnnl
-
         own = restored(desc, grouping, dims)
         if regrouped(own, grouping) != desc or own.nbytes != desc.nbytes:
             raise FormatError(f"{self.op}: {desc} is nothing that dims {dims} can express")
         try:
-            dnnl.NativeDesc.from_desc(own)  # code that fills the tensor creates this descriptor
+            native(own)  # code that fills the tensor creates this descriptor
         except DnnlError as error:
             raise FormatError(f"{self.op}: oneDNN cannot create {own}, which is {desc} in dims {dims}") from error
         return own
@@ -195,7 +193,7 @@ class Regrouping:
                 seen = self._regrouped(name, desc, self.tensors["dst"])
                 if seen.kind == "any":
                     seen = MemoryDesc(seen.dims, seen.dtype, tag=self.tag)
-                post_ops.append_binary(op.alg, dnnl.NativeDesc.from_desc(seen))
+                post_ops.append_binary(op.alg, native(seen))
             elif op.kind == "eltwise":
                 post_ops.append_eltwise(op.alg, *op.values)
             elif op.kind == "sum":
@@ -212,6 +210,4 @@ def _axes(grouping: Grouping) -> tuple[int, ...]:
 
 
 def _natives(descs: Mapping[str, MemoryDesc]) -> dict[str, NativeDesc]:
-    from fmtprop import dnnl
-
-    return {name: dnnl.NativeDesc.from_desc(desc) for name, desc in descs.items()}
+    return {name: native(desc) for name, desc in descs.items()}

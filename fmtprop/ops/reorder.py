@@ -15,7 +15,7 @@ from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
-from fmtprop.ops.building import is_native, primitive_of
+from fmtprop.ops.building import is_native, native, primitive_of
 from fmtprop.ops.view_attrs import expanded
 
 if TYPE_CHECKING:
@@ -67,13 +67,11 @@ def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     oneDNN's reorder has no `any`: a destination without a format gets its source's, so a pure conversion of the data
     type changes no format.
     """
-    from fmtprop import dnnl
-
     src, dst = descs["src"], descs["dst"]
     if dst.is_any:
         wanted = src.desc.with_dtype(dst.data_type)
         # The gaps of a slice and the repetition of an expanded tensor are not kept.
-        dst = dnnl.NativeDesc.from_desc(wanted if wanted.is_dense else MemoryDesc(wanted.dims, wanted.dtype))
+        dst = native(wanted if wanted.is_dense else MemoryDesc(wanted.dims, wanted.dtype))
     return primitive_of("Reorder")(attrs, {"src": src, "dst": dst}, attr)
 
 

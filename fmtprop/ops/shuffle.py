@@ -19,7 +19,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
-from fmtprop.ops.building import is_native, primitive_of
+from fmtprop.ops.building import create, is_native, native, primitive_of
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PrimitiveAttr
@@ -87,8 +87,6 @@ def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
 
 
 def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
-    from fmtprop import dnnl
-
     src, axis = descs["src"].desc, attrs.axis
     dst = descs["dst"].desc if not descs["dst"].is_any else src
     if not dst.is_packed:
@@ -98,8 +96,7 @@ def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: Primitive
     order[axis], order[axis + 1] = axis + 1, axis
     read = src.reshape(grouped).transpose(order)
     written = dst.reshape(read.dims)
-    natives = [dnnl.NativeDesc.from_desc(desc) for desc in (read, written)]
-    pd = dnnl.create(dnnl.Reorder(src=natives[0], dst=natives[1]), attr)
+    pd = create("Reorder", None, {"src": native(read), "dst": native(written)}, attr)
     return Lowering(pd, lambda _: {"src": src, "dst": dst})
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Value
 from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import softmax
-from fmtprop.ops.building import is_native, lowering, normalised_axis
+from fmtprop.ops.building import check_alike, create, is_native, lowering, normalised_axis
 from fmtprop.ops.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
 
 def infer(attrs: Softmax, types: Mapping[str, TensorType]) -> tuple[TensorType, ...]:
     """Return the type of diff_src: that of diff_dst."""
-    dst, diff_dst = types["dst"], types["diff_dst"]
-    if dst.dims != diff_dst.dims:
-        raise ShapeError(f"dst has dims {dst.dims} but diff_dst has {diff_dst.dims}")
-    return softmax.infer(attrs, {"src": diff_dst})
+    check_alike(types, "dst", "diff_dst")
+    return softmax.infer(attrs, {"src": types["diff_dst"]})
 
 
 def _gradient(attrs: Softmax) -> Any:
@@ -62,12 +59,8 @@ def loses(attrs: Softmax) -> frozenset[str]:
 
 def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
     """Create the descriptor; the forward one that it takes as a hint has dst in the same format."""
-    from fmtprop import dnnl
-
-    function: dict[str, Any] = {"alg": f"softmax_{attrs.alg}", "axis": attrs.axis}
-    hint = dnnl.create(dnnl.Softmax(prop="forward_training", src=descs["dst"], dst=descs["dst"], **function), attr)
-    problem = dnnl.Softmax(prop="backward_data", **dict[str, Any](descs), **function)
-    return lowering(dnnl.create(problem, attr, hint), tuple(descs))
+    hint = create("Softmax", attrs, dict.fromkeys(("src", "dst"), descs["dst"]), attr, prop="forward_training")
+    return lowering(create("Softmax", attrs, descs, attr, hint, prop="backward_data"), descs)
 
 
 # ---------------------------------------------------------------- importers
