@@ -13,12 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._export import utils as export_utils
 from torch.utils import _pytree as pytree
 
 import fmtprop as fp
 from fmtprop.errors import GraphError, ImportModelError, InputError
 from fmtprop.frontends import from_torch
 from fmtprop.frontends.call_import import importers
+from fmtprop.frontends.exporting import functionalised
 from fmtprop.ir import OPSET
 from tests.frontends.checking import check, compare, run
 from tests.modules import Function
@@ -389,6 +391,32 @@ def test_exported_programs_of_every_kind_import_the_same(strict):
         assert graph.name == "Block"
         compare(run(graph, IMAGE), expected)
         assert [node.origin for node in graph if node.op == "convolution"] == ["conv"]
+
+
+class Composites(nn.Module):
+    """Calls that stay whole, calls that do not, and a change in place of what is a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(16, 16), nn.InstanceNorm1d(5), nn.Dropout()
+
+    def forward(self, x):
+        heads = self.linear(self.drop(self.norm(x))).unflatten(-1, (4, 4)).transpose(1, 2)
+        heads[:, 0] += torch.einsum("bij,bkj->bik", heads[:, 1], heads[:, 2]).sum(-1, keepdim=True)
+        return F.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape) @ torch.eye(16)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own
+def test_a_program_is_made_functional_as_by_pytorch_and_its_operators_are_looked_up_once(monkeypatch):
+    looked_up, honest = [], export_utils._materialize_cpp_cia_ops
+    monkeypatch.setattr(export_utils, honest.__name__, lambda: looked_up.append(honest()))
+    program = torch.export.export(Composites().eval(), (TOKENS,))
+    expected = program.run_decompositions({})
+    looked_up.clear()
+    kernels = {op: set(op.py_kernels) for op in (torch.ops.aten.linear.default, torch.ops.aten.einsum.default)}
+    assert functionalised(program).graph_module.code == expected.graph_module.code
+    assert len(looked_up) == 1
+    assert {op: set(op.py_kernels) for op in kernels} == kernels
 
 
 def test_example_inputs_of_an_exported_program_are_checked():
