@@ -126,7 +126,9 @@ def compile(  # type: ignore[misc]  # the overloads leave out the common paramet
         Seconds for measuring; costs that are not measured in this time come from the model.
     confirm : bool
         Whether to race the plan that is optimal by cost with others, including `propagate`'s, and keep the fastest
-        (the verdict is recorded). A plan with pins is always kept.
+        (the verdict is recorded). A plan with pins is always kept. With ``training=True`` also whether the first call
+        of each step runs in turns with PyTorch's own, three times or a few more, and the faster is kept, except with
+        ``tune="model"``, ``memory="recompute"`` or another policy.
     winograd : bool
         Whether policy ``"optimal"`` on target ``"onednn"`` may compute a convolution by Winograd's minimal filtering
         if this costs less (:mod:`fmtprop.passes.winograd`). The expected rounding error of the whole model is then at
@@ -257,8 +259,9 @@ def _check_together(
 
 def _trained(model: Any, example_inputs: Any, options: Options) -> TrainingModule:
     from fmtprop.training.module import TrainingModule
+    from fmtprop.training.rival import rival_of
 
-    return TrainingModule(model, example_inputs, options, compile_graph)
+    return TrainingModule(model, example_inputs, options, compile_graph, rival_of(options))
 
 
 def compile_graph(

@@ -32,6 +32,7 @@ from fmtprop.report import Comparison
 from fmtprop.report.comparison import Measure
 from fmtprop.runtime.process import use_threads
 from fmtprop.training.module import TrainingModule
+from fmtprop.training.rival import rival_of
 
 __all__ = [
     "STEPS",
@@ -270,7 +271,8 @@ def prepare_step(make: Make, contender: Contender, file: Path, threads: int) -> 
     step, autocast = make(), expected.precision
     call: Callable[..., Any] = step.module
     if isinstance(contender.how, Options):
-        call, autocast = TrainingModule(step.module, step.inputs, contender.how, compile_graph), "f32"
+        how, autocast = contender.how, "f32"
+        call = TrainingModule(step.module, step.inputs, how, compile_graph, rival_of(how))
     elif isinstance(contender.how, Inductor):
         call = torch.compile(step.module)
     elif isinstance(contender.how, TorchEager) and contender.how.channels_last:

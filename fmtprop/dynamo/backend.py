@@ -15,9 +15,10 @@ from torch._guards import TracingContext
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.options import Options
+from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import growing
 from fmtprop.dynamo.pieces import Piece, Pieces, has_fixed_products, in_place, parted
-from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region, compare
+from fmtprop.dynamo.region import InPyTorch, LeftToPyTorch, Region
 from fmtprop.dynamo.unreached import Watch
 from fmtprop.dynamo.views import WithViews, without_views
 from fmtprop.errors import UnsupportedOpError
@@ -144,11 +145,13 @@ def regions_by(
     trained = replace(options, special_values="exact")
 
     def make_step(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Step:
-        step = Step(forward, backward, outputs, trained, compile_graph, compare=compare)
+        step = Step(forward, backward, outputs, trained, compile_graph)
         observe(step)
         return step
 
-    functionalised = training_backend(make_step, compile_inference, options.memory, writes=True)
+    functionalised = training_backend(
+        make_step, compile_inference, options.memory, compare=compare, required=False, writes=True
+    )
 
     def compile_captured(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         made.clear()

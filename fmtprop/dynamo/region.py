@@ -11,19 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fmtprop.api import compile_graph
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
+from fmtprop.compiling.turns import compare
 from fmtprop.dynamo.caches import Grow
 from fmtprop.dynamo.pieces import is_symbolic
 from fmtprop.dynamo.weights import Weights
@@ -31,7 +29,7 @@ from fmtprop.errors import FmtpropError
 from fmtprop.frontends.functional import Functional, import_functional
 from fmtprop.frontends.specialise import specialised_module
 
-__all__ = ["InPyTorch", "LeftToPyTorch", "Outcome", "Region", "compare"]
+__all__ = ["InPyTorch", "LeftToPyTorch", "Outcome", "Region"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,9 +41,6 @@ _FIRST_SHAPES, _CALLS_FOR_PLAN, _MOST_COUNTED = 4, 3, 1024
 
 #: times that a plan is made anew because weights changed, before PyTorch runs the graph: packing them pays no more
 _MOST_CHANGES = 8
-
-#: timed runs of each side when a plan is compared with PyTorch, and seconds that this may take
-_TRIALS, _TRIAL_SECONDS = 5, 0.5
 
 #: a plan with another shape's choices is not compared where each comparison so far took calls of at least so many
 #: seconds, and plans at most this share of PyTorch's time
@@ -315,18 +310,3 @@ def _is_here(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return True
     return value.device.type == "cpu" and value.layout == torch.strided and not value.is_inference()
-
-
-def compare(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[bool, tuple[float, float]]:
-    """Return whether ours is faster, and the median seconds of both, run in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    with _disable_current_modes():  # AOTAutograd watches each operator of a function's first call
-        start = perf_counter()
-        ours(), theirs()
-        while len(times[0]) < _TRIALS and (not times[0] or perf_counter() - start < _TRIAL_SECONDS):
-            for run, seconds in zip((ours, theirs), times, strict=True):
-                before = perf_counter()
-                run()
-                seconds.append(perf_counter() - before)
-    figures = median(times[0]), median(times[1])
-    return figures[0] < figures[1], figures

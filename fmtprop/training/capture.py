@@ -21,11 +21,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from fmtprop.compiling.turns import Compare
 from fmtprop.training.effects import join_checks, without_tokens
 from fmtprop.training.embedding_bag import whole_embedding_bag
 from fmtprop.training.hooks import watch_hooks
 from fmtprop.training.lrn import whole_lrn
 from fmtprop.training.recurrent import RECURRENT, whole_recurrent
+from fmtprop.training.rival import Rival, as_captured
 from fmtprop.training.step import Step, leading_sizes
 
 __all__ = ["Compiler", "training_backend"]
@@ -45,6 +47,8 @@ def training_backend(
     inference: Compiler,
     memory: str,
     *,
+    compare: Compare | None = None,
+    required: bool = True,
     writes: bool = False,
 ) -> Compiler:
     """Return a backend of ``torch.compile`` for graphs with and without gradients.
@@ -57,6 +61,10 @@ def training_backend(
         Compiles a functional graph that needs no gradients.
     memory : {"save", "recompute"}
         Whether the backward half recomputes cheap results instead of reading saved ones.
+    compare : callable, optional
+        Compares a step's plan with PyTorch's own step; see :class:`fmtprop.training.rival.Rival`.
+    required : bool
+        Whether a step that cannot be planned is an error; otherwise PyTorch runs it.
     writes : bool
         Whether functional graphs for `inference` write changed inputs themselves, by ``copy_`` at their end.
     """
@@ -89,9 +97,13 @@ def training_backend(
             # while gradients are recorded, AOTAutograd must see changes of inputs
             keep_inference_input_mutations=writes and not torch.is_grad_enabled(),
         )
+        captured = as_captured(module)
         _keep_whole(module)
         with _step_by_step(module), _resamplings_whole():
-            return traced(module, example_inputs)
+            run = traced(module, example_inputs)
+        if not made or (required and compare is None):
+            return run
+        return Rival(run, captured, made[-1], compare, required=required)
 
     return compile_captured
 

@@ -1,18 +1,20 @@
-"""A module that gets its first hook is captured again; by default, PyTorch does not look for new hooks.
+"""Hooks of the caller: a module that gets its first hook is captured again; by default, PyTorch does not look for one.
 
-Owns the guard of captured graphs against new hooks of modules.
+Owns the guard of captured graphs against new hooks of modules, and calls without hooks for saved tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch._guards import Guard, TracingContext
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["watch_hooks"]
+__all__ = ["no_hooks_for_saved_tensors", "watch_hooks"]
 
 #: name of Dynamo's guard of a module's list of hooks that is empty; by default, PyTorch installs nothing for it
 _EMPTY = "EMPTY_NN_MODULE_HOOKS_DICT"
@@ -61,3 +63,18 @@ def _unchanged(hooks: Sequence[Any]) -> Callable[[], bool]:
         return True
 
     return unchanged
+
+
+@contextmanager
+def no_hooks_for_saved_tensors() -> Iterator[None]:
+    """Hide the caller's hooks for saved tensors, of checkpointing for instance."""
+    autograd: Any = torch._C._autograd
+    hooks = []
+    while (pair := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*pair)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
+from fmtprop.compiling.turns import Compare
 from fmtprop.errors import FmtpropError, ImportModelError, InputError, PlanError, UnsupportedOpError
 from fmtprop.targets.registry import provider
 from fmtprop.training.capture import training_backend
@@ -57,11 +58,15 @@ class TrainingModule(nn.Module):
         Options of the compilation.
     plan : callable
         Plans an imported graph.
+    compare : callable, optional
+        Compares each step's plan with PyTorch's own step at its first call, and PyTorch runs the step if it is as fast;
+        see :func:`fmtprop.compiling.turns.compare`. Default: plans run all steps.
 
     Attributes
     ----------
     steps : list of Step
-        Each captured graph that needs gradients; ``steps[0].net`` is its plan, of forward and backward.
+        Each captured graph that needs gradients; ``steps[0].net`` is its plan, of forward and backward. If PyTorch runs
+        the step, it is None, and ``steps[0].reason`` says why.
     evaluations : list of Evaluation
         Each captured graph that needs none.
 
@@ -73,10 +78,17 @@ class TrainingModule(nn.Module):
         An option has no meaning here, or no target can run an op.
     """
 
-    def __init__(self, module: nn.Module, example_inputs: Any, options: Options, plan: Planner) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        example_inputs: Any,
+        options: Options,
+        plan: Planner,
+        compare: Compare | None = None,
+    ) -> None:
         super().__init__()
         _check(module, options)
-        self.__dict__["_how"] = options, plan
+        self.__dict__["_how"] = options, plan, compare
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["_original"] = module
@@ -92,7 +104,7 @@ class TrainingModule(nn.Module):
             self.evaluations.append(Evaluation(program, options, plan))
             return self.evaluations[-1]
 
-        self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options.memory)
+        self.__dict__["_backend"] = training_backend(make_step, make_evaluation, options.memory, compare=compare)
         self._capture(whole=True)
         if example_inputs is not None:
             self._prepare(example_inputs)
@@ -262,7 +274,8 @@ def _as_it_was(module: nn.Module) -> Any:
         finally:
             with torch.no_grad():
                 for tensor, version, before in kept:
-                    if tensor._version != version:
+                    # batch normalization changes its averages without a new version
+                    if tensor._version != version or not torch.equal(tensor, before):
                         tensor.copy_(before)
 
 

@@ -6,8 +6,7 @@ Owns the values that AOTAutograd saves between the halves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,17 +16,15 @@ from torch import fx
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.errors import FmtpropError, PlanError
+from fmtprop.errors import PlanError
 from fmtprop.frontends.functional import import_functional
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.ir.graph import Graph
 from fmtprop.runtime.halves import Halves
 from fmtprop.system.locks import ProcessLock
+from fmtprop.training.hooks import no_hooks_for_saved_tensors
 
 __all__ = ["Evaluation", "Planner", "Step", "leading_sizes"]
-
-#: returns whether the first of two calls is faster, and the seconds of both
-Compare = Callable[[Callable[[], object], Callable[[], object]], tuple[bool, tuple[float, float]]]
 
 #: plans an imported graph
 Planner = Callable[[Graph, Options], CompiledModel]
@@ -48,9 +45,6 @@ class Step:
         Options of the compilation.
     plan : callable
         Plans an imported graph.
-    compare : callable, optional
-        Returns whether the first of two calls is faster, and the seconds of both. With it, PyTorch runs the step if
-        PyTorch is as fast, or if the step cannot be planned; without it, such a step is an error.
     """
 
     def __init__(
@@ -60,12 +54,10 @@ class Step:
         outputs: int,
         options: Options,
         plan: Planner,
-        *,
-        compare: Compare | None = None,
     ) -> None:
         self.programs, self.outputs = (forward, backward), outputs
         self.options = options
-        self._plan, self._compare = plan, compare
+        self._plan = plan
         #: positions of arguments that the caller writes new numbers to after the forward half
         self.changed: frozenset[int] = frozenset()
         #: number of first arguments that AOTAutograd adds and gets back, which the programs do not have
@@ -80,7 +72,8 @@ class Step:
     def forward(self, args: list[Any]) -> Sequence[Any]:
         """Run the forward half; return its results, the ticket of this run, and the saved tensors."""
         tokens, args = args[: self.tokens], args[self.tokens :]
-        made = self._ready(args)
+        self.prepare()
+        made = self._made
         for position in self._saved_and_changed:
             args[position] = args[position].clone()
         if made is None:
@@ -120,42 +113,32 @@ class Step:
             position for position in sorted(self.changed) if inputs[position] in saved or ("input", position) in sources
         )
 
-    def _ready(self, args: Sequence[Any]) -> tuple[Joint, Halves] | None:
+    @property
+    def arity(self) -> int:
+        """Number of arguments of the forward program."""
+        return sum(node.op == "placeholder" for node in self.programs[0].graph.nodes)
+
+    def prepare(self) -> None:
+        """Make the plan, if it was not made; a step that computes nothing has none.
+
+        Raises
+        ------
+        FmtpropError
+            The step cannot be planned.
+        """
         with self._making.current:
             if self._made is None and not self.reason:
-                try:
-                    with _no_hooks_for_saved_tensors():
-                        self._made = self._planned()
-                        self.reason = self._race(args) if self._made is not None else "it computes nothing"
-                except FmtpropError as error:
-                    if self._compare is None:
-                        raise
-                    self.reason = str(error)
-                if self.reason:
-                    self.net = self._made = None
-                    _LOG.info("a training step runs in PyTorch: %s", self.reason)
-            return self._made
+                with no_hooks_for_saved_tensors():  # not for the references of checks
+                    self._made = self._planned()
+                if self._made is None:
+                    self.leave("it computes nothing")
 
-    def _race(self, args: Sequence[Any]) -> str:
-        """Time both sides, which change only torch's generator; return the reason if PyTorch shall run the step."""
-        if self._compare is None or self._made is None:
-            return ""
-        (joint, halves), (forward, backward) = self._made, self.programs
-        given = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
-        saved = len(joint.forward.results) - self.outputs
-        tangents = [torch.ones(value.shape, dtype=value.dtype) for value in given[saved:]]
-        ours_given = joint.backward.given([*[None] * saved, *tangents])
-
-        def ours() -> None:
-            _, ticket = halves.forward(joint.forward.given(args))
-            halves.backward(ticket, ours_given)
-
-        def theirs() -> None:
-            backward.forward(*forward.forward(*args)[self.outputs :], *tangents)
-
-        with torch.random.fork_rng(devices=[]):
-            faster, seconds = self._compare(ours, theirs)
-        return "" if faster else f"PyTorch is as fast: {seconds[1] * 1e6:.0f} us, the plan {seconds[0] * 1e6:.0f} us"
+    def leave(self, reason: str) -> None:
+        """Leave the step to PyTorch for a reason, and release the plan."""
+        made, self.net, self._made, self.reason = self._made, None, None, reason
+        if made is not None:
+            made[1].close()
+        _LOG.info("a training step runs in PyTorch: %s", reason)
 
     def _planned(self) -> tuple[Joint, Halves] | None:
         joint = import_joint(*self.programs, self.outputs, "step")
@@ -205,21 +188,6 @@ class Evaluation:
                 else:
                     self._run = lambda given: self.program.forward(*given)
         return self._run(args)
-
-
-@contextmanager
-def _no_hooks_for_saved_tensors() -> Iterator[None]:
-    """Hide the caller's hooks for saved tensors, of checkpointing for instance, from the references of checks."""
-    autograd: Any = torch._C._autograd
-    hooks = []
-    while (pair := autograd._top_saved_tensors_default_hooks(False)) is not None:
-        hooks.append(pair)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pair in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(*pair)
 
 
 #: the ticket of a step that PyTorch runs

@@ -1,0 +1,167 @@
+"""The first call of a step compares its plan with PyTorch's own step; nothing else of the caller's changes."""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nn
+
+import fmtprop as fp
+from fmtprop import dnnl
+from fmtprop.api import Options, Tune
+from fmtprop.training import rival
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+DOORS = ("fp.compile", "torch.compile")
+
+
+@pytest.fixture
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    """Make either side win, after both ran twice."""
+
+    def decide(ours: bool) -> None:
+        def compare(plan, pytorch):
+            for run in (plan, pytorch) * 2:
+                run()
+            return ours, (1.0, 2.0)
+
+        monkeypatch.setattr(rival, "compare", compare)
+        monkeypatch.setattr(import_module("fmtprop.dynamo.backend"), "compare", compare)
+
+    return decide
+
+
+def network() -> nn.Module:
+    body = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Flatten()
+    return nn.Sequential(*body, nn.Linear(8 * 36, 4))
+
+
+def compiled(door: str, module: nn.Module, x: torch.Tensor, **options):
+    """Return the module by a door, with the function that returns its steps."""
+    if door == "fp.compile":
+        net = fp.compile(module, x, training=True, **options)
+        return net, lambda: net.steps
+    steps: list = []
+    backend = import_module("fmtprop.dynamo.backend")
+    return torch.compile(module, backend=backend.regions_by(Options(**options), steps.append)), lambda: steps
+
+
+def step(call, module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return loss, gradients and buffers of one step, and torch's random numbers after it."""
+    module.zero_grad()
+    torch.manual_seed(3)
+    result = call(x)
+    result.square().sum().backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    return [result.detach(), *gradients, *(b.clone() for b in module.buffers()), torch.rand(2)]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("door", DOORS)
+def test_a_comparison_changes_no_number(decided, door, ours):
+    decided(ours)
+    module, x = network(), torch.randn(4, 3, 8, 8)
+    eager = copy.deepcopy(module)
+    calls = []
+    next(module.parameters()).register_hook(calls.append)
+    run, steps = compiled(door, module, x)
+    assert not calls
+    for seen in range(1, 4):
+        torch.testing.assert_close(step(run, module, x), step(eager, eager, x), rtol=1e-4, atol=1e-4)
+        assert len(calls) == seen
+    assert (steps()[0].net is not None, steps()[0].reason == "") == (ours, ours)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_compiling_leaves_buffers_and_random_numbers(decided, ours):
+    decided(ours)
+    module, x = network(), torch.randn(4, 3, 8, 8)
+    state, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    fp.compile(module, x, training=True)
+    assert torch.equal(random, torch.get_rng_state())
+    torch.testing.assert_close(module.state_dict(), state, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_input_that_the_step_changes_is_changed_once(decided, door):
+    decided(ours=True)
+
+    class Counting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result = super().forward(2 * x)  # the gradient reads the product
+            x.add_(1.0)
+            return result
+
+    module, x = Counting(4, 4), torch.zeros(2, 4)
+    run, _ = compiled(door, module, x.clone())
+    run(x).sum().backward()
+    assert torch.equal(x, torch.ones(2, 4))
+
+
+def test_pytorch_runs_the_graph_as_it_was_captured(decided):
+    """The functional form of an LSTM would run its forward pass again for the gradients."""
+    decided(ours=False)
+    layer, x = nn.LSTM(8, 8), torch.randn(3, 2, 8)
+    run, steps = compiled(DOORS[0], layer, x)
+    result, _ = run(x)
+    assert "PyTorch is as fast" in steps()[0].reason
+    expected, _ = layer(x)
+    assert torch.equal(result, expected)
+    names, todo = set(), [result.grad_fn]
+    while todo:
+        node = todo.pop()
+        names.add(node.name())
+        todo += [one for one, _ in node.next_functions if one is not None]
+    assert not any("recurrent" in name.lower() or "Compiled" in name for name in names)
+
+
+@pytest.mark.skipif(not dnnl.supports("bf16"), reason="oneDNN has no bf16 on this CPU")
+def test_of_a_step_in_bf16_the_rival_is_pytorch_under_autocast(decided):
+    decided(ours=False)
+    module, x = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(4, 8)
+    net = fp.compile(module, x, training=True, dtype="bf16")
+    found = net(x)
+    found.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = module(x)
+    expected.sum().backward()
+    assert found.dtype is torch.float32 and torch.equal(found, expected.float())
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in module.parameters()])
+
+
+def test_a_side_that_fails_keeps_the_plan(decided, monkeypatch):
+    def compare(ours, theirs):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(rival, "compare", compare)
+    module, x = network(), torch.randn(4, 3, 8, 8)
+    net = fp.compile(module, x, training=True)
+    assert net.nets and not net.steps[0].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (Options(), True),
+        (Options(tune="model"), False),
+        (Options(tune=Tune("model", effort="patient")), True),
+        (Options(confirm=False), False),
+        (Options(policy="propagate"), False),
+        (Options(memory="recompute"), False),
+    ],
+)
+def test_the_options_that_ask_for_a_comparison(options, asked):
+    assert (rival.rival_of(options) is not None) is asked
