@@ -275,7 +275,7 @@ def _as_it_was(module: nn.Module) -> Any:
             with torch.no_grad():
                 for tensor, version, before in kept:
                     # batch normalization changes its averages without a new version
-                    if tensor._version != version or not torch.equal(tensor, before):
+                    if tensor._version != version or not (tensor.is_meta or torch.equal(tensor, before)):
                         tensor.copy_(before)
 
 
