@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 
 from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.budget import Budget
 from fmtprop.compiling.entrants import OTHER_SHAPE, Entrant
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race
@@ -21,6 +22,7 @@ from fmtprop.compiling.readable import with_constants
 from fmtprop.compiling.selection import Decision, Selection
 from fmtprop.compiling.stages import check_memory, make_room, normalise
 from fmtprop.errors import PlanError, UnsupportedOpError
+from fmtprop.ir.footprint import weights_nbytes
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.tensors import defer
 from fmtprop.ir.verify import Stage, verify
@@ -90,6 +92,8 @@ class Compilation:
         The frozen plan.
     dropped : mapping of str to str
         Ways to run the model that failed and were left out, and why.
+    left_out : mapping of str to str
+        Optional work for which there was no time, and its estimate.
     seconds : dict of str to float
         Time that each stage took.
     weights : PackedForms
@@ -128,6 +132,9 @@ class Compilation:
         self._store = Store()
         self._checked = options.verify != "off"
         self._attempts = Attempts()
+        limited = not options.tuning.is_patient and options.tune_budget is None
+        self._budget = Budget(is_limited=limited, nodes=len(imported), weights_nbytes=weights_nbytes(imported))
+        self.left_out: Mapping[str, str] = self._budget.left_out
         #: how often plans were made anew around primitives that give a wrong answer
         self._rerouted = 0
 
@@ -168,7 +175,7 @@ class Compilation:
             self.imported.constants.clear()
             make_room(self.normal)
         self._selection = Selection(
-            self.normal, self._target, self._fallback, options, self._store, self._attempts, self._lap
+            self.normal, self._target, self._fallback, options, self._store, self._attempts, self._budget, self._lap
         )
         self._selection.sibling, self._sibling = self._sibling, None
         self._lap("normalise")

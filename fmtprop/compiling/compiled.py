@@ -57,6 +57,9 @@ class CompiledModel(Serving):
         Where the costs of the `optimal` assignment came from.
     dropped : mapping of str to str
         Ways to run the model that failed while it was compiled and were left out, and why.
+    left_out : mapping of str to str
+        Comparisons of plans for which the compilation had no time, and why: it takes at most 5 s and 6 runs of the
+        model. ``tune=Tune("auto", effort="patient")`` takes the time.
     """
 
     def __init__(self, compilation: Compilation) -> None:
@@ -66,6 +69,7 @@ class CompiledModel(Serving):
         self.compile_seconds, self.precision = compilation.seconds, compilation.precision
         self.certificate, self.race = compilation.certificate, compilation.race
         self.tuning, self.dropped = compilation.tuning, compilation.dropped
+        self.left_out = compilation.left_out
         plan, graph = self.plan, self.graph
         self._executor = Executor(plan, compilation.plan_for)
         self._flat = _is_flat(graph)

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from time import thread_time
 
 from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.budget import Budget
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.errors import PassError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
@@ -22,6 +24,7 @@ from fmtprop.passes.assign import AssignFormats
 from fmtprop.passes.base import Pass, Pipeline
 from fmtprop.passes.nest_concats import NestConcats
 from fmtprop.passes.optimal import Certificate, OptimalFormats, expansions, price, resolve_pins
+from fmtprop.passes.optimal.assign import MOST_SECONDS
 from fmtprop.passes.optimal.variants import FUSIONS, OF_GRAPH, Variant
 from fmtprop.passes.release_sums import ReleaseSums
 from fmtprop.passes.same_choices import SameChoices
@@ -50,6 +53,9 @@ _PRICED = (BEST, *(name for name, variant in _VARIANTS.items() if variant.is_pri
 
 #: the name of an entrant with the choices of another shape's plan
 OTHER_SHAPE = "as for another shape"
+
+#: least seconds for the solver
+_LEAST_SECONDS = 1.0
 
 #: the part of an entrant that can be dropped
 COMPOSED = "nodes run as several"
@@ -107,6 +113,13 @@ class Entrants:
         How.
     attempts : Attempts, optional
         Records the entrants that are dropped after a failure.
+    budget : Budget, optional
+        The time of the compilation; no limit by default.
+
+    Attributes
+    ----------
+    seconds : float
+        Time that the first solution took.
     """
 
     def __init__(
@@ -116,9 +129,12 @@ class Entrants:
         costs: TunedCosts | None,
         options: Options,
         attempts: Attempts | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._normal, self._setting, self._options = normal, setting, options
         self._costs, self._attempts = costs, attempts or Attempts()
+        self._budget = budget or Budget(is_limited=False)
+        self.seconds = 0.0
         self._made: dict[str, Entrant | None] = {}
         #: further solutions of each problem, by the first solution's name
         self._behind: dict[str, Iterator[Entrant]] = {}
@@ -194,6 +210,8 @@ class Entrants:
         rewritten = variant.rewrite.run(self._normal)
         if rewritten is self._normal:  # it was verified
             return None
+        if not self._budget.allows(name, self.seconds):
+            return None
         verify(rewritten, Stage.IMPORTED)
         try:
             return self._first(name, rewritten, variant.pins(self._normal))
@@ -201,8 +219,9 @@ class Entrants:
             return None
 
     def _first(self, name: str, normal: Graph, pins: Mapping[str, MemoryDesc] | None = None) -> Entrant:
-        solutions = self._solved(normal, name, DIRECT, pins=pins)
+        start, solutions = thread_time(), self._solved(normal, name, DIRECT, pins=pins)
         best, self._behind[name] = next(solutions), solutions
+        self.seconds = self.seconds or thread_time() - start
         return best
 
     def _solved(
@@ -213,7 +232,7 @@ class Entrants:
             raise PassError("pass optimal: there are no costs to be optimal by")
         prepared, options = Pipeline(_PREPARE, Stage.NORMAL).run(normal), self._options
         obeyed = {**resolve_pins(prepared, options.pin), **(pins or {})}
-        solver = OptimalFormats(self._setting, self._costs, obeyed)
+        solver = OptimalFormats(self._setting, self._costs, obeyed, self._solver_seconds)
         ways: dict[str, list[Candidate]] = {}
         if composed and self._setting.expanding:
             measuring = options.tuning.measures
@@ -227,6 +246,11 @@ class Entrants:
         for name, (formatted, certificate) in zip(names, solver.solutions(prepared, ways, baseline), strict=False):
             verify(formatted, Stage.FORMATTED)
             yield Entrant(name, formatted, replace(certificate, propagate=self._propagate))
+
+    def _solver_seconds(self, run: float) -> float:
+        """Return the time for the solver, which needs it only for wide problems."""
+        self._budget.run = max(self._budget.run, run)
+        return min(MOST_SECONDS, max(_LEAST_SECONDS, self._budget.left / 2))
 
     @cached_property
     def _propagate(self) -> float:

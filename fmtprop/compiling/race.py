@@ -76,6 +76,7 @@ def race(
     fewest: int = 1,
     expected: float = inf,
     attempts: Attempts | None = None,
+    most: float = inf,
 ) -> Race | None:
     """Run plans in turns and return their times.
 
@@ -94,13 +95,15 @@ def race(
         others are as slow.
     attempts : Attempts, optional
         Records plans that cannot run.
+    most : float, optional
+        Seconds for all runs, whatever `budget` and `fewest` ask for: further rounds must fit.
 
     Returns
     -------
     Race or None
         Times of the plans that could win after their first run; None if no plan can run.
     """
-    attempts = attempts or Attempts()
+    attempts, until = attempts or Attempts(), perf_counter() + most
     arena = huge_bytes(max(plan.arena_nbytes for plan in plans.values()))
     executors: dict[str, Executor] = {}
     try:
@@ -111,7 +114,7 @@ def race(
         firsts = _first_runs(executors, inputs, expected, attempts)
         if not firsts:
             return None
-        return _rounds({name: executors[name] for name in firsts}, inputs, budget, fewest, firsts)
+        return _rounds({name: executors[name] for name in firsts}, inputs, budget, fewest, firsts, until)
     finally:
         for executor in executors.values():
             executor.close()
@@ -147,6 +150,7 @@ def _rounds(
     budget: float,
     fewest: int,
     firsts: Mapping[str, float],
+    until: float,
 ) -> Race:
     """Run all plans in rounds; first runs that took longer than the whole budget are a round if the first plan won."""
     is_long = min(firsts.values()) > budget
@@ -155,6 +159,8 @@ def _rounds(
     if is_long and _winner(times) != 0:
         times, fewest = [[] for _ in times], max(fewest, _WARM_ROUNDS)
     while len(times) > 1 and _goes_on(times, perf_counter() - start, budget, fewest):
+        if times[0] and perf_counter() + sum(some[-1] for some in times) > until:
+            break
         # alternately forwards and backwards, since the first plan of a round finds other data in the caches
         order = list(enumerate(executors.values()))
         for index, executor in order if len(times[0]) % 2 else reversed(order):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fmtprop.compiling.attempts import Attempts
+from fmtprop.compiling.budget import Budget
 from fmtprop.compiling.entrants import DIRECT, GREEDY, OTHER_SHAPE, Entrant, Entrants, like_another_shape
 from fmtprop.compiling.options import OPTIMAL, Options
 from fmtprop.compiling.race import Race, race
@@ -28,6 +29,12 @@ from fmtprop.tuning import TunedCosts, Tuning, costs_for
 from fmtprop.tuning.peaks import improve
 
 __all__ = ["Decision", "Selection"]
+
+#: optional work, as users see it
+_RACE = "race of plans"
+
+#: seconds in which a node of a plan for a race is built (Zen 4, one thread)
+_NODE_SECONDS = 2e-4
 
 #: seconds of a race, for the efforts "quick" and "patient"
 _QUICK_SECONDS, _PATIENT_SECONDS = 0.2, 1.0
@@ -74,6 +81,8 @@ class Selection:
         Figures and verdicts of earlier compilations.
     attempts : Attempts
         Records the ways that are dropped after a failure.
+    budget : Budget
+        The time of the compilation.
     lap : callable
         Told the name of each stage that ends.
 
@@ -95,10 +104,12 @@ class Selection:
         options: Options,
         store: Store,
         attempts: Attempts,
+        budget: Budget,
         lap: Callable[[str], None],
     ) -> None:
         self._normal, self._target, self._fallback = normal, target, fallback
         self._options, self._store, self._attempts, self._lap = options, store, attempts, lap
+        self._budget = budget
         self.tuning: Tuning | None = None
         self.readers: list[Node] = []
         self.sibling: Graph | None = None
@@ -155,7 +166,7 @@ class Selection:
         if self._options.policy == OPTIMAL:
             self._costs = self._costs or self._new_costs()
         setting = setting_for(self._target, self._options.boundary, self._fallback)
-        model = self._normal, setting, self._costs, self._options, self._attempts
+        model = self._normal, setting, self._costs, self._options, self._attempts, self._budget
         rivals, failed = Entrants(*model), self._attempts.failed
         rivals.get(rivals.ladder[0])
         unsupported = [name for name, error in failed.items() if isinstance(error, UnsupportedOpError)]
@@ -184,6 +195,9 @@ class Selection:
 
     def _entrants(self, rivals: Entrants) -> list[Entrant]:
         """Return the plans to be run against each other, the choice by cost first; none that costs far more."""
+        self._budget.run = rivals.expected(rivals.best)
+        if not self._budget.allows(_RACE, self._seconds_of_race(rivals.best, 2)):
+            return [rivals.best]
         best, *others = rivals.field(whole=self._patient)
         return [best, *(one for one in others if rivals.expected(one) <= _FAR_RATIO * rivals.expected(best))]
 
@@ -196,6 +210,10 @@ class Selection:
         if raced is None or self._patient:
             return raced
         if raced[0] is entrants[0] and _is_kept(rivals.best.certificate, raced[1]):
+            return raced
+        self._budget.run = max(self._budget.run, min(raced[1].seconds))
+        again = self._seconds_of_race(entrants[0], len(entrants) + 1) + rivals.seconds / 2
+        if not self._budget.allows(f"{_RACE} with {DIRECT!r}", again):
             return raced
         direct = rivals.get(DIRECT)
         if direct is None or direct.key in {entrant.key for entrant in entrants}:
@@ -214,13 +232,19 @@ class Selection:
         plans = {name: plan for name, plan in made.items() if plan is not None}
         fewest = _LEAST_ROUNDS if self._patient and self._options.tune_budget is None else 1
         budget, expected = _PATIENT_SECONDS if self._patient else _QUICK_SECONDS, rivals.expected(entrants[0])
-        result = race(plans, random_inputs(self._normal), budget, fewest, expected, self._attempts) if plans else None
+        most = self._budget.left
+        inputs = random_inputs(self._normal)
+        result = race(plans, inputs, budget, fewest, expected, self._attempts, most) if plans else None
         if result is None:
             for name in plans:  # that none can be run on these inputs tells nothing about one of them
                 self._attempts.failed.pop(name)
             return None
         name = result.names[result.winner]
         return next(entrant for entrant in entrants if entrant.name == name), result, plans[name]
+
+    def _seconds_of_race(self, first: Entrant, plans: int) -> float:
+        """Estimate the time of a race: each plan is built, runs once, and once more with warm caches."""
+        return plans * (_NODE_SECONDS * len(first.graph) + 2 * self._budget.run)
 
     # ------------------------------------------------------------------ records of earlier races
 

@@ -48,6 +48,7 @@ class Compiled(Protocol):
     tuning: Tuning | None
     race: Race | None
     dropped: Mapping[str, str]
+    left_out: Mapping[str, str]
 
     def profile(self, *, repeats: int) -> list[float]:
         """Return the median seconds of each step."""
@@ -121,6 +122,8 @@ class Report:
         For policy `optimal`: the times of the plans in its race, if there was one.
     dropped : mapping of str to str
         Parts that failed during compilation and were left out, with the reasons.
+    left_out : mapping of str to str
+        Comparisons of plans for which the compilation had no time.
     packing : tuple of ReorderRow
         The reorders that packed weights once, during compilation.
     nodes : tuple of NodeRow
@@ -147,6 +150,7 @@ class Report:
     tuning: Tuning | None = None
     race: Race | None = None
     dropped: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     packing: tuple[ReorderRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
     edges: tuple[EdgeRow, ...] = ()
@@ -187,6 +191,7 @@ class Report:
             tuning=net.tuning,
             race=net.race,
             dropped=net.dropped,
+            left_out=net.left_out,
             packing=rows_of_packing(net),
             nodes=nodes_of(net.graph),
             edges=edges_of(net.graph),

@@ -113,6 +113,7 @@ def certificate_text(report: Report) -> str:
         times = "; ".join(f"{name}: {_time(s)}" for name, s in zip(run.names, run.seconds, strict=True))
         lines.append(f"run in turns, {times}; kept: {run.names[run.winner]}")
     lines += [f"left out, since it failed: {name} ({printable(why)})" for name, why in report.dropped.items()]
+    lines += [f"left out, since the time for compiling ended: {name} ({why})" for name, why in report.left_out.items()]
     return "\n".join(lines)
 
 

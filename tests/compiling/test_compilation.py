@@ -10,14 +10,17 @@ import torch
 
 import fmtprop as fp
 from fmtprop.api import compile_graph
-from fmtprop.compiling import compilation, entrants, selection
+from fmtprop.compiling import budget, compilation, entrants, selection
 from fmtprop.compiling import race as race_module
 from fmtprop.compiling.options import Options
 from fmtprop.compiling.race import Race
 from fmtprop.compiling.stages import normalise
 from fmtprop.errors import UnsupportedOpError
+from fmtprop.ir.graph import Graph
 from fmtprop.layout import DataType
 from fmtprop.passes.target import Setting
+from fmtprop.report import Report
+from fmtprop.report.text import certificate_text
 from fmtprop.targets import OneDnnTarget, ReferenceTarget
 from fmtprop.tuning import costs, peaks
 from tests.compiling.other_plans import unlike_any_other
@@ -38,7 +41,7 @@ def test_the_faster_plan_is_kept_and_remembered(
 ) -> None:
     seen: list[int] = []
 
-    def decide(plans, inputs, budget, fewest, *_):
+    def decide(plans, inputs, limit, fewest, *_):
         seen.append(len(plans))
         return Race(tuple(1.0 + (i != winner) for i in range(len(plans))), 3, winner, tuple(plans))
 
@@ -111,7 +114,7 @@ def test_what_runs_as_several_is_doubted_where_costs_promised_too_much(
 ) -> None:
     races: list[int] = []
 
-    def decide(plans, inputs, budget, fewest, *_):
+    def decide(plans, inputs, limit, fewest, *_):
         races.append(len(plans))
         if len(races) == 1:
             return Race((1.0, 1.0 if ran == "short" else 100.0), 3, 0, tuple(plans))
@@ -159,7 +162,7 @@ def test_a_verdict_of_measured_costs_holds_for_later_compilations(monkeypatch: p
     unlike_any_other(monkeypatch)
     races: list[int] = []
 
-    def decide(plans, inputs, budget, fewest, *_):
+    def decide(plans, inputs, limit, fewest, *_):
         races.append(len(plans))
         return Race((1.0,) * len(plans), 3, 1, tuple(plans))
 
@@ -214,7 +217,7 @@ def test_tune_is_a_short_form_of_where_costs_come_from_and_of_the_effort(how, me
 def test_a_patient_compilation_runs_more_plans(effort: str, field: int, monkeypatch: pytest.MonkeyPatch) -> None:
     races: list[int] = []
 
-    def decide(plans, inputs, budget, fewest, *_):
+    def decide(plans, inputs, limit, fewest, *_):
         races.append(len(plans))
         return Race((1.0, *(100.0 for _ in range(len(plans) - 1))), 3, 0, tuple(plans))
 
@@ -242,7 +245,7 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
 ) -> None:
     asked: list[int] = []
 
-    def decide(plans, inputs, budget, fewest, *_):
+    def decide(plans, inputs, limit, fewest, *_):
         asked.append(fewest)
         return Race(tuple(1.0 + i for i in range(len(plans))), 3, 0, tuple(plans))
 
@@ -250,6 +253,59 @@ def test_rounds_are_asked_for_where_the_plan_is_to_be_good_and_time_has_no_limit
     unlike_any_other(monkeypatch)
     fp.compile(model, torch.randn(1, 3, 20, 20), tune=tune, tune_budget=limit)
     assert asked and set(asked) == {rounds}
+
+
+@pytest.mark.parametrize(("seconds", "tune", "is_raced"), [(0.0, "auto", False), (5.0, "auto", True)])
+@pytest.mark.usefixtures("own_cache")
+def test_a_race_for_which_there_is_no_time_is_left_out_and_said_so(
+    model: torch.nn.Module, seconds: float, tune: str, is_raced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    races: list[float] = []
+
+    def decide(plans, inputs, limit, fewest, expected, attempts, most):
+        races.append(most)
+        return Race((1e-6,) * len(plans), 3, 0, tuple(plans))
+
+    monkeypatch.setattr(selection, "race", decide)
+    monkeypatch.setattr(budget, "_SECONDS", seconds)
+    monkeypatch.setattr(budget, "_RUNS", 0)
+    unlike_any_other(monkeypatch)
+    x = torch.randn(1, 3, 20, 20)
+    net = fp.compile(model, x, tune=tune)
+    assert (len(races), net.race is not None, "race of plans" in net.left_out) == (is_raced, is_raced, not is_raced)
+    assert all(0.0 < most <= seconds for most in races)
+    told = certificate_text(Report.of(net, repeats=1))
+    assert ("since the time for compiling ended: race of plans" in told) == (not is_raced)
+    torch.testing.assert_close(net(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_without_time_only_one_graph_is_solved_and_patience_solves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[str] = []
+    usual = entrants.OptimalFormats.solutions
+    monkeypatch.setattr(
+        entrants.OptimalFormats, "solutions", lambda self, *rest: solved.append("") or usual(self, *rest)
+    )
+    monkeypatch.setattr(entrants, "expansions", lambda *_, **__: {})
+    normal, _ = normalise(fp.from_torch(torch.nn.Conv2d(8, 8, 3), torch.randn(4, 8, 9, 9)))
+    setting, options = Setting(OneDnnTarget(), ReferenceTarget()), Options()
+    for is_limited, graphs, missing in ((True, 1, {"optimal, batch in slices"}), (False, 2, set())):
+        solved.clear()
+        sliced = entrants.Variant("batch in slices", Renamed(), "", is_priced=False)
+        monkeypatch.setattr(entrants, "_VARIANTS", {"optimal, batch in slices": sliced})
+        limit = budget.Budget(is_limited=is_limited, clock=iter(range(10_000)).__next__)
+        modelled = costs.costs_for("model", weights_nbytes=0)
+        field = entrants.Entrants(normal, setting, modelled, options, budget=limit)
+        field.get("optimal")
+        field.seconds = 10_000.0
+        field.get("optimal, batch in slices")
+        assert (len(solved), set(limit.left_out)) == (graphs, missing)
+
+
+class Renamed:
+    """A rewrite that makes another graph of the same nodes."""
+
+    def run(self, graph: Graph) -> Graph:
+        return graph.copy()
 
 
 class Slow:
@@ -314,6 +370,16 @@ def test_a_plan_must_be_faster_in_most_rounds_to_win(monkeypatch, other, winner)
     monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
     found = race_module.race({"first": Uneven(1.0), "other": Uneven(*other)}, [], 0.0, 6)
     assert found is not None and found.winner == winner
+
+
+@pytest.mark.parametrize(("most", "rounds"), [(inf, 5), (6.9, 2), (2.0, 1)])
+def test_rounds_for_which_there_is_no_time_are_not_run(monkeypatch, most, rounds) -> None:
+    monkeypatch.setattr(race_module, "Executor", lambda plan, arena: plan)
+    monkeypatch.setattr(race_module, "perf_counter", lambda: Slow.now)
+    start = Slow.now
+    found = race_module.race({"first": Slow(1.0), "other": Slow(0.9)}, [], 0.2, 5, inf, None, most)
+    assert found is not None and found.rounds == rounds
+    assert Slow.now - start <= max(most, 2 * 1.9 + 0.1)
 
 
 @pytest.mark.parametrize(("other", "winner"), [(1.2, 0), (0.9, 1)])

@@ -6,7 +6,7 @@ graph, and the certificate of the choice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar
@@ -24,7 +24,10 @@ from fmtprop.passes.optimal.solve import solve
 from fmtprop.passes.optimal.ways import Enumeration, Way
 from fmtprop.passes.target import Candidate, Costs, Setting, is_loop
 
-__all__ = ["Certificate", "OptimalFormats", "price", "prices"]
+__all__ = ["MOST_SECONDS", "Certificate", "OptimalFormats", "price", "prices"]
+
+#: most seconds for the solver
+MOST_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,9 @@ class OptimalFormats:
         Required formats, by ``"node.operand"`` or ``"node.dst"``.
     kept : tuple of Value
         Tensors that must be read in the format in which they are written: reorders of them are not allowed.
-    time_limit : float
-        Seconds for the solver; then it returns the best solution so far, with its gap.
+    time_limit : callable
+        From the cost of a run of `propagate`'s plan to the seconds for the solver; then it returns the best solution so
+        far, with its gap.
 
     Notes
     -----
@@ -112,7 +116,7 @@ class OptimalFormats:
     setting: Setting
     costs: Costs
     pins: Pins = field(default_factory=dict)
-    time_limit: float = 10.0
+    time_limit: Callable[[float], float] = lambda run: MOST_SECONDS
     kept: tuple[Value, ...] = ()
 
     def run(self, graph: Graph) -> Graph:
@@ -152,7 +156,7 @@ class OptimalFormats:
         self._prepare(found)
         problem, bound, propagate = keeping(found.problem(self.costs), self.kept), inf, price(baseline, self.costs)
         while True:
-            solution = solve(problem, self.time_limit, _indices(problem, known))
+            solution = solve(problem, self.time_limit(propagate), _indices(problem, known))
             rough = too_rough(problem, solution.chosen)
             if rough:
                 problem = _without(problem, rough)
