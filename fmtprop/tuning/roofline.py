@@ -117,7 +117,7 @@ _PYTORCH_COSTLY_SHARE, _PYTORCH_TAIL_SHARE = 0.3, 0.7
 #: share up to which an operator takes several passes: it computes in f32, so narrower numbers do not make it faster
 _PYTORCH_PASSES_SHARE = 0.3
 
-#: the same of deconvolutions, without the additions of windows (10 small ones, torch 2.13)
+#: the same of deconvolutions (25 small ones, torch 2.13)
 _PYTORCH_TRANSPOSED_SHARE = 0.12
 
 #: operators in a row, where an op has none of its own
@@ -228,11 +228,9 @@ class ModelCosts:
         seconds = self._moving(node, operands, results, share)
         if linear is not None:
             reached = _PYTORCH_PACKED_SHARE if linear.windowed else _PYTORCH_PRODUCTS_SHARE
+            reached = _PYTORCH_TRANSPOSED_SHARE if linear.transposed else reached
             src, weights, out = _roles(linear, operands, dst)
             shape = _shape(linear, src, weights)
-            if linear.transposed:
-                reached = _PYTORCH_TRANSPOSED_SHARE
-                seconds += _PYTORCH_WINDOW[not across] * _added(linear, src, weights, out) / (peak * _POINTWISE_SHARE)
             seconds += _products(linear, src, weights, out) / (peak * reached * _OTHER[shape] / _OTHER[0])
         seconds += _PYTORCH_WINDOW[not across] * cost.window(node.attrs) * prod(dst.dims) / (peak * _POINTWISE_SHARE)
         pace = self._cached if dst.nbytes <= self._cache_nbytes else self._memory

@@ -105,3 +105,31 @@ def test_an_empty_result_is_declined():
 def test_pytorch_competes_where_onednn_has_only_gradients_of_convolutions():
     net = fp.compile(torch.nn.ConvTranspose2d(3, 3, 4), torch.randn(1, 3, 200, 200), tune="model", confirm=False)
     assert not any("gemm" in step.node.choice.impl for step in net.plan.steps)
+
+
+def test_the_reference_asks_pytorch_for_the_kernel_of_channels_last():
+    """One input channel has both memory formats: 4.0 ms by the kernel of plain weights, 0.2 by the other."""
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.conv_transpose2d:
+                seen.append(args[1].is_contiguous(memory_format=torch.channels_last))
+            return func(*args, **(kwargs or {}))
+
+    operands = {"src": torch.randn(1, 1, 8, 8), "weights": weights(3, 1, 4, 4), "bias": torch.randn(3)}
+    with Watch():
+        (dst,) = DECONVOLUTION.reference(Deconv.make(2, pad_l=1), operands)
+    assert seen == [True]
+    expected = torch.nn.functional.conv_transpose2d(
+        operands["src"], operands["weights"].transpose(0, 1), operands["bias"], padding=1
+    )
+    assert torch.allclose(dst, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("pad_l, pad_r", [(1, 0), (0, -1), (1, 2), (2, 0), (0, 0)])
+def test_the_reference_cuts_and_adds_rows(pad_l, pad_r):
+    src, kernel = torch.randn(2, 3, 5, 6), weights(4, 3, 3, 3)
+    (dst,) = DECONVOLUTION.reference(Deconv.make(2, 2, pad_l=pad_l, pad_r=pad_r), {"src": src, "weights": kernel})
+    whole = torch.nn.functional.conv_transpose2d(src, kernel.transpose(0, 1), stride=2)
+    assert torch.allclose(dst, torch.nn.functional.pad(whole, [-pad_l, -pad_r] * 2), atol=1e-5)
