@@ -17,7 +17,8 @@
         ├── DnnlError         answered with an error status
         └── HandleError       a native handle was used after it was closed, or copied
 
-A message names the node, the operand and axis, the value, the rule and the remedy.
+A message names the node, the operand and axis, the value, the rule and the remedy. If an operator of PyTorch refuses
+its operands in a run, the error is of PyTorch's class too, such as ``IndexError`` or ``torch.linalg.LinAlgError``.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def regions_by(
     def compile_inference(functional: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         functional, views = without_views(functional)
         functional = in_place(functional)
-        constants = _constant_inputs()
+        constants = _constant_inputs(functional)
         if grow and has_fixed_products(functional, constants):
             functional = growing(functional)
         pieces = parted(functional, constants)
@@ -225,11 +225,14 @@ def _adds_nothing() -> bool:
     )
 
 
-def _constant_inputs() -> frozenset[int]:
+def _constant_inputs(functional: fx.GraphModule) -> frozenset[int]:
     """Return the positions of parameters and buffers that the graph in the making reads and does not change."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
         return frozenset()
-    tokens = len(metadata.tokens)  # inputs in front of all others, which keep calls with effects in order
-    return frozenset(i for i in metadata.static_input_indices if not metadata.input_info[i - tokens].mutates_data)
+    # inputs in front of all others keep calls with effects in order; the graph may do without them
+    tokens, own = len(metadata.tokens), len(metadata.input_info)
+    gone = tokens + own - sum(node.op == "placeholder" for node in functional.graph.nodes)
+    static = (i for i in metadata.static_input_indices if not metadata.input_info[i - tokens].mutates_data)
+    return frozenset(i - gone for i in static)

@@ -44,7 +44,8 @@ class Half:
         For each input of the graph: the position of the program's argument, or a function that draws it at every call.
     results : sequence of (str, object)
         For each result of the program: ``("output", position)`` among the graph's outputs, ``("view", function)`` of
-        the graph's outputs, ``("input", position)`` among the program's arguments, or ``("fixed", object)``.
+        the graph's outputs, ``("input", position)`` among the program's arguments, ``("part", function)`` of the
+        arguments, or ``("fixed", object)``.
     """
 
     inputs: Sequence[int | Draw]
@@ -56,9 +57,9 @@ class Half:
 
     def found(self, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """Return the program's results."""
-        sources = {"output": outputs, "input": args}
+        chosen, made = {"output": outputs, "input": args}, {"view": outputs, "part": args}
         return [
-            sources[kind][item] if kind in sources else item(outputs) if kind == "view" else item
+            chosen[kind][item] if kind in chosen else item(made[kind]) if kind in made else item
             for kind, item in self.results
         ]
 
@@ -211,9 +212,12 @@ class _Importer:
     def _output(self, result: Any, origin: Any, layout: Any) -> Source:
         if not isinstance(result, Value):
             return "fixed", result
-        place = self.places.get(result)
-        if isinstance(place, int) and holder(origin).op == "placeholder":
-            return "input", place
+        if (base := holder(origin)).op == "placeholder":
+            place = self.places.get(result)
+            if isinstance(place, int):
+                return "input", place
+            position = _placeholders(self.programs[0]).index(base)
+            return "part", lambda args: _part_of(args[position], base, origin)
         kind, place = self._add_output(result, origin, self.made, (result, holder(origin)), "")
         return (kind, place) if layout is None else ("view", lambda outputs: outputs[place].as_strided(*layout))
 
@@ -260,6 +264,14 @@ def _viewed(result: Any) -> Any:
     if not isinstance(whole, torch.Tensor) or whole.dtype is not result.meta["val"].dtype or whole.is_complex():
         return result
     return base if is_dense(whole) and not whole.storage_offset() else result
+
+
+def _part_of(tensor: torch.Tensor, base: fx.Node, view: Any) -> Any:
+    """Return a view of a tensor, as a program has it of an argument; AOTAutograd itself makes most others."""
+    if view is base:
+        return tensor
+    args = [_part_of(tensor, base, arg) if isinstance(arg, fx.Node) else arg for arg in view.args]
+    return view.target(*args, **view.kwargs)
 
 
 def _layout_of(view: fx.Node) -> tuple[Any, ...]:

@@ -10,13 +10,13 @@ from math import inf
 import torch
 
 from fmtprop import dnnl
-from fmtprop.errors import InputError
+from fmtprop.errors import FmtpropError, InputError
 from fmtprop.runtime.boundary import Boundary
 from fmtprop.runtime.context import Context
 from fmtprop.runtime.plan import Plan
 from fmtprop.runtime.threads import current_threads, running_with
 from fmtprop.system.locks import ProcessLock
-from fmtprop.targets.bound import OutsideError
+from fmtprop.targets.bound import OutsideError, of_both
 
 
 class Executor:
@@ -175,7 +175,7 @@ class Executor:
             return runner
 
 
-def outside(error: OutsideError, plan: Plan, boundary: Boundary, tensors: Sequence[torch.Tensor]) -> InputError:
+def outside(error: OutsideError, plan: Plan, boundary: Boundary, tensors: Sequence[torch.Tensor]) -> FmtpropError:
     """Return the error of an index that its tensor does not have, with the inputs that may hold it."""
     operands = [
         f"{access.desc.dtype.value}{list(access.desc.dims)}"
@@ -188,9 +188,11 @@ def outside(error: OutsideError, plan: Plan, boundary: Boundary, tensors: Sequen
         for given, tensor in zip(boundary.inputs, tensors, strict=True)
         if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex())
     ]
-    return InputError(
+    return of_both(
+        InputError,
+        error.error,
         f"{error}; its operands are {', '.join(operands)}. An index must exist along its axis: "
-        f"{', '.join(held) or 'no input holds whole numbers, so the model computes it'}; pass indices that do"
+        f"{', '.join(held) or 'no input holds whole numbers, so the model computes it'}; pass indices that do",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "Stream",
     "as_planned",
     "failed",
+    "of_both",
 ]
 
 #: name of the scratchpad's place
@@ -42,6 +44,9 @@ NOTHING = torch.empty(0, device="cpu")
 
 #: exceptions of operators that refuse their arguments
 REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
+
+#: classes of such errors that a message makes
+_CLASSES = (*REFUSED, NotImplementedError, torch.linalg.LinAlgError)
 
 
 class Memory:
@@ -222,20 +227,42 @@ class OutsideError(PlanError):
         The operator.
     message : str
         The message.
+    error : Exception
+        The operator's own error.
     """
 
-    def __init__(self, node: Node, message: str) -> None:
+    def __init__(self, node: Node, message: str, error: Exception) -> None:
         super().__init__(message)
-        self.node = node
+        self.node, self.error = node, error
 
 
-def failed(node: Node, target: str, error: Exception) -> PlanError:
+def failed(node: Node, target: str, error: Exception) -> FmtpropError:
     """Return the error of a failed operator, with its node and target."""
     where = f" from {node.origin}" if node.origin else ""
     text = str(error)
     if "out of range" in text or "out of bounds" in text:  # PyTorch has no class of its own for these
-        return OutsideError(node, f"{node.label}{where}: {text}")
-    return PlanError(f"{node.label}{where} failed on the {target} target: {text}")
+        return OutsideError(node, f"{node.label}{where}: {text}", error)
+    return of_both(PlanError, error, f"{node.label}{where} failed on the {target} target: {text}")
+
+
+def of_both(kind: type[FmtpropError], error: Exception, message: str) -> FmtpropError:
+    """Return an error that is also of the class of an operator's own error, so that callers find it by either.
+
+    Examples
+    --------
+    >>> isinstance(of_both(PlanError, torch.linalg.LinAlgError("singular"), "node inv: singular"), RuntimeError)
+    True
+    """
+    return _class_of_both(kind, next(one for one in type(error).__mro__ if one in _CLASSES))(message)
+
+
+@cache
+def _class_of_both(kind: type[FmtpropError], other: type[Exception]) -> type[FmtpropError]:
+    if issubclass(kind, other):
+        return kind
+    # another process may not have made this class
+    own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": lambda self: (kind, self.args)}
+    return type(kind.__name__, (kind, other), own)
 
 
 class Bound:

@@ -88,10 +88,16 @@ def training_backend(
             made[-1].changed = _changed_inputs()
             return _boxed(made[-1].forward)
 
+        def infer(program: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            tokens = join_checks(program)
+            without_tokens(program, tokens)
+            run = inference(program, inputs[tokens:])
+            return _boxed(lambda args: [*args[:tokens], *run(args[tokens:])]) if tokens else run
+
         traced = aot_autograd(
             fw_compiler=begin,
             bw_compiler=lambda *_: _boxed(made[-1].backward),
-            inference_compiler=inference,
+            inference_compiler=infer,
             partition_fn=partition,
             decompositions=_DECOMPOSITIONS,
             # while gradients are recorded, AOTAutograd must see changes of inputs

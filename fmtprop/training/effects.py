@@ -1,4 +1,4 @@
-"""Checks of linear algebra as parts of a step: PyTorch traces each as a call with an effect, which no plan expresses.
+"""Checks of linear algebra as parts of a graph: PyTorch traces each as a call with an effect, which no plan expresses.
 
 Owns the operator that checks a result.
 """
@@ -14,12 +14,12 @@ from torch._higher_order_ops.effects import with_effects
 __all__ = ["join_checks", "without_tokens"]
 
 
-def join_checks(joint: fx.GraphModule) -> int:
+def join_checks(program: fx.GraphModule) -> int:
     """Make each check of linear algebra a call that returns the checked result.
 
     Parameters
     ----------
-    joint : torch.fx.GraphModule
+    program : torch.fx.GraphModule
         Changed in place. Checks follow the call whose status they read, such as a Cholesky factorization.
 
     Returns
@@ -27,7 +27,7 @@ def join_checks(joint: fx.GraphModule) -> int:
     int
         Number of tokens: first arguments and first results, which kept the checks in order.
     """
-    effects = [node for node in joint.graph.nodes if node.target is with_effects]
+    effects = [node for node in program.graph.nodes if node.target is with_effects]
     checks = [node for node in effects if node.args[1] is torch.ops.aten._linalg_check_errors.default]
     if len(checks) < len(effects):
         return 0  # the importer refuses effects
@@ -38,26 +38,26 @@ def join_checks(joint: fx.GraphModule) -> int:
         source = status.args[0]
         result = next(user for user in source.users if user.target is operator.getitem and user.args[1] == 0)
         # the results of a call stand together, before their uses
-        order = list(joint.graph.nodes)
-        with joint.graph.inserting_after(max(result, status, key=order.index)):
-            checked = joint.graph.call_function(_checked._opoverload, (result, status, *how), node.kwargs)
+        order = list(program.graph.nodes)
+        with program.graph.inserting_after(max(result, status, key=order.index)):
+            checked = program.graph.call_function(_checked._opoverload, (result, status, *how), node.kwargs)
         checked.meta = dict(result.meta)
         result.replace_all_uses_with(checked, delete_user_cb=lambda user, own=checked: user is not own)
         for user in list(node.users):
             user.replace_all_uses_with(token)
-            joint.graph.erase_node(user)
-        joint.graph.erase_node(node)
-    joint.recompile()
+            program.graph.erase_node(user)
+        program.graph.erase_node(node)
+    program.recompile()
     return len(tokens)
 
 
-def without_tokens(forward: fx.GraphModule, count: int) -> None:
-    """Remove its first arguments from a forward program, which are tokens, and its first results, the same tokens."""
-    *nodes, output = forward.graph.nodes
+def without_tokens(program: fx.GraphModule, count: int) -> None:
+    """Remove its first arguments from a program, which are tokens, and its first results, the same tokens."""
+    *nodes, output = program.graph.nodes
     output.args = (output.args[0][count:],)
     for token in nodes[:count]:
-        forward.graph.erase_node(token)
-    forward.recompile()
+        program.graph.erase_node(token)
+    program.recompile()
 
 
 @torch.library.custom_op("fmtprop::linalg_checked", mutates_args=())

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._guards import Guard, TracingContext
+from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 __all__ = ["no_hooks_for_saved_tensors", "watch_hooks"]
@@ -19,9 +20,14 @@ __all__ = ["no_hooks_for_saved_tensors", "watch_hooks"]
 #: name of Dynamo's guard of a module's list of hooks that is empty; by default, PyTorch installs nothing for it
 _EMPTY = "EMPTY_NN_MODULE_HOOKS_DICT"
 
+#: hooks for all modules, of which Dynamo does not guard the lists that are empty
+_FOR_ALL = tuple(
+    getattr(modules, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
+)
+
 
 def watch_hooks() -> None:
-    """Add a guard to the graph in the making: no module that had no hooks has one.
+    """Add a guard to the graph in the making: no module that had no hooks has one, nor have all modules.
 
     Notes
     -----
@@ -38,7 +44,8 @@ def watch_hooks() -> None:
 
 
 def _install(empty: Sequence[Guard], builder: Any, _: Guard) -> None:
-    unchanged = _unchanged([_value(builder, guard) for guard in empty])
+    lists = [_value(builder, guard) for guard in empty]
+    unchanged = _unchanged([*lists, *(hooks for hooks in _FOR_ALL if not hooks)])
     code = ["___fmtprop_no_new_hooks()"]
     builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={"___fmtprop_no_new_hooks": unchanged})
 

@@ -109,6 +109,12 @@ class TrainingModule(nn.Module):
         if example_inputs is not None:
             self._prepare(example_inputs)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the original's arguments, return its results; hooks for all modules do not see this one."""
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_pre_hooks or self._backward_hooks:
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Take the original's arguments, return its results; their backward pass runs as planned."""
         try:
@@ -134,7 +140,7 @@ class TrainingModule(nn.Module):
         self.__dict__["_is_whole"] = whole
         self.__dict__["_compiled"] = torch.compile(
             self._original, backend=self._backend, fullgraph=whole, dynamic=False
-        )
+        ).forward  # PyTorch's hooks for all modules are for the original, not for the modules around it
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         _forget_changes_of_size(args, kwargs)

@@ -16,7 +16,6 @@ from torch import fx
 
 from fmtprop.compiling.compiled import CompiledModel
 from fmtprop.compiling.options import Options
-from fmtprop.errors import PlanError
 from fmtprop.frontends.functional import import_functional
 from fmtprop.frontends.joint import Joint, import_joint
 from fmtprop.ir.graph import Graph
@@ -80,11 +79,7 @@ class Step:
             results = self.programs[0].forward(*args)
             return [*tokens, *results[: self.outputs], _NO_TICKET, *results[self.outputs :]]
         joint, halves = made
-        try:
-            outputs, ticket = halves.forward(joint.forward.given(args))
-        except PlanError:
-            self.programs[0].forward(*args)  # raises PyTorch's own error, if PyTorch refuses these numbers too
-            raise
+        outputs, ticket = halves.forward(joint.forward.given(args))
         results = joint.forward.found(outputs, args)
         saved = [ticket if value is None else value for value in results[self.outputs :]]
         return [*tokens, *results[: self.outputs], ticket, *saved]

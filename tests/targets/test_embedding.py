@@ -61,6 +61,7 @@ def test_an_index_that_does_not_exist_is_named(outside):
     wrong = tokens.clone()
     wrong[2] = outside
     for _ in range(2):
-        with pytest.raises(InputError, match=r"index out of range in self.*input tokens holds"):
+        with pytest.raises(InputError, match=r"index out of range in self.*input tokens holds") as caught:
             net(wrong, places)
+        assert isinstance(caught.value, IndexError)
         torch.testing.assert_close(net(tokens, places), module(tokens, places), rtol=1e-5, atol=1e-5)

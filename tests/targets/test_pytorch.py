@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -90,10 +92,16 @@ def test_an_element_wise_operator_writes_over_its_source(alg: str) -> None:
     torch.testing.assert_close(place, wanted)
 
 
-def test_an_error_names_the_node() -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, NotImplementedError, torch.linalg.LinAlgError])
+def test_an_error_names_the_node_and_is_of_pytorchs_class_too(kind: type[Exception]) -> None:
     def refuse() -> None:
-        raise RuntimeError("no such matrix")
+        raise kind("no such matrix")
 
     node = Node("it", "softmax", OPSET["softmax"].attrs(0), (), choice=Choice("reference", "torch", {}))
-    with pytest.raises(PlanError, match=r"node it \(softmax\) failed on the reference target: no such matrix"):
+    with pytest.raises(
+        PlanError, match=r"node it \(softmax\) failed on the reference target: no such matrix"
+    ) as caught:
         PythonCalls([(node, refuse)])()
+    assert isinstance(caught.value, kind)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copied), str(copied)) == (PlanError, str(caught.value))

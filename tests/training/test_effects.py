@@ -54,3 +54,7 @@ def test_checked_calls(door, monkeypatch):
         call(x, torch.tensor(-9.0))
     eager.load_state_dict(module.state_dict())
     assert_same_step()
+    with torch.no_grad():
+        torch.testing.assert_close(call(x, good), eager(x, good), rtol=1e-3, atol=1e-4)
+        with pytest.raises(torch.linalg.LinAlgError, match=r"linalg.cholesky: .* not positive-definite"):
+            call(x, torch.tensor(-9.0))

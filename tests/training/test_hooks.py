@@ -82,3 +82,41 @@ def test_other_hooks_cost_no_capture(trained):
     nn.Linear(2, 2).register_forward_hook(doubled)
     assert_same_step(call, module, eager)
     assert not torch._dynamo.utils.counters["frames"]
+
+
+def test_hooks_for_all_modules_are_called_for_the_modules_of_the_user():
+    torch._dynamo.reset()
+    module, calls = mlp(), []
+    trained = fp.compile(module, X, training=True, **OPTIONS)
+    for run in (module, trained, module):
+        calls.append([])
+        handle = nn.modules.module.register_module_forward_hook(lambda module, *_: calls[-1].append(module))
+        run(X)
+        handle.remove()
+        run(X)
+    assert calls[0] == calls[1] == calls[2]
+    trained.register_forward_hook(doubled)
+    torch.testing.assert_close(trained(X), module(X) * 2)
+
+
+class BuilderBefore210:
+    """A builder of guards that finds values by names alone."""
+
+    def __init__(self, builder) -> None:
+        self.scope = builder.scope
+        self.add_python_lambda_leaf_guard_to_root = builder.add_python_lambda_leaf_guard_to_root
+
+    def get(self, name):
+        return eval(name, self.scope)  # of a guard: TypeError
+
+
+def test_lists_of_hooks_are_found_by_names_as_well(trained, monkeypatch):
+    call, module, eager = trained
+    hooks = import_module("fmtprop.training.hooks")
+    install = hooks._install
+    monkeypatch.setattr(hooks, "_install", lambda empty, builder, _: install(empty, BuilderBefore210(builder), _))
+    torch._dynamo.reset()
+    assert_same_step(call, module, eager)
+    for one in (module, eager):
+        one[1].register_forward_hook(doubled)
+    assert_same_step(call, module, eager)
