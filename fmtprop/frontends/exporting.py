@@ -255,7 +255,8 @@ def _running(module: nn.Module, error: Exception) -> str:
     found = type(module).__name__
     for frame, line in traceback.walk_tb(error.__traceback__):
         child = frame.f_locals.get((*frame.f_code.co_varnames, "self")[0])
-        if isinstance(child, nn.Module) and id(child) in names and not frame.f_globals["__name__"].startswith("torch."):
+        is_users = not frame.f_globals.get("__name__", "").startswith("torch.")
+        if isinstance(child, nn.Module) and id(child) in names and is_users:
             found = f"{names[id(child)]} ({frame.f_code.co_filename}:{line})"
     return found
 

@@ -46,7 +46,7 @@ NOTHING = torch.empty(0, device="cpu")
 REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
 
 #: classes of such errors that a message makes
-_CLASSES = (*REFUSED, NotImplementedError, torch.linalg.LinAlgError)
+_CLASSES = (*REFUSED, NotImplementedError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
 class Memory:
@@ -253,7 +253,8 @@ def of_both(kind: type[FmtpropError], error: Exception, message: str) -> Fmtprop
     >>> isinstance(of_both(PlanError, torch.linalg.LinAlgError("singular"), "node inv: singular"), RuntimeError)
     True
     """
-    return _class_of_both(kind, next(one for one in type(error).__mro__ if one in _CLASSES))(message)
+    other = next(one for one in type(error).__mro__ if one in _CLASSES)
+    return _class_of_both(kind, other)(message)  # type: ignore[arg-type]
 
 
 @cache

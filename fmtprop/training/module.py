@@ -138,9 +138,9 @@ class TrainingModule(nn.Module):
 
     def _capture(self, *, whole: bool) -> None:
         self.__dict__["_is_whole"] = whole
-        self.__dict__["_compiled"] = torch.compile(
-            self._original, backend=self._backend, fullgraph=whole, dynamic=False
-        ).forward  # PyTorch's hooks for all modules are for the original, not for the modules around it
+        made: Any = torch.compile(self._original, backend=self._backend, fullgraph=whole, dynamic=False)
+        # hooks for all modules are for the original, not for PyTorch's module around it
+        self.__dict__["_compiled"] = made.forward
 
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         _forget_changes_of_size(args, kwargs)

@@ -486,6 +486,13 @@ def test_what_cannot_be_a_graph_is_refused(name):
         from_torch(module, TOKENS)
 
 
+def test_a_failure_in_code_of_no_python_module_is_named():
+    made = {"nn": nn}
+    exec("class Branch(nn.Module):\n def forward(self, x):\n  return x if x.sum() > 0 else -x", made)
+    with pytest.raises(ImportModelError, match=r"cannot export Branch: Branch \(<string>:3\) takes a branch"):
+        from_torch(made["Branch"](), TOKENS)
+
+
 def test_the_graph_of_a_failure_is_not_printed(capfd):
     with pytest.raises(ImportModelError, match="takes a branch"):
         from_torch(nn.Sequential(nn.ReLU(), Branching()), TOKENS)

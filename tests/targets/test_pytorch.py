@@ -98,9 +98,8 @@ def test_an_error_names_the_node_and_is_of_pytorchs_class_too(kind: type[Excepti
         raise kind("no such matrix")
 
     node = Node("it", "softmax", OPSET["softmax"].attrs(0), (), choice=Choice("reference", "torch", {}))
-    with pytest.raises(
-        PlanError, match=r"node it \(softmax\) failed on the reference target: no such matrix"
-    ) as caught:
+    text = r"node it \(softmax\) failed on the reference target: no such matrix"
+    with pytest.raises(PlanError, match=text) as caught:
         PythonCalls([(node, refuse)])()
     assert isinstance(caught.value, kind)
     copied = pickle.loads(pickle.dumps(caught.value))
