@@ -1,4 +1,4 @@
-"""Attributes that an operator's function passes on to another one, and so does not list again."""
+"""Signatures of operators: attributes that go on to another function are not listed again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["passed_to"]
+__all__ = ["calling", "passed_to"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,3 +27,28 @@ def passed_to(other: Callable[..., Any]) -> Callable[[F], F]:
         return function
 
     return declared
+
+
+def calling(function: Callable[..., Any], operands: int = 1, **attributes: Any) -> Callable[..., Any]:
+    """Return an operator that passes its operands and then its attributes to a function, by position.
+
+    Parameters
+    ----------
+    function : callable
+        A function of PyTorch, or a small expression.
+    operands : int
+        The number of operands.
+    **attributes : object
+        The attributes in the function's order, with their defaults.
+    """
+
+    def operator(*tensors: Any, **given: Any) -> Any:
+        if len(tensors) != operands:
+            raise TypeError(f"it takes {operands} operands, {len(tensors)} are given")
+        return function(*tensors, *(attributes | given).values())
+
+    kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=attributes[name]) for name in attributes]
+    operator.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("tensors", inspect.Parameter.VAR_POSITIONAL), *kinds]
+    )
+    return operator

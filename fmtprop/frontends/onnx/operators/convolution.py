@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import calling, passed_to
 from fmtprop.frontends.onnx.operators.shape import pad
 from fmtprop.frontends.onnx.operators.values import ints
 
@@ -25,7 +26,32 @@ def _by_rank(functions: Sequence[Callable[..., Any]], spatial: int) -> Callable[
     return functions[spatial - 1]
 
 
-def window_pads(
+class _Windows(NamedTuple):
+    """Windows on all spatial axes: sizes, steps, distances within a window, and padding before and after an axis."""
+
+    kernel: list[int]
+    steps: list[int]
+    spread: list[int]
+    begins: list[int]
+    ends: list[int]
+
+
+def _windows(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> _Windows:
+    """Return the windows that a node's attributes declare."""
+    n = len(kernel)
+    steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
+    return _Windows(list(kernel), steps, spread, *_padding(sizes, kernel, steps, spread, pads, auto_pad))
+
+
+def _padding(
     sizes: Sequence[int],
     kernel: Sequence[int],
     strides: Sequence[int],
@@ -62,22 +88,19 @@ def _kernel_of(w: Tensor, declared: Sequence[int] | None) -> list[int]:
     return kernel
 
 
+@passed_to(_windows)
 def conv(
     x: Tensor,
     w: Tensor,
     b: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
     group: int = 1,
     kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    **attributes: Any,
 ) -> Tensor:
     """Convolve: (n, ic, …), (oc, ic / group, …) and (oc,) to (n, oc, …)."""
-    kernel, n = _kernel_of(w, kernel_shape), w.ndim - 2
-    steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
-    begins, ends = window_pads(x.shape[2:], kernel, steps, spread, pads, auto_pad)
+    n = w.ndim - 2
+    _, steps, spread, begins, ends = _windows(x.shape[2:], _kernel_of(w, kernel_shape), **attributes)
     if begins != ends:
         x, begins = pad(x, [0, 0, *begins], [0, 0, *ends]), [0] * n
     result: Tensor = _by_rank(_CONV, n)(x, w, b, steps, begins, spread, group)
@@ -111,7 +134,7 @@ def _conv_transpose(
         begins = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
         ends = [t - begin for t, begin in zip(total, begins, strict=True)]
     else:
-        begins, ends = window_pads(x.shape[2:], kernel, steps, spread, pads, auto_pad)
+        begins, ends = _padding(x.shape[2:], kernel, steps, spread, pads, auto_pad)
     small = all(e < max(s, d) for e, s, d in zip(extra, steps, spread, strict=True))
     if begins == ends and min(begins) >= 0 and small:
         whole: Tensor = function(x, w, b, steps, begins, extra, group, spread)
@@ -166,17 +189,10 @@ def _deform_conv(
 # ---------------------------------------------------------------- pooling
 
 
-def _ceil_pads(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    begins: Sequence[int],
-    ends: Sequence[int],
-) -> list[int]:
+def _ceil_pads(sizes: Sequence[int], windows: _Windows) -> list[int]:
     """Return the padding after each axis that completes its last window."""
     found = []
-    for size, k, stride, dilation, begin, end in zip(sizes, kernel, strides, dilations, begins, ends, strict=True):
+    for size, k, stride, dilation, begin, end in zip(sizes, *windows, strict=True):
         reach = dilation * (k - 1) + 1
         count = -(-(size + begin + end - reach) // stride) + 1
         if (count - 1) * stride >= size + begin:  # a window must not begin in the padding after the axis
@@ -185,29 +201,30 @@ def _ceil_pads(
     return found
 
 
+def _is_even(windows: _Windows) -> bool:
+    """Return whether PyTorch's poolings have this padding: as much at both ends, and at most half a window."""
+    narrow = all(2 * begin <= k for begin, k in zip(windows.begins, windows.kernel, strict=True))
+    return windows.begins == windows.ends and narrow
+
+
+@passed_to(_windows)
 def _max_pool(
     x: Tensor,
     *,
     kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
     storage_order: int = 0,
-    strides: Sequence[int] | None = None,
     wanted: int,
+    **attributes: Any,
 ) -> Any:
-    kernel, n = list(kernel_shape), len(kernel_shape)
-    sizes = list(x.shape[2:])
-    steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
-    begins, ends = window_pads(sizes, kernel, steps, spread, pads, auto_pad)
-    function = _by_rank(_MAX, n)
-    lies_within = all(2 * begin <= k for begin, k in zip(begins, kernel, strict=True))
-    if begins == ends and lies_within and wanted == 1:
+    windows = _windows(x.shape[2:], kernel_shape, **attributes)
+    kernel, steps, spread, begins, ends = windows
+    function = _by_rank(_MAX, len(kernel))
+    if _is_even(windows) and wanted == 1:
         result: Tensor = function(x, kernel, steps, begins, spread, bool(ceil_mode))
         return result
     if ceil_mode:
-        ends = _ceil_pads(sizes, kernel, steps, spread, begins, ends)
+        ends = _ceil_pads(x.shape[2:], windows)
     lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     padded = pad(x, [0, 0, *begins], [0, 0, *ends], lowest)
     if wanted == 1:
@@ -234,9 +251,8 @@ def _indices(
     return position + planes * math.prod(sizes)
 
 
-def _window_sums(
-    x: Tensor, kernel: Sequence[int], steps: Sequence[int], spread: Sequence[int], begins: Any, ends: Any
-) -> Tensor:
+def _window_sums(x: Tensor, windows: _Windows) -> Tensor:
+    kernel, steps, spread, begins, ends = windows
     n = len(kernel)
     padded = pad(x, [0, 0, *begins], [0, 0, *ends])
     flat = padded.reshape(-1, 1, *padded.shape[2:])
@@ -245,60 +261,37 @@ def _window_sums(
     return result
 
 
+@passed_to(_windows)
 def average_pool(
-    x: Tensor,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
+    x: Tensor, *, kernel_shape: Sequence[int], ceil_mode: int = 0, count_include_pad: int = 0, **attributes: Any
 ) -> Tensor:
     """Average over windows of the spatial axes."""
-    kernel, n = list(kernel_shape), len(kernel_shape)
-    steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
-    begins, ends = window_pads(x.shape[2:], kernel, steps, spread, pads, auto_pad)
-    lies_within = all(2 * begin <= k for begin, k in zip(begins, kernel, strict=True))
-    if begins == ends and lies_within and max(spread) == 1:
+    windows = _windows(x.shape[2:], kernel_shape, **attributes)
+    kernel, steps, spread, begins, ends = windows
+    n = len(kernel)
+    if _is_even(windows) and max(spread) == 1:
         result: Tensor = _by_rank(_AVERAGE, n)(x, kernel, steps, begins, bool(ceil_mode), bool(count_include_pad))
         return result
-    whole = _ceil_pads(x.shape[2:], kernel, steps, spread, begins, ends) if ceil_mode else ends
-    sums = _window_sums(x, kernel, steps, spread, begins, whole)
+    whole = _ceil_pads(x.shape[2:], windows) if ceil_mode else ends
+    sums = _window_sums(x, windows._replace(ends=whole))
     counted = torch.ones(1, 1, *x.shape[2:], dtype=x.dtype)
     if count_include_pad:  # padding that only completes the last window never counts
         counted = pad(counted, [0, 0, *begins], [0, 0, *ends], 1)
         whole, begins = [w - e for w, e in zip(whole, ends, strict=True)], [0] * n
-    return sums / _window_sums(counted, kernel, steps, spread, begins, whole)
+    return sums / _window_sums(counted, windows._replace(begins=begins, ends=whole))
 
 
-def _lp_pool(
-    x: Tensor,
-    *,
-    kernel_shape: Sequence[int],
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Sequence[int] | None = None,
-    p: float = 2,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    n = len(kernel_shape)
-    steps, spread = list(strides or [1] * n), list(dilations or [1] * n)
-    begins, ends = window_pads(x.shape[2:], kernel_shape, steps, spread, pads, auto_pad)
-    whole = _ceil_pads(x.shape[2:], kernel_shape, steps, spread, begins, ends) if ceil_mode else ends
-    return _window_sums(torch.abs(x) ** p, kernel_shape, steps, spread, begins, whole) ** (1 / p)
+@passed_to(_windows)
+def _lp_pool(x: Tensor, *, kernel_shape: Sequence[int], ceil_mode: int = 0, p: float = 2, **attributes: Any) -> Tensor:
+    windows = _windows(x.shape[2:], kernel_shape, **attributes)
+    whole = _ceil_pads(x.shape[2:], windows) if ceil_mode else windows.ends
+    return _window_sums(torch.abs(x) ** p, windows._replace(ends=whole)) ** (1 / p)
 
 
 def _global_average_pool(x: Tensor) -> Tensor:
     if x.ndim == 4:
         return F.adaptive_avg_pool2d(x, 1)
     return x.mean(list(range(2, x.ndim)), keepdim=True)
-
-
-def _global_max_pool(x: Tensor) -> Tensor:
-    return x.amax(list(range(2, x.ndim)), keepdim=True)
 
 
 def _global_lp_pool(x: Tensor, *, p: float = 2) -> Tensor:
@@ -368,7 +361,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "AveragePool": average_pool,
     "LpPool": _lp_pool,
     "GlobalAveragePool": _global_average_pool,
-    "GlobalMaxPool": _global_max_pool,
+    "GlobalMaxPool": calling(lambda x: x.amax(list(range(2, x.ndim)), keepdim=True)),
     "GlobalLpPool": _global_lp_pool,
     "MaxUnpool": _max_unpool,
     "Col2Im": _col2im,

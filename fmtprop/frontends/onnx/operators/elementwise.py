@@ -12,7 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmtprop.frontends.onnx.elements import TORCH_DTYPES
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, flag, integer, number
+
+#: the largest f32 number
+_LARGEST: Final = 3.4028234663852886e38
 
 #: unsigned types that PyTorch only stores -> the type in which they are computed, modulo their width
 _WIDER: Final = {torch.uint16: torch.int64, torch.uint32: torch.int64}
@@ -52,15 +56,6 @@ def _pow(a: Tensor, b: Tensor) -> Tensor:
     return torch.pow(a.to(_WIDER.get(a.dtype, a.dtype)), b.to(_WIDER.get(b.dtype, b.dtype))).to(a.dtype)
 
 
-def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    wide = _widened(function)
-
-    def binary(a: Tensor, b: Tensor) -> Tensor:
-        return wide(a, b)
-
-    return binary
-
-
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     wide = _widened(function)
 
@@ -72,13 +67,6 @@ def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Ten
 
 def _mean(*operands: Tensor) -> Tensor:
     return reduce(torch.add, operands) / len(operands)
-
-
-def _unary(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def unary(x: Tensor) -> Tensor:
-        return function(x)
-
-    return unary
 
 
 def _rounding(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -96,14 +84,6 @@ def _bit_shift(x: Tensor, y: Tensor, *, direction: str) -> Tensor:
 # ---------------------------------------------------------------- activations
 
 
-def _elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.elu(x, alpha)
-
-
-def _celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.celu(x, alpha)
-
-
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
@@ -113,18 +93,10 @@ def _selu(x: Tensor, *, alpha: float = _SELU_ALPHA, gamma: float = _SELU_GAMMA) 
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 
-def _leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return F.leaky_relu(x, alpha)
-
-
 def _hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
         return F.hardsigmoid(x)
     return torch.clamp(alpha * x + beta, 0, 1)
-
-
-def _thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return torch.where(x > alpha, x, torch.zeros_like(x))
 
 
 def _shrink(x: Tensor, *, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
@@ -140,26 +112,12 @@ def _prelu(x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, x * slope, x)
 
 
-def _softplus(x: Tensor) -> Tensor:
-    return F.softplus(x)
-
-
-def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
 def _swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
 
 
 def _swiglu(a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
     return _swish(a, alpha=alpha) * b
-
-
-def _clip_by_attributes(
-    x: Tensor, *, min: float = -3.4028234663852886e38, max: float = 3.4028234663852886e38
-) -> Tensor:
-    return torch.clamp(x, min, max)
 
 
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
@@ -212,14 +170,6 @@ def _is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) ->
     return torch.isneginf(x) if detect_negative else torch.zeros_like(x, dtype=torch.bool)
 
 
-def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(condition, x, y)
-
-
-def _identity(x: Any) -> Any:
-    return x
-
-
 def _dropout(
     x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None, *, seed: int = 0, wanted: int
 ) -> Any:
@@ -235,12 +185,8 @@ def _dropout_by_attributes(x: Tensor, *, ratio: float = 0.5, wanted: int) -> Any
 # ---------------------------------------------------------------- along an axis
 
 
-def _softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return F.softmax(x, axis_of(axis, x.ndim))
-
-
-def _log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return F.log_softmax(x, axis_of(axis, x.ndim))
+_SOFTMAX: Final = calling(lambda x, axis: F.softmax(x, axis_of(axis, x.ndim)), axis=-1)
+_LOG_SOFTMAX: Final = calling(lambda x, axis: F.log_softmax(x, axis_of(axis, x.ndim)), axis=-1)
 
 
 def _hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
@@ -291,9 +237,9 @@ _BINARY: Final[dict[str, Callable[..., Tensor]]] = {
 }  # fmt: skip
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: _unary(function) for name, function in _UNARY.items()},
-    "BitwiseNot": _unary(_widened(torch.bitwise_not)),
-    **{name: _binary(function) for name, function in _BINARY.items()},
+    **{name: calling(function) for name, function in _UNARY.items()},
+    "BitwiseNot": calling(_widened(torch.bitwise_not)),
+    **{name: calling(_widened(function), 2) for name, function in _BINARY.items()},
     "Ceil": _rounding(torch.ceil),
     "Floor": _rounding(torch.floor),
     "Round": _rounding(torch.round),
@@ -304,32 +250,32 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "Max": _variadic(torch.maximum),
     "Min": _variadic(torch.minimum),
     "Mean": _mean,
-    "Elu": _elu,
-    "Celu": _celu,
+    "Elu": calling(F.elu, alpha=1.0),
+    "Celu": calling(F.celu, alpha=1.0),
     "Selu": _selu,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": calling(F.leaky_relu, alpha=0.01),
     "HardSigmoid": _hard_sigmoid,
-    "ThresholdedRelu": _thresholded_relu,
+    "ThresholdedRelu": calling(lambda x, alpha: torch.where(x > alpha, x, torch.zeros_like(x)), alpha=1.0),
     "Shrink": _shrink,
     "PRelu": _prelu,
-    "Softplus": _softplus,
-    "Gelu": _gelu,
+    "Softplus": calling(F.softplus),
+    "Gelu": calling(lambda x, approximate: F.gelu(x, approximate=approximate), approximate="none"),
     "Swish": _swish,
     "SwiGLU": _swiglu,
-    "Clip": _clip_by_attributes,
+    "Clip": calling(torch.clamp, min=-_LARGEST, max=_LARGEST),
     "Clip-11": _clip,
     "Cast": _cast,
     "CastLike": _cast_like,
     "BitCast": _bit_cast,
     "IsInf": _is_inf,
-    "Where": _where,
-    "Identity": _identity,
+    "Where": calling(torch.where, 3),
+    "Identity": calling(lambda x: x),
     "Dropout": _dropout_by_attributes,
     "Dropout-12": _dropout,
-    "Softmax": _flattened(_softmax),
-    "Softmax-13": _softmax,
-    "LogSoftmax": _flattened(_log_softmax),
-    "LogSoftmax-13": _log_softmax,
+    "Softmax": _flattened(_SOFTMAX),
+    "Softmax-13": _SOFTMAX,
+    "LogSoftmax": _flattened(_LOG_SOFTMAX),
+    "LogSoftmax-13": _LOG_SOFTMAX,
     "Hardmax": _flattened(_hardmax),
     "Hardmax-13": _hardmax,
     "CumSum": _cumulative(torch.cumsum, 0),

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import NotInTorchError, axis_of, integer
 
 
@@ -44,11 +45,6 @@ def gemm(
 
 def _einsum(*operands: Tensor, equation: str) -> Tensor:
     return torch.einsum(equation.replace(" ", ""), *operands)
-
-
-def _det(x: Tensor) -> Tensor:
-    result: Tensor = torch.linalg.det(x)
-    return result
 
 
 # ---------------------------------------------------------------- Fourier transforms
@@ -122,7 +118,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "MatMul": _matmul,
     "Gemm": gemm,
     "Einsum": _einsum,
-    "Det": _det,
+    "Det": calling(torch.linalg.det),
     "DFT": _dft_by_attribute,
     "DFT-20": _dft,
     "STFT": _stft,

@@ -9,27 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmtprop.frontends.onnx.operators.attributes import passed_to
+from fmtprop.frontends.onnx.operators.attributes import calling, passed_to
 from fmtprop.frontends.onnx.operators.convolution import conv
 from fmtprop.frontends.onnx.operators.indexing import gather
 from fmtprop.frontends.onnx.operators.matrix import gemm
 from fmtprop.frontends.onnx.operators.normalization import layer_normalization
 
 
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-def _bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return F.gelu(x + bias)
-
-
 def _fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.gelu(x if bias is None else x + bias, approximate="tanh")
-
-
-def _quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    return x * torch.sigmoid(alpha * x)
 
 
 _ACTIVATIONS: Final[dict[str, Callable[..., Tensor]]] = {
@@ -253,11 +241,11 @@ def _unpacked(x: Tensor, bits: int) -> Tensor:
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "Gelu": _gelu,
-    "FusedGelu": _gelu,
-    "BiasGelu": _bias_gelu,
+    "Gelu": calling(F.gelu),
+    "FusedGelu": calling(F.gelu),
+    "BiasGelu": calling(lambda x, bias: F.gelu(x + bias), 2),
     "FastGelu": _fast_gelu,
-    "QuickGelu": _quick_gelu,
+    "QuickGelu": calling(lambda x, alpha: x * torch.sigmoid(alpha * x), alpha=1.702),
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
     "FusedMatMul": _fused_matmul,

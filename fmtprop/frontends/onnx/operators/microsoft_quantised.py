@@ -5,13 +5,14 @@ Sums and products of integers are exact. All else is computed on dequantised num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import passed_to
 from fmtprop.frontends.onnx.operators.convolution import average_pool
 from fmtprop.frontends.onnx.operators.microsoft import embed_layer_normalization
 from fmtprop.frontends.onnx.operators.quantised import (
@@ -36,27 +37,18 @@ def _whole(x: Tensor, zero: Tensor | None) -> Tensor:
     return wide if zero is None else wide - zero.to(torch.int64)
 
 
-def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def operator(
-        x: Tensor, x_scale: Tensor, x_zero: Tensor | None, y_scale: Tensor, y_zero: Tensor | None = None
-    ) -> Tensor:
-        return _quantised(function(dequantize_linear(x, x_scale, x_zero)), y_scale, y_zero, x)
+def _on_numbers(function: Callable[..., Tensor], operands: int = 1) -> Callable[..., Tensor]:
+    """Return the operator on quantised numbers; each operand, and the result, has a scale and perhaps a zero point."""
+
+    @passed_to(function)
+    def operator(*tensors: Any, **attributes: Any) -> Tensor:
+        if not 3 * operands < len(tensors) <= 3 * operands + 2:
+            raise TypeError(f"it takes {operands} quantised operands and the result's scale and zero point")
+        numbers = [dequantize_linear(*tensors[3 * place : 3 * place + 3]) for place in range(operands)]
+        y_scale, y_zero = (*tensors[3 * operands :], None)[:2]
+        return _quantised(function(*numbers, **attributes), y_scale, y_zero, tensors[0])
 
     return operator
-
-
-def _add(
-    a: Tensor,
-    a_scale: Tensor,
-    a_zero: Tensor | None,
-    b: Tensor,
-    b_scale: Tensor,
-    b_zero: Tensor | None,
-    y_scale: Tensor,
-    y_zero: Tensor | None = None,
-) -> Tensor:
-    y = dequantize_linear(a, a_scale, a_zero) + dequantize_linear(b, b_scale, b_zero)
-    return _quantised(y, y_scale, y_zero, a)
 
 
 def _mul(
@@ -73,32 +65,10 @@ def _mul(
     return _quantised(products * (a_scale * b_scale / y_scale), None, y_zero, a)
 
 
-def _leaky_relu(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor | None,
-    y_scale: Tensor,
-    y_zero: Tensor | None = None,
-    *,
-    alpha: float = 0.01,
-) -> Tensor:
-    return _quantised(F.leaky_relu(dequantize_linear(x, x_scale, x_zero), alpha), y_scale, y_zero, x)
-
-
-def _softmax(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor | None,
-    y_scale: Tensor,
-    y_zero: Tensor | None = None,
-    *,
-    axis: int = -1,
-    opset: int,
-) -> Tensor:
-    numbers = dequantize_linear(x, x_scale, x_zero)
+def _softmax(x: Tensor, *, axis: int = -1, opset: int) -> Tensor:
     # before opset 13, the axis and all later ones are one
-    rows = numbers.flatten(axis % x.ndim) if opset < 13 else numbers
-    return _quantised(rows.softmax(-1 if opset < 13 else axis).reshape(x.shape), y_scale, y_zero, x)
+    rows = x.flatten(axis % x.ndim) if opset < 13 else x
+    return rows.softmax(-1 if opset < 13 else axis).reshape(x.shape)
 
 
 def _concat(y_scale: Tensor, y_zero: Tensor, *parts: Tensor, axis: int) -> Tensor:
@@ -106,27 +76,10 @@ def _concat(y_scale: Tensor, y_zero: Tensor, *parts: Tensor, axis: int) -> Tenso
     return _quantised(torch.cat(numbers, axis), y_scale, y_zero, parts[0])
 
 
-def _average_pool(
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero: Tensor | None,
-    y_scale: Tensor,
-    y_zero: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    channels_last: int = 0,
-    count_include_pad: int = 0,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-) -> Tensor:
-    numbers = dequantize_linear(x, x_scale, x_zero)
-    y = average_pool(
-        numbers.movedim(-1, 1) if channels_last else numbers, auto_pad=auto_pad, ceil_mode=ceil_mode,
-        count_include_pad=count_include_pad, kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
-    return _quantised(y.movedim(1, -1) if channels_last else y, y_scale, y_zero, x)
+@passed_to(average_pool)
+def _average_pool(x: Tensor, *, channels_last: int = 0, **attributes: Any) -> Tensor:
+    y = average_pool(x.movedim(-1, 1) if channels_last else x, **attributes)
+    return y.movedim(1, -1) if channels_last else y
 
 
 def _global_average_pool(
@@ -225,6 +178,7 @@ def _dynamic_quantize_matmul(
     return matmul_integer_to_float(numbers, b, scale, b_scale, zero, b_zero, bias)
 
 
+@passed_to(lstm)
 def _dynamic_quantize_lstm(
     x: Tensor,
     w: Tensor,
@@ -238,22 +192,12 @@ def _dynamic_quantize_lstm(
     w_zero: Tensor | None,
     r_scale: Tensor,
     r_zero: Tensor | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Compute an LSTM with integer weights, and with inputs and states rounded to 8 bits."""
     weights, recurrent = _of_directions(w, w_scale, w_zero), _of_directions(r, r_scale, r_zero)
-    return lstm(
-        _rounded(x), weights, recurrent, b, lengths, initial_h, initial_c, peepholes, rounded=_rounded,
-        activation_alpha=activation_alpha, activation_beta=activation_beta, activations=activations, clip=clip,
-        direction=direction, input_forget=input_forget,
-    )  # fmt: skip
+    tensors = (weights, recurrent, b, lengths, initial_h, initial_c, peepholes)
+    return lstm(_rounded(x), *tensors, _rounded, **attributes)
 
 
 def _of_directions(weights: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
@@ -271,14 +215,14 @@ def _rounded(x: Tensor) -> Tensor:
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "QLinearAdd": _add,
+    "QLinearAdd": _on_numbers(lambda a, b: a + b, 2),
     "QLinearMul": _mul,
-    "QLinearSigmoid": _unary(torch.sigmoid),
-    "QLinearLeakyRelu": _leaky_relu,
-    "QLinearSoftmax": _softmax,
+    "QLinearSigmoid": _on_numbers(lambda x: torch.sigmoid(x)),
+    "QLinearLeakyRelu": _on_numbers(lambda x, *, alpha=0.01: F.leaky_relu(x, alpha)),
+    "QLinearSoftmax": _on_numbers(_softmax),
     "QLinearConcat": _concat,
     "QLinearWhere": _where,
-    "QLinearAveragePool": _average_pool,
+    "QLinearAveragePool": _on_numbers(_average_pool),
     "QLinearGlobalAveragePool": _global_average_pool,
     "QEmbedLayerNormalization": _embed,
     "QGemm": _gemm,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fmtprop.frontends.onnx.operators.attributes import passed_to
 
 _Activation = Callable[[Tensor], Tensor]
 
@@ -186,13 +189,21 @@ def _by_pytorch(
     return y.reshape(*y.shape[:2], w.shape[0], -1).permute(0, 2, 1, 3), *final
 
 
-def _rnn(
+#: PyTorch's own networks: the functions of one direction -> its name, and the order of ONNX's gates
+_ByFunctions = Mapping[tuple[str, ...], tuple[str, Sequence[int]]]
+
+
+def _layer(
     x: Tensor,
     w: Tensor,
     r: Tensor,
-    b: Tensor | None = None,
-    lengths: Tensor | None = None,
-    initial_h: Tensor | None = None,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    initial: Sequence[Tensor | None],
+    usual: Sequence[str],
+    make_step: Callable[[float | None], _Step],
+    by_functions: _ByFunctions,
+    peepholes: Tensor | None = None,
     *,
     activation_alpha: Sequence[float] | None = None,
     activation_beta: Sequence[float] | None = None,
@@ -202,15 +213,33 @@ def _rnn(
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
-    _check_hidden(hidden_size, r)
-    names = list(activations or ["Tanh"] * w.shape[0])
-    lowered = {name.lower() for name in names}
-    if lowered in ({"tanh"}, {"relu"}) and _ordinary(clip, lengths, layout, direction):
-        return _by_pytorch(f"rnn_{lowered.pop()}", [0], x, w, r, b, [initial_h])
+    """Return all hidden states, and the last states."""
+    if hidden_size is not None and hidden_size != r.shape[-1]:
+        raise ValueError(f"hidden_size is {hidden_size}, but R has shape {tuple(r.shape)}")
+    names = [name.lower() for name in activations or [*usual] * w.shape[0]]
+    one = tuple(names[: len(usual)])
+    plain = clip is None and lengths is None and not layout and direction in ("forward", "bidirectional")
+    if plain and one in by_functions and names == [*one] * (len(names) // len(one)):
+        return _by_pytorch(*by_functions[one], x, w, r, b, initial)
     functions = _functions(names, activation_alpha, activation_beta)
-    return _run(x, w, r, b, lengths, [initial_h], None, functions, _rnn_step(clip), direction, layout)
+    return _run(x, w, r, b, lengths, initial, peepholes, functions, make_step(clip), direction, layout)
 
 
+@passed_to(_layer)
+def _rnn(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    **attributes: Any,
+) -> tuple[Tensor, ...]:
+    own: _ByFunctions = {("tanh",): ("rnn_tanh", [0]), ("relu",): ("rnn_relu", [0])}
+    return _layer(x, w, r, b, lengths, [initial_h], ["Tanh"], _rnn_step, own, **attributes)
+
+
+@passed_to(_layer)
 def _gru(
     x: Tensor,
     w: Tensor,
@@ -219,25 +248,15 @@ def _gru(
     lengths: Tensor | None = None,
     initial_h: Tensor | None = None,
     *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
     linear_before_reset: int = 0,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    _check_hidden(hidden_size, r)
-    names = list(activations or ["Sigmoid", "Tanh"] * w.shape[0])
-    usual = [name.lower() for name in names] == ["sigmoid", "tanh"] * w.shape[0] and linear_before_reset
-    if usual and _ordinary(clip, lengths, layout, direction):
-        return _by_pytorch("gru", [1, 0, 2], x, w, r, b, [initial_h])
-    functions = _functions(names, activation_alpha, activation_beta)
-    step = _gru_step(clip, bool(linear_before_reset))
-    return _run(x, w, r, b, lengths, [initial_h], None, functions, step, direction, layout)
+    own: _ByFunctions = {("sigmoid", "tanh"): ("gru", [1, 0, 2])} if linear_before_reset else {}
+    step = partial(_gru_step, linear_before_reset=bool(linear_before_reset))
+    return _layer(x, w, r, b, lengths, [initial_h], ["Sigmoid", "Tanh"], step, own, **attributes)
 
 
+@passed_to(_layer)
 def lstm(
     x: Tensor,
     w: Tensor,
@@ -247,35 +266,17 @@ def lstm(
     initial_h: Tensor | None = None,
     initial_c: Tensor | None = None,
     peepholes: Tensor | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
-    layout: int = 0,
     rounded: _Activation | None = None,
+    *,
+    input_forget: int = 0,
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Return all hidden states, the last hidden state and the last cell; `rounded` is applied to states before R."""
-    _check_hidden(hidden_size, r)
-    names = list(activations or ["Sigmoid", "Tanh", "Tanh"] * w.shape[0])
-    usual = [name.lower() for name in names] == ["sigmoid", "tanh", "tanh"] * w.shape[0] and rounded is None
-    if usual and peepholes is None and not input_forget and _ordinary(clip, lengths, layout, direction):
-        return _by_pytorch("lstm", [0, 2, 3, 1], x, w, r, b, [initial_h, initial_c])
-    functions = _functions(names, activation_alpha, activation_beta)
-    step = _lstm_step(clip, bool(input_forget), rounded)
-    return _run(x, w, r, b, lengths, [initial_h, initial_c], peepholes, functions, step, direction, layout)
-
-
-def _check_hidden(declared: int | None, r: Tensor) -> None:
-    if declared is not None and declared != r.shape[-1]:
-        raise ValueError(f"hidden_size is {declared}, but R has shape {tuple(r.shape)}")
-
-
-def _ordinary(clip: float | None, lengths: Tensor | None, layout: int, direction: str) -> bool:
-    return clip is None and lengths is None and not layout and direction in ("forward", "bidirectional")
+    plain = rounded is None and peepholes is None and not input_forget
+    own: _ByFunctions = {("sigmoid", "tanh", "tanh"): ("lstm", [0, 2, 3, 1])} if plain else {}
+    step = partial(_lstm_step, input_forget=bool(input_forget), rounded=rounded)
+    initial, usual = [initial_h, initial_c], ["Sigmoid", "Tanh", "Tanh"]
+    return _layer(x, w, r, b, lengths, initial, usual, step, own, peepholes, **attributes)
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {"RNN": _rnn, "GRU": _gru, "LSTM": lstm}

@@ -38,23 +38,20 @@ def _reduction(function: _Reduce, each: Callable[[Tensor], Tensor] | None = None
     return reduction
 
 
-def _lowest(dtype: torch.dtype) -> Any:
+def _bound(dtype: torch.dtype, least: bool) -> Any:
+    """Return the least or the largest number of a type."""
     if dtype is torch.bool:
-        return False
-    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+        return not least
+    if dtype.is_floating_point:
+        return -torch.inf if least else torch.inf
+    return torch.iinfo(dtype).min if least else torch.iinfo(dtype).max
 
 
-def _highest(dtype: torch.dtype) -> Any:
-    if dtype is torch.bool:
-        return True
-    return torch.inf if dtype.is_floating_point else torch.iinfo(dtype).max
-
-
-def _extreme(function: Callable[..., Tensor], bound: Callable[[torch.dtype], Any]) -> _Reduce:
+def _extreme(function: Callable[..., Tensor], least: bool) -> _Reduce:
     def extreme(x: Tensor, dims: list[int], keep: bool) -> Tensor:
         if any(x.shape[dim] == 0 for dim in dims):
             shape = [1 if axis in dims else n for axis, n in enumerate(x.shape) if keep or axis not in dims]
-            return torch.full(shape, bound(x.dtype), dtype=x.dtype)
+            return torch.full(shape, _bound(x.dtype, least), dtype=x.dtype)
         return function(x, dims, keep)
 
     return extreme
@@ -66,35 +63,8 @@ def _prod(x: Tensor, dims: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _sum(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    return torch.sum(x, dims, keep)
-
-
-def _mean(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    if x.is_floating_point():
-        return torch.mean(x, dims, keep)
-    return torch.mean(x.to(torch.float64), dims, keep)
-
-
-def _l1(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    return torch.sum(torch.abs(x), dims, keep)
-
-
-def _l2(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    squares = torch.sum(x * x, dims, keep)
-    return torch.sqrt(squares if x.is_floating_point() else squares.to(torch.float64))
-
-
-def _log_sum(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    return torch.log(torch.sum(x, dims, keep))
-
-
-def _log_sum_exp(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    return torch.logsumexp(x if x.is_floating_point() else x.to(torch.float64), dims, keep)
-
-
-def _sum_square(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    return torch.sum(x * x, dims, keep)
+def _wide(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.to(torch.float64)
 
 
 def _arg(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -108,16 +78,16 @@ def _arg(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "ReduceSum": _reduction(_sum),
-    "ReduceMean": _reduction(_mean),
-    "ReduceMax": _reduction(_extreme(torch.amax, _lowest)),
-    "ReduceMin": _reduction(_extreme(torch.amin, _highest)),
+    "ReduceSum": _reduction(torch.sum),
+    "ReduceMean": _reduction(lambda x, dims, keep: torch.mean(_wide(x), dims, keep)),
+    "ReduceMax": _reduction(_extreme(torch.amax, True)),
+    "ReduceMin": _reduction(_extreme(torch.amin, False)),
     "ReduceProd": _reduction(_prod),
-    "ReduceL1": _reduction(_l1, torch.abs),
-    "ReduceL2": _reduction(_l2, torch.abs),
-    "ReduceLogSum": _reduction(_log_sum, torch.log),
-    "ReduceLogSumExp": _reduction(_log_sum_exp),
-    "ReduceSumSquare": _reduction(_sum_square, torch.square),
+    "ReduceL1": _reduction(lambda x, dims, keep: torch.sum(torch.abs(x), dims, keep), torch.abs),
+    "ReduceL2": _reduction(lambda x, dims, keep: torch.sqrt(_wide(torch.sum(x * x, dims, keep))), torch.abs),
+    "ReduceLogSum": _reduction(lambda x, dims, keep: torch.log(torch.sum(x, dims, keep)), torch.log),
+    "ReduceLogSumExp": _reduction(lambda x, dims, keep: torch.logsumexp(_wide(x), dims, keep)),
+    "ReduceSumSquare": _reduction(lambda x, dims, keep: torch.sum(x * x, dims, keep), torch.square),
     "ArgMax": _arg(torch.argmax),
     "ArgMin": _arg(torch.argmin),
 }

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fmtprop.frontends.onnx.operators.attributes import calling
 from fmtprop.frontends.onnx.operators.values import axis_of, check_places, integer, ints, known
 
 
@@ -18,14 +19,6 @@ def _place(position: Tensor | None, size: int, default: int) -> int:
     return place + size if place < 0 else place
 
 
-def _empty(*, dtype: int = 1) -> list[Any]:
-    return []
-
-
-def _construct(*items: Any) -> list[Any]:
-    return list(items)
-
-
 def _insert(sequence: list[Any], item: Any, position: Tensor | None = None) -> list[Any]:
     place = _place(position, len(sequence), len(sequence))
     return [*sequence[:place], item, *sequence[place:]]
@@ -34,14 +27,6 @@ def _insert(sequence: list[Any], item: Any, position: Tensor | None = None) -> l
 def _erase(sequence: list[Any], position: Tensor | None = None) -> list[Any]:
     place = _place(position, len(sequence), len(sequence) - 1)
     return [*sequence[:place], *sequence[place + 1 :]]
-
-
-def _at(sequence: list[Any], position: Tensor) -> Any:
-    return sequence[_place(position, len(sequence), 0)]
-
-
-def _length(sequence: list[Any]) -> Tensor:
-    return known(len(sequence))
 
 
 def _split_to_sequence(x: Tensor, split: Tensor | None = None, *, axis: int = 0, keepdims: int = 1) -> list[Tensor]:
@@ -59,14 +44,6 @@ def _concat_from_sequence(sequence: list[Tensor], *, axis: int, new_axis: int = 
     return torch.stack(sequence, axis) if new_axis else torch.cat(sequence, axis)
 
 
-def _optional(value: Any = None, *, type: Any = None) -> Any:
-    return value
-
-
-def _has_element(value: Any = None) -> Tensor:
-    return known(value is not None)
-
-
 def _get_element(value: Any) -> Any:
     if value is None:
         raise ValueError("the optional is empty")
@@ -80,15 +57,15 @@ CARRYING: Final = frozenset(
 )
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "SequenceEmpty": _empty,
-    "SequenceConstruct": _construct,
+    "SequenceEmpty": calling(lambda dtype: [], 0, dtype=1),
+    "SequenceConstruct": lambda *items: list(items),
     "SequenceInsert": _insert,
     "SequenceErase": _erase,
-    "SequenceAt": _at,
-    "SequenceLength": _length,
+    "SequenceAt": calling(lambda sequence, position: sequence[_place(position, len(sequence), 0)], 2),
+    "SequenceLength": calling(lambda sequence: known(len(sequence))),
     "SplitToSequence": _split_to_sequence,
     "ConcatFromSequence": _concat_from_sequence,
-    "Optional": _optional,
-    "OptionalHasElement": _has_element,
+    "Optional": lambda value=None, *, type=None: value,
+    "OptionalHasElement": lambda value=None: known(value is not None),
     "OptionalGetElement": _get_element,
 }
