@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from fmtprop.ir.tensors import tensors_in
 from fmtprop.runtime.agreement import relative_error
 
 __all__ = ["Agreement", "compare_outputs", "tensors_of"]
@@ -78,10 +78,4 @@ def compare_outputs(actual: Any, expected: Any, tolerance: float) -> Agreement:
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested tuples, lists and mappings, depth first; other objects are ignored."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_of(item)]
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    return []
+    return list(tensors_in(value))

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from torch import nn
 from fmtprop.errors import ImportModelError
 from fmtprop.frontends.files import open_exported
 from fmtprop.ir.builtin import builtin_names
+from fmtprop.ir.tensors import tensors_in
 
 __all__ = ["Trainable", "mean_square", "trainable"]
 
@@ -91,18 +92,10 @@ def trainable(model: str, shapes: Sequence[Sequence[int]] = ()) -> Trainable:
 
 def mean_square(results: Any) -> torch.Tensor:
     """Return the sum of the mean squares of all floating results: the loss of a factory that has none."""
-    found = [tensor.float().square().mean() for tensor in _tensors(results) if tensor.is_floating_point()]
+    found = [tensor.float().square().mean() for tensor in tensors_in(results) if tensor.is_floating_point()]
     if not found:
         raise ImportModelError("the module has no floating-point result, so there is no loss to differentiate")
     return torch.stack(found).sum()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping | tuple | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
 
 
 def _reason(model: str) -> str:

@@ -5,6 +5,7 @@ The only module of :mod:`fmtprop.ir` besides the graph file that imports torch; 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,17 @@ from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
-__all__ = ["Constant", "data_type", "defer", "is_fresh", "materialise", "tensor_type", "torch_dtype"]
+__all__ = [
+    "Constant",
+    "data_type",
+    "defer",
+    "is_fresh",
+    "map_tensors",
+    "materialise",
+    "tensor_type",
+    "tensors_in",
+    "torch_dtype",
+]
 
 #: an entry of :attr:`Graph.constants <fmtprop.ir.graph.Graph.constants>`
 Constant = torch.Tensor | Initialiser | Deferred
@@ -39,6 +50,35 @@ _TORCH: dict[DataType, torch.dtype] = {
     DataType.BOOLEAN: torch.bool,
 }
 _FROM_TORCH = {theirs: ours for ours, theirs in _TORCH.items()}
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested tuples, lists and mappings, depth first; other objects are ignored."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """Return nested tuples, lists and dictionaries with a function's result in place of each tensor.
+
+    Examples
+    --------
+    >>> map_tensors({"x": [torch.ones(2), 3]}, torch.numel)
+    {'x': [2, 3]}
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, function) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return value
 
 
 def torch_dtype(dtype: DataType) -> torch.dtype:

@@ -87,6 +87,8 @@ class AttentionKernel(StandaloneKernel):
         Data type of all tensors; sums are f32.
     """
 
+    stem = "attention"
+
     batch: tuple[int, ...]
     queries: int
     keys: int
@@ -101,11 +103,6 @@ class AttentionKernel(StandaloneKernel):
     dst: Tensor
     masks: tuple[Tensor, ...] = ()
     dtype: DataType = DataType.F32
-
-    @property
-    def stem(self) -> str:
-        """The operation."""
-        return "attention"
 
     @cached_property
     def lanes(self) -> int:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from math import inf, prod
 
 from fmtprop.jit.attention import MASKS, Tensor
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = ["AttentionRowsArguments", "AttentionRowsKernel", "attention_rows_kernel_for"]
@@ -64,6 +62,8 @@ class AttentionRowsKernel(StandaloneKernel):
         Data type of all tensors; sums are f32.
     """
 
+    stem = "attention_rows"
+
     batch: tuple[int, ...]
     depth: int
     width: int
@@ -73,18 +73,14 @@ class AttentionRowsKernel(StandaloneKernel):
     dtype: DataType
 
     @property
-    def stem(self) -> str:
-        """The operation."""
-        return "attention_rows"
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensors, in the order of the table of offsets."""
         return tuple(name for name, _ in self.tensors)
 
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in batch, keys and places share it."""
-        return _assembled(isa(), self.depth, self.width, self.names, self.dtype)
+        sizes, bf16 = (self.depth, self.width, self.names), self.dtype is DataType.BF16
+        return assembled("attention_rows_program", "attention_rows", isa(), *sizes, bf16=bf16)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -132,10 +128,3 @@ def attention_rows_kernel_for(kernel: AttentionRowsKernel) -> AttentionRowsKerne
 def _frame_nbytes(depth: int, keys: int, lanes: int) -> int:
     """Return the bytes of a query, of its scores with a vector after the last, and of the alignment."""
     return FRAME_NBYTES + 4 * (depth + keys + 2 * lanes) + 64
-
-
-@cache
-def _assembled(isa: Isa, depth: int, width: int, names: tuple[str, ...], dtype: DataType) -> Kernel:
-    from fmtprop.jit.attention_rows_program import attention_rows  # few networks need the assembler
-
-    return Kernel("attention_rows", *attention_rows(isa, depth, width, names, bf16=dtype is DataType.BF16))

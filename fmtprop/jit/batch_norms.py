@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from ctypes import addressof, c_float, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 from math import inf, nan
 from typing import ClassVar
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
-from fmtprop.jit.standalone import ChannelKernel, StandaloneWork
+from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = [
@@ -103,7 +101,8 @@ class BatchNormKernel(ChannelKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""
-        return _assembled(self.stem, isa(), self.width, self.limits is not None, self.dtype is DataType.BF16)
+        options = {"limited": self.limits is not None, "bf16": self.dtype is DataType.BF16}
+        return assembled("batch_norm_program", self.stem, isa(), self.width, **options)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later, scale and shift if there are any."""
@@ -158,10 +157,3 @@ def batch_norm_kernel_for(
     if not serves(dtype, meeting=True) or 0 in (places, channels) or channels % isa().lanes:
         return None
     return BatchNormKernel(places, channels, pitches, epsilon, limits, gradient, dtype)
-
-
-@cache
-def _assembled(stem: str, isa: Isa, width: int, limited: bool, bf16: bool) -> Kernel:
-    from fmtprop.jit import batch_norm_program  # few networks need the assembler
-
-    return Kernel(stem, getattr(batch_norm_program, stem)(isa, width, limited=limited, bf16=bf16))

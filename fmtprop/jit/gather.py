@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.memory import place_code
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 
 __all__ = ["GatherArguments", "GatherKernel", "gather_kernel_for"]
 
@@ -41,6 +40,8 @@ class GatherKernel(StandaloneKernel):
         Bytes of an index, 4 or 8.
     """
 
+    stem = "gather"
+
     takes_any_numbers: ClassVar[bool] = False
 
     count: int
@@ -49,14 +50,9 @@ class GatherKernel(StandaloneKernel):
     pitch_nbytes: int
     index_nbytes: int
 
-    @property
-    def stem(self) -> str:
-        """The operation."""
-        return "gather"
-
     def assembled(self) -> Kernel:
         """Return the code; all problems with indices of a size share it."""
-        return _assembled(isa(), self.index_nbytes)
+        return assembled("gather_program", "gather", isa(), self.index_nbytes)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -75,13 +71,6 @@ def gather_kernel_for(kernel: GatherKernel) -> GatherKernel | None:
         The problem.
     """
     return kernel if serves() and kernel.count and kernel.row_nbytes and kernel.index_nbytes in (4, 8) else None
-
-
-@cache
-def _assembled(isa_: Isa, index_nbytes: int) -> Kernel:
-    from fmtprop.jit.gather_program import gather  # few networks need the assembler
-
-    return Kernel("gather", gather(isa_, index_nbytes))
 
 
 @cache

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from ctypes import addressof, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, takes, threads_for, writes
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = ["CHAINS", "MOST_POST_OPS", "MOST_ROWS", "GemvArguments", "GemvKernel", "Tail", "gemv_kernel_for"]
@@ -112,6 +110,8 @@ class GemvKernel(StandaloneKernel):
         same for all rows.
     """
 
+    stem = "gemv"
+
     outputs: int
     depth: int
     dtype: DataType
@@ -124,14 +124,10 @@ class GemvKernel(StandaloneKernel):
     rows: int = 1
     row_steps: tuple[tuple[str, int], ...] = ()
 
-    @property
-    def stem(self) -> str:
-        """The operation."""
-        return "gemv"
-
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in sizes share it, and in the steps of tensors at the outputs."""
-        return _assembled(isa(), self.dtype, self.dst, self.bias, self.tail, self.src_rows)
+        types = (self.dtype, self.dst, self.bias)
+        return assembled("gemv_program", "gemv", isa(), *types, self.tail, self.src_rows)
 
     @property
     def src_rows(self) -> tuple[int, ...]:
@@ -179,17 +175,3 @@ def gemv_kernel_for(kernel: GemvKernel) -> GemvKernel | None:
     if not 0 < kernel.rows <= MOST_ROWS or kernel.src_rows[-1] + row >= _DISPLACEMENT_LIMIT:
         return None
     return kernel if row and row % isa().nbytes == 0 and kernel.outputs >= isa().lanes else None
-
-
-@cache
-def _assembled(
-    isa_: Isa,
-    dtype: DataType,
-    dst: DataType,
-    bias: DataType | None,
-    tail: tuple[Tail, ...],
-    rows: tuple[int, ...],
-) -> Kernel:
-    from fmtprop.jit.gemv_program import gemv  # few networks need the assembler
-
-    return Kernel("gemv", *gemv(isa_, dtype, dst, bias, tail, rows))

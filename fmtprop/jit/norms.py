@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from ctypes import addressof, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
-from fmtprop.jit.standalone import ChannelKernel, StandaloneWork
+from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel", "group_norm_kernel_for"]
@@ -58,6 +56,8 @@ class GroupNormKernel(ChannelKernel):
         Data type of src and dst; computed in f32, as scale and shift are.
     """
 
+    stem = "group_norm"
+
     images: int
     places: int
     channels: int
@@ -66,18 +66,13 @@ class GroupNormKernel(ChannelKernel):
     dtype: DataType
 
     @property
-    def stem(self) -> str:
-        """The operation."""
-        return "group_norm"
-
-    @property
     def width(self) -> int:
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
         return self.divisor(_CHANNEL_VECTORS)
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""
-        return _assembled(isa(), self.width, self.dtype is DataType.BF16)
+        return assembled("norm_program", "group_norm", isa(), self.width, bf16=self.dtype is DataType.BF16)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later, scale and shift if there are any."""
@@ -120,10 +115,3 @@ def group_norm_kernel_for(
     if not serves(dtype, meeting=True) or 0 in (images, places, channels) or channels % isa().lanes:
         return None
     return GroupNormKernel(images, places, channels, groups, epsilon, dtype)
-
-
-@cache
-def _assembled(isa: Isa, width: int, bf16: bool) -> Kernel:
-    from fmtprop.jit.norm_program import group_norm  # few networks need the assembler
-
-    return Kernel("group_norm", group_norm(isa, width, bf16=bf16))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from ctypes import addressof, c_float, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serves, threads_for
 from fmtprop.jit.rows import UNROLLED
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = ["RmsNormArguments", "RmsNormKernel", "rms_norm_kernel_for"]
@@ -39,19 +37,16 @@ class RmsNormKernel(StandaloneKernel):
         Data type of src and dst; computed in f32, as scale is.
     """
 
+    stem = "rms_norm"
+
     rows: int
     columns: int
     epsilon: float
     dtype: DataType
 
-    @property
-    def stem(self) -> str:
-        """The operation."""
-        return "rms_norm"
-
     def assembled(self) -> Kernel:
         """Return the code; all problems of a data type share it."""
-        return _assembled(isa(), self.dtype)
+        return assembled("rms_norm_program", "rms_norm", isa(), bf16=self.dtype is DataType.BF16)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later, scale if there is one."""
@@ -81,10 +76,3 @@ def rms_norm_kernel_for(rows: int, columns: int, epsilon: float, dtype: DataType
     if not serves(dtype) or 0 in (rows, columns) or columns % isa().lanes:
         return None
     return RmsNormKernel(rows, columns, epsilon, dtype)
-
-
-@cache
-def _assembled(isa: Isa, dtype: DataType) -> Kernel:
-    from fmtprop.jit.rms_norm_program import rms_norm  # few networks need the assembler
-
-    return Kernel("rms_norm", rms_norm(isa, bf16=dtype is DataType.BF16))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ctypes import addressof, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
-from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
+from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = ["RotaryArguments", "RotaryKernel", "rotary_kernel_for"]
@@ -47,19 +45,17 @@ class RotaryKernel(StandaloneKernel):
         Whether pairs are neighbours.
     """
 
+    stem = "rotary"
+
     axes: tuple[tuple[int, int, int], ...]
     half: int
     dtype: DataType
     interleaved: bool = False
 
-    @property
-    def stem(self) -> str:
-        """The operation."""
-        return "rotary"
-
     def assembled(self) -> Kernel:
         """Return the code; all problems of a data type and size of rows share it."""
-        return _assembled(isa(), self.half, self.dtype, self.interleaved)
+        options = {"interleaved": self.interleaved, "bf16": self.dtype is DataType.BF16}
+        return assembled("rotary_program", "rotary", isa(), self.half, **options)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -87,10 +83,3 @@ def rotary_kernel_for(
     if not serves(dtype) or not 0 < half <= _HALF_LIMIT or 0 in (size for size, *_ in axes):
         return None
     return RotaryKernel(axes, half, dtype, interleaved)
-
-
-@cache
-def _assembled(isa: Isa, half: int, dtype: DataType, interleaved: bool) -> Kernel:
-    from fmtprop.jit.rotary_program import rotary  # few networks need the assembler
-
-    return Kernel("rotary", rotary(isa, half, interleaved=interleaved, bf16=dtype is DataType.BF16))

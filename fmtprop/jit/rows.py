@@ -18,12 +18,10 @@ from __future__ import annotations
 
 from ctypes import addressof, c_float, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 from math import inf, prod
 
-from fmtprop.jit.isa import Isa
 from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, address_of, filled, isa, serves, threads_for
-from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork
+from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
 __all__ = [
@@ -124,7 +122,7 @@ class BroadcastKernel(StandaloneKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; it does not depend on sizes."""
-        return _assembled(isa(), "broadcast", self.alg, self.dtype, shared=self.shared)
+        return _assembled("broadcast", self.alg, self.dtype, shared=self.shared)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -177,8 +175,8 @@ class FoldKernel(StandaloneKernel):
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
         if self.columns == 1:
-            return _assembled(isa(), "fold_rows", self.alg, self.dtype)
-        return _assembled(isa(), "fold_columns", self.alg, self.dtype, group=self.group)
+            return _assembled("fold_rows", self.alg, self.dtype)
+        return _assembled("fold_columns", self.alg, self.dtype, group=self.group)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -215,15 +213,12 @@ class AverageKernel(ChannelKernel):
         Data type of both tensors; computed in f32.
     """
 
+    stem = "average"
+
     images: int
     places: int
     channels: int
     dtype: DataType
-
-    @property
-    def stem(self) -> str:
-        """The operation."""
-        return "average"
 
     @property
     def group(self) -> int:
@@ -232,7 +227,7 @@ class AverageKernel(ChannelKernel):
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
-        return _assembled(isa(), "average", None, self.dtype, group=self.group)
+        return assembled("programs", "average", isa(), self.group, bf16=self.dtype is DataType.BF16)
 
     def work(self, threads: int) -> StandaloneWork:
         """Return the kernel with arguments; its tensors are set later."""
@@ -323,11 +318,5 @@ def _divided(length: int) -> dict[str, int]:
     return {"blocks": vectors // UNROLLED, "vectors": vectors % UNROLLED, "rest": rest}
 
 
-@cache
-def _assembled(isa: Isa, program: str, alg: str | None, dtype: DataType, **options: int) -> Kernel:
-    """Return the code of a program by its name. Few networks need the assembler, so it is imported only here."""
-    from fmtprop.jit import programs
-
-    name = program if alg is None else f"{program}_{alg}"
-    given = () if alg is None else (alg,)
-    return Kernel(name, getattr(programs, program)(isa, *given, **options, bf16=dtype is DataType.BF16))
+def _assembled(program: str, alg: str, dtype: DataType, **options: int) -> Kernel:
+    return assembled("programs", program, isa(), alg, name=f"{program}_{alg}", bf16=dtype is DataType.BF16, **options)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from ctypes import addressof, c_byte
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib import import_module
 from typing import ClassVar
 
 from fmtprop.jit.calls import Call
 from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa
 
-__all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork"]
+__all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork", "assembled"]
 
 #: operands and results that a program's arguments can point to
 _TENSORS = frozenset(
@@ -23,6 +24,27 @@ _TENSORS = frozenset(
 
 #: alignment of a thread's area
 _LINE_NBYTES = 64
+
+
+@cache
+def assembled(module: str, program: str, *arguments: Hashable, name: str = "", **options: Hashable) -> Kernel:
+    """Return the code of a program. Few networks need the assembler, so it is imported only here.
+
+    Parameters
+    ----------
+    module : str
+        Module of this room.
+    program : str
+        Its function, which returns the code, or the code and a table of constants.
+    *arguments : hashable
+        The arguments of the function; the instruction set comes first.
+    name : str
+        Name of the kernel; by default the program's.
+    **options : hashable
+        Further arguments of the function.
+    """
+    made = getattr(import_module(f"fmtprop.jit.{module}"), program)(*arguments, **options)
+    return Kernel(name or program, *(made if isinstance(made, tuple) else (made,)))
 
 
 class StandaloneKernel(ABC):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.shape_rules import RULES, together
 
 __all__ = ["has_unknown", "result_of", "without_data"]
@@ -38,15 +39,22 @@ def without_data(value: Any) -> Any:
     >>> without_data([torch.ones(2), 3])
     [tensor(..., device='meta', size=(2,)), 3]
     """
-    if isinstance(value, torch.Tensor):
-        if value.is_meta:
-            return value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, dict):
-        return {key: without_data(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(without_data, value))
-    return value
+    return map_tensors(value, _without_data)
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+    return _alike(tensor)
+
+
+def _alike(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor without data, of the same shape, strides and type."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _one_element(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones((1,) * tensor.ndim, dtype=tensor.dtype)
 
 
 def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,7 +74,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shapes: list[torch.Size] = []
         key: Any = (func, _kind((args, kwargs), shapes), torch.get_default_dtype())
         if key not in _DTYPES:
-            single = func(*_one_element(args), **_one_element(kwargs))
+            single = func(*map_tensors(args, _one_element), **map_tensors(kwargs, _one_element))
             _DTYPES[key] = single.dtype if isinstance(single, torch.Tensor) else None
         dtype = _DTYPES[key]
         if dtype is not None:
@@ -83,7 +91,7 @@ def result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(_RESULTS) >= _MOST_RESULTS:
             _RESULTS.clear()
         _RESULTS[key] = found
-    return _copy(found)
+    return map_tensors(found, _alike)  # each result of a call is one of its own
 
 
 @cache
@@ -119,21 +127,3 @@ def _key(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_key, value))
     return type(value), value
-
-
-def _copy(value: Any) -> Any:
-    """Return new tensors: each result of a call is one of its own."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return type(value)(map(_copy, value)) if isinstance(value, list | tuple) else value
-
-
-def _one_element(value: Any) -> Any:
-    """Return a value with its tensors replaced by ones of one element."""
-    if isinstance(value, torch.Tensor):
-        return torch.ones((1,) * value.ndim, dtype=value.dtype)
-    if isinstance(value, dict):
-        return {key: _one_element(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_one_element, value))
-    return value

@@ -21,13 +21,14 @@ from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.elements import element_type, torch_dtype, type_name
 from fmtprop.frontends.onnx.operators.values import is_repeated
 from fmtprop.frontends.onnx.program import ContradictionError, Program
-from fmtprop.frontends.onnx.recording import Again, Recorded, Recording, Traced, tensors_in
+from fmtprop.frontends.onnx.recording import Again, Recorded, Recording, Traced
 from fmtprop.frontends.onnx.templates import Learned
 from fmtprop.frontends.torch_call import by_schema, parts_of, tensor_type
 from fmtprop.frontends.torch_log import held_back
 from fmtprop.ir.deferred import SMALL_NBYTES
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
+from fmtprop.ir.tensors import tensors_in
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops.host_call import Parts
 

@@ -22,6 +22,7 @@ from fmtprop.frontends.onnx.recording import Recording
 from fmtprop.frontends.onnx.reference import result_nbytes, run_node
 from fmtprop.frontends.onnx.steps import Body, Step, body_of, expanded, keywords
 from fmtprop.frontends.onnx.templates import run_step
+from fmtprop.ir.tensors import map_tensors
 from fmtprop.ops.without_data import without_data
 from fmtprop.system.machine import memory_nbytes
 
@@ -301,7 +302,7 @@ class _Run:
             return
         try:
             with SizesOnly() as mode:
-                made = self._make(step, [_small_or_without_data(value) for value in arguments], scope)
+                made = self._make(step, map_tensors(arguments, _small_or_without_data), scope)
         except DataDependentError:  # a function that reads all numbers: its result is no larger than they are
             return
         self.products += mode.products
@@ -356,12 +357,9 @@ def _is_computed(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and not is_known(value)
 
 
-def _small_or_without_data(value: Any) -> Any:
+def _small_or_without_data(tensor: torch.Tensor) -> Any:
     """Return a large tensor without its data; a few numbers may be a shape and stay."""
-    if isinstance(value, list):
-        return list(map(_small_or_without_data, value))
-    large = isinstance(value, torch.Tensor) and value.numel() > _FEW_ELEMENTS
-    return without_data(value) if large else value
+    return without_data(tensor) if tensor.numel() > _FEW_ELEMENTS else tensor
 
 
 def _address(value: Any) -> int | None:

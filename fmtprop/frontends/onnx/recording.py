@@ -22,9 +22,10 @@ from fmtprop.errors import ImportModelError
 from fmtprop.frontends.onnx import limits
 from fmtprop.frontends.onnx.modes import CallMode
 from fmtprop.frontends.torch_call import by_schema
+from fmtprop.ir.tensors import map_tensors, tensors_in
 from fmtprop.ops.without_data import result_of
 
-__all__ = ["FEW_ELEMENTS", "Again", "Recorded", "Recording", "Traced", "keep", "note_read", "tensors_in"]
+__all__ = ["FEW_ELEMENTS", "Again", "Recorded", "Recording", "Traced", "keep", "note_read"]
 
 
 @dataclass(slots=True, eq=False)
@@ -136,18 +137,17 @@ class Recording:
 
     def traced(self, value: Any) -> Any:
         """Return an operand; its calls are recorded."""
-        if isinstance(value, list):
-            return list(map(self.traced, value))
-        if not isinstance(value, torch.Tensor) or isinstance(value, Traced):
-            return value
-        found = self._traced.get(id(value))
-        return self.made(value) if found is None else found[0]
+        return map_tensors(value, self._as_traced)
+
+    def _as_traced(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, Traced):
+            return tensor
+        found = self._traced.get(id(tensor))
+        return self.made(tensor) if found is None else found[0]
 
     def plain(self, value: Any) -> Any:
         """Return a constant; its calls are not recorded."""
-        if isinstance(value, list):
-            return list(map(self.plain, value))
-        return self._plain.get(id(value), value)
+        return map_tensors(value, lambda tensor: self._plain.get(id(tensor), tensor))
 
     def made(self, value: torch.Tensor) -> Traced:
         """Return a tensor as a new one; its calls are recorded."""
@@ -196,20 +196,18 @@ class Recording:
             elif (places := {id(at): place for place, at in enumerate(tensors)}).keys() == set(
                 map(id, tensors_in((call.args, call.kwargs)))
             ):
-                keep(_CALLS, key, (call.target, _placed(call.args, places), _placed(call.kwargs, places)))
+                arguments = map_tensors((call.args, call.kwargs), lambda tensor: _Place(places[id(tensor)]))
+                keep(_CALLS, key, (call.target, *arguments))
         return result
 
     def add(self, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of an overload, and record it."""
         kwargs = dict(kwargs)
         result = result_of(target, args, kwargs)
-        if isinstance(result, torch.Tensor):
-            found = self.traced(result)
-        elif isinstance(result, list | tuple):
-            found = type(result)(map(self.traced, result))
-        else:  # numbers of a constant
+        if not isinstance(result, torch.Tensor | list | tuple):  # numbers of a constant
             self.has_read = True
             return result
+        found = self.traced(result)
         self.calls.append(Recorded(target, args, kwargs, found, self.origin))
         if len(self.calls) > limits.CALLS:
             raise ImportModelError(f"node {self.origin}: the model would become more than {limits.CALLS} calls")
@@ -249,15 +247,6 @@ def keep(table: dict[Any, Any], key: Any, value: Any) -> None:
     table[key] = value
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-
-
 def _described(value: Any) -> Any:
     """Return the properties of an argument on which a function may depend."""
     if isinstance(value, torch.Tensor):
@@ -272,14 +261,6 @@ class _Place:
     """The place of a tensor among the arguments of a call."""
 
     index: int
-
-
-def _placed(value: Any, places: Mapping[int, int]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _Place(places[id(value)])
-    if isinstance(value, dict):
-        return {name: _placed(item, places) for name, item in value.items()}
-    return type(value)(_placed(item, places) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _replaced(value: Any, tensors: list[torch.Tensor]) -> Any:
