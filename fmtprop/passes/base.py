@@ -6,15 +6,17 @@ a plain tuple of passes; the graph is verified after each that changed it, so an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from fmtprop.errors import FmtpropError, PassError
 from fmtprop.ir.graph import Graph
+from fmtprop.ir.node import Node
 from fmtprop.ir.verify import Stage, verify
 
-__all__ = ["Observer", "Pass", "Pipeline"]
+__all__ = ["NodePass", "Observer", "Pass", "Pipeline"]
 
 #: called with a pass's name and its result
 Observer = Callable[[str, Graph], None]
@@ -28,6 +30,25 @@ class Pass(Protocol):
 
     def run(self, graph: Graph) -> Graph:
         """Return the rewritten graph; the given graph does not change."""
+
+
+class NodePass(ABC):
+    """A pass that visits the nodes one after another."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph, without nodes that nothing reads."""
+        graph = graph.copy()
+        for node in graph.nodes():
+            if node.name in graph:
+                self._visit(graph, node)
+        graph.remove_dead()
+        return graph
+
+    @abstractmethod
+    def _visit(self, graph: Graph, node: Node, /) -> None:
+        """Rewrite a node and its neighbours in place, if the pass applies to it."""
 
 
 @dataclass(frozen=True)

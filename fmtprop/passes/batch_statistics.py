@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fmtprop.ir.graph import Graph
-from fmtprop.ir.node import Value
+from fmtprop.ir.node import Node, Value
 from fmtprop.ops.batch_norm_training import BatchStatistics
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import LayerNorm
+from fmtprop.passes.base import NodePass
 
 __all__ = ["ReadVariance"]
 
 
 @dataclass(frozen=True)
-class ReadVariance:
+class ReadVariance(NodePass):
     """Give the gradients of a batch or layer normalization the variance that the forward pass wrote.
 
     PyTorch saves ``(variance + epsilon) ** -0.5`` for the backward pass, and oneDNN reads the variance. So imported
@@ -29,20 +30,14 @@ class ReadVariance:
 
     name: ClassVar[str] = "read-variance"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the graph without detours."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            own = graph.inputs(node.name).get("variance")
-            if own is None or not isinstance(node.attrs, BatchStatistics | LayerNorm):
-                continue
-            forward = _written(graph, own, node.attrs.epsilon)
-            if forward is None or graph.type_of(forward) != graph.type_of(own):
-                continue
+    def _visit(self, graph: Graph, node: Node) -> None:
+        own = graph.inputs(node.name).get("variance")
+        if own is None or not isinstance(node.attrs, BatchStatistics | LayerNorm):
+            return
+        forward = _written(graph, own, node.attrs.epsilon)
+        if forward is not None and graph.type_of(forward) == graph.type_of(own):
             graph.replace(replace(node, attrs=graph.node(forward.node).attrs))
             graph.set_input(node.name, "variance", forward)
-        graph.remove_dead()
-        return graph
 
 
 def _written(graph: Graph, value: Value, subtracted: float) -> Value | None:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from fmtprop.errors import ShapeError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import opdef, types_along
+from fmtprop.ir.op import opdef
+from fmtprop.ir.post_ops import types_along
 from fmtprop.passes.slice_batch import batch_of
 
 __all__ = ["ChangeBatch"]

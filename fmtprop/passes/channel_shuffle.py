@@ -9,11 +9,12 @@ from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ops.shuffle import Shuffle
 from fmtprop.ops.view_attrs import Permute
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, only_reader
 
 
 @dataclass(frozen=True)
-class RecogniseShuffle:
+class RecogniseShuffle(NodePass):
     """Replace the three views by one ``shuffle``.
 
     The axis is split into (groups, size / groups), the two are exchanged and then merged again. No blocked format can
@@ -30,27 +31,19 @@ class RecogniseShuffle:
 
     name: ClassVar[str] = "recognise-shuffle"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if node.op == "reshape":
-                _recognise(graph, node)
-        graph.remove_dead()
-        return graph
-
-
-def _recognise(graph: Graph, joined: Node) -> None:
-    permuted = _behind(graph, joined, "permute")
-    split = _behind(graph, permuted, "reshape") if permuted is not None else None
-    if permuted is None or split is None or not isinstance(permuted.attrs, Permute):
-        return
-    source = graph.inputs(split.name)["src"]
-    attrs = _shuffle(graph.type_of(source).dims, split.results[0].dims, permuted.attrs.order)
-    if attrs is None or graph.type_of(source) != joined.results[0]:
-        return
-    node = Node(graph.fresh_name("shuffle"), "shuffle", attrs, joined.results, origin=joined.origin)
-    bypass(graph, joined, graph.insert(node, {"src": source}, before=joined.name))
+    def _visit(self, graph: Graph, joined: Node) -> None:
+        if joined.op != "reshape":
+            return
+        permuted = _behind(graph, joined, "permute")
+        split = _behind(graph, permuted, "reshape") if permuted is not None else None
+        if permuted is None or split is None or not isinstance(permuted.attrs, Permute):
+            return
+        source = graph.inputs(split.name)["src"]
+        attrs = _shuffle(graph.type_of(source).dims, split.results[0].dims, permuted.attrs.order)
+        if attrs is None or graph.type_of(source) != joined.results[0]:
+            return
+        node = Node(graph.fresh_name("shuffle"), "shuffle", attrs, joined.results, origin=joined.origin)
+        bypass(graph, joined, graph.insert(node, {"src": source}, before=joined.name))
 
 
 def _behind(graph: Graph, node: Node, op: str) -> Node | None:

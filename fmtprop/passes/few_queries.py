@@ -15,6 +15,7 @@ from fmtprop.ops.attention_fusion import Scores, is_product
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, is_constant, only_reader
 from fmtprop.passes.few_rows import repeated_matrix
 
@@ -29,7 +30,7 @@ _LANES, _LONGEST_ROW, _MOST_KEYS = 16, 512, 1 << 16
 
 
 @dataclass(frozen=True)
-class FewQueries:
+class FewQueries(NodePass):
     """Replace the products and the softmax of attention by one node, where a head has few queries.
 
     A decoder's step computes a few numbers for each key; then a dozen short steps take longer than reading the keys and
@@ -44,32 +45,29 @@ class FewQueries:
 
     name: ClassVar[str] = "few-queries"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if node.name in graph and is_product(graph, node) and not node.post_ops:
-                _recognise(graph, node)
-        graph.remove_dead()
-        return graph
-
-
-def _recognise(graph: Graph, node: Node) -> None:
-    softmax, last = graph.node(graph.inputs(node.name)["src"].node), node.results[0].ndim - 1
-    # the gradient of a softmax has the same attributes
-    if softmax.op != "softmax" or softmax.attrs != Softmax(last) or node.results[0].dims[-2] > _MOST_QUERIES:
-        return
-    found = Scores(graph)
-    product = found.product(graph.inputs(softmax.name)["src"])
-    if product is None or product.post_ops or found.lowest != -inf or only_reader(graph, Value(softmax.name)) is None:
-        return
-    src = graph.inputs(product.name)["src"]
-    keys, values = _Matrix(graph, product, by_column=True), _Matrix(graph, node, by_column=False)
-    masks = [mask for mask in found.masks if not _is_zero(graph, mask)]
-    types = {graph.type_of(value).dtype for value in (src, *masks, *keys.parts, *values.parts)}
-    alike = types == {node.results[0].dtype} and (keys.sharing, keys.sizes) == (values.sharing, values.sizes)
-    if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks, keys.sharing):
-        _replace(graph, node, found.scale, src, keys, values, masks)
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if not is_product(graph, node) or node.post_ops:
+            return
+        softmax, last = graph.node(graph.inputs(node.name)["src"].node), node.results[0].ndim - 1
+        # the gradient of a softmax has the same attributes
+        if softmax.op != "softmax" or softmax.attrs != Softmax(last) or node.results[0].dims[-2] > _MOST_QUERIES:
+            return
+        found = Scores(graph)
+        product = found.product(graph.inputs(softmax.name)["src"])
+        if (
+            product is None
+            or product.post_ops
+            or found.lowest != -inf
+            or only_reader(graph, Value(softmax.name)) is None
+        ):
+            return
+        src = graph.inputs(product.name)["src"]
+        keys, values = _Matrix(graph, product, by_column=True), _Matrix(graph, node, by_column=False)
+        masks = [mask for mask in found.masks if not _is_zero(graph, mask)]
+        types = {graph.type_of(value).dtype for value in (src, *masks, *keys.parts, *values.parts)}
+        alike = types == {node.results[0].dtype} and (keys.sharing, keys.sizes) == (values.sharing, values.sizes)
+        if alike and _fits(graph, node, src, keys) and _fit(graph, product, masks, keys.sharing):
+            _replace(graph, node, found.scale, src, keys, values, masks)
 
 
 def _fits(graph: Graph, node: Node, src: Value, keys: _Matrix) -> bool:

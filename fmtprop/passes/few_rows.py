@@ -12,6 +12,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.matmul import MatMul
 from fmtprop.ops.view_attrs import Expand, Permute, Reshape, Slice
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, only_reader, shown
 
 #: a product of more rows reads its matrix several times, so a copy may pay
@@ -22,7 +23,7 @@ _LEAST_NBYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class FewRows:
+class FewRows(NodePass):
     """Multiply by the parts of a matrix that is put together, and by a repeated matrix once.
 
     A decoder's step joins the keys and values of a thousand tokens with those of the next one, repeats them for each
@@ -37,18 +38,13 @@ class FewRows:
 
     name: ClassVar[str] = "few-rows"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if not is_of_few_rows(node) or node.post_ops or "bias" in graph.inputs(node.name):
-                continue
-            product, view, made = _with_matrix(graph, node)
-            product, view, made = _with_matrix(graph, _grouped(graph, product, view, made))
-            if _is_copied(graph, product, view, made):
-                _split(graph, product, view, made)
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if not is_of_few_rows(node) or node.post_ops or "bias" in graph.inputs(node.name):
+            return
+        product, view, made = _with_matrix(graph, node)
+        product, view, made = _with_matrix(graph, _grouped(graph, product, view, made))
+        if _is_copied(graph, product, view, made):
+            _split(graph, product, view, made)
 
 
 def is_of_few_rows(node: Node) -> bool:

@@ -17,6 +17,7 @@ from fmtprop.ir.tensors import is_fresh, materialise, torch_dtype
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.normalization import BatchNorm
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, only_reader
 
 #: elements that are scaled at a time
@@ -24,7 +25,7 @@ _PIECE_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
-class FoldBatchNorm:
+class FoldBatchNorm(NodePass):
     """Fold ``y = x * scale + shift`` per channel into the weights and bias of x's producer.
 
     Batch normalization with constant statistics; a binary add, sub, mul or div with a constant that has one element or
@@ -39,15 +40,10 @@ class FoldBatchNorm:
 
     name: ClassVar[str] = "fold-batch-norm"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the folded graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            linear = linear_of(node)
-            while linear is not None and _fold_reader(graph, graph.node(node.name), linear):
-                pass
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        linear = linear_of(node)
+        while linear is not None and _fold_reader(graph, graph.node(node.name), linear):
+            pass
 
 
 class Affine(NamedTuple):

@@ -13,11 +13,12 @@ from fmtprop.ir.aliasing import is_view
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Node, Value
 from fmtprop.ops.evaluate import evaluate_node
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, constant, is_constant, new_constant, viewed_constant
 
 
 @dataclass(frozen=True)
-class FoldConstants:
+class FoldConstants(NodePass):
     """Replace every node with only constant operands by its results as constants.
 
     Views of constants become strided tensors that share the original's memory, without a copy. Initialisers are drawn
@@ -31,29 +32,21 @@ class FoldConstants:
 
     name: ClassVar[str] = "fold-constants"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the folded graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if _foldable(graph, node):
-                _fold(graph, node)
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if not _foldable(graph, node):
+            return
+        inputs = graph.inputs(node.name)
+        try:
+            with torch.no_grad():
+                results = _viewed(graph, node, inputs) if is_view(graph, node.name) else _made(graph, node, inputs)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # PyTorch's errors
+            raise GraphError(f"{node.label} cannot be computed from its constants: {error}") from error
+        bypass(graph, node, results)
 
 
 def _foldable(graph: Graph, node: Node) -> bool:
     operands = graph.inputs(node.name).values()
     return not node.is_boundary and bool(operands) and all(is_constant(graph, value) for value in operands)
-
-
-def _fold(graph: Graph, node: Node) -> None:
-    inputs = graph.inputs(node.name)
-    try:
-        with torch.no_grad():
-            results = _viewed(graph, node, inputs) if is_view(graph, node.name) else _made(graph, node, inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # PyTorch's errors
-        raise GraphError(f"{node.label} cannot be computed from its constants: {error}") from error
-    bypass(graph, node, results)
 
 
 def _viewed(graph: Graph, node: Node, inputs: Mapping[str, Value]) -> list[Value]:

@@ -12,10 +12,11 @@ from fmtprop.ir.node import Attrs, Node
 from fmtprop.ops.convolution import Conv
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
+from fmtprop.passes.base import NodePass
 
 
 @dataclass(frozen=True)
-class FoldPadding:
+class FoldPadding(NodePass):
     """Make a convolution or pooling apply the constant padding before it by itself.
 
     Foldable are zeros before a convolution, zeros before an average (which then counts them), and minus infinity
@@ -28,29 +29,21 @@ class FoldPadding:
 
     name: ClassVar[str] = "fold-padding"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the folded graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if isinstance(node.attrs, Conv | Pooling):
-                _fold(graph, node)
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if not isinstance(node.attrs, Conv | Pooling):
+            return
+        source = graph.node(graph.inputs(node.name)["src"].node)
+        padding = _padding(source, node.results[0].ndim - 2)
+        attrs = _padded(node.attrs, padding) if padding is not None else None
+        if attrs is not None:
+            graph.replace(node.with_(attrs=attrs))
+            graph.set_input(node.name, "src", graph.inputs(source.name)["src"])
 
 
 class _Padding(NamedTuple):
     left: tuple[int, ...]
     right: tuple[int, ...]
     value: float
-
-
-def _fold(graph: Graph, node: Node) -> None:
-    source = graph.node(graph.inputs(node.name)["src"].node)
-    padding = _padding(source, node.results[0].ndim - 2)
-    attrs = _padded(node.attrs, padding) if padding is not None else None
-    if attrs is not None:
-        graph.replace(node.with_(attrs=attrs))
-        graph.set_input(node.name, "src", graph.inputs(source.name)["src"])
 
 
 def _padding(node: Node, spatial: int) -> _Padding | None:

@@ -14,13 +14,14 @@ from fmtprop.ops.building import is_native
 from fmtprop.ops.concat import Concat
 from fmtprop.ops.host_call import HostCall
 from fmtprop.ops.view_attrs import Reshape, Slice
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, only_reader
 
 _SELECT, _SLICE = "aten.select_scatter.default", "aten.slice_scatter.default"
 
 
 @dataclass(frozen=True)
-class JoinWrites:
+class JoinWrites(NodePass):
     """Replace writes into parts of a tensor, one after the other, by one ``concat`` of the final parts.
 
     A loop that fills a tensor (``out[:, t] = …``) is exported as a copy of the whole tensor for each turn. Parts
@@ -34,15 +35,10 @@ class JoinWrites:
 
     name: ClassVar[str] = "join-writes"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            write = _write(graph, node)
-            if write is not None and not _is_written_over(graph, write):
-                _join(graph, write)
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        write = _write(graph, node)
+        if write is not None and not _is_written_over(graph, write):
+            _join(graph, write)
 
 
 @dataclass(frozen=True)

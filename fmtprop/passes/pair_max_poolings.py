@@ -12,6 +12,7 @@ from fmtprop.ops.building import is_native
 from fmtprop.ops.host_call import CallOperand, HostCall, arguments_of
 from fmtprop.ops.pooling import Pooling, adaptive_attributes, attributes
 from fmtprop.ops.workspace import WORKSPACE
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass
 
 __all__ = ["PairMaxPoolings"]
@@ -25,7 +26,7 @@ _POOLINGS = {
 
 
 @dataclass(frozen=True)
-class PairMaxPoolings:
+class PairMaxPoolings(NodePass):
     """Replace PyTorch's maximum pooling and its gradient, which pass indices, by oneDNN's, which pass a workspace.
 
     Notes
@@ -35,13 +36,9 @@ class PairMaxPoolings:
 
     name: ClassVar[str] = "pair-max-poolings"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if isinstance(node.attrs, HostCall) and node.attrs.target in _POOLINGS:
-                _pair(graph, node, node.attrs)
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if isinstance(node.attrs, HostCall) and node.attrs.target in _POOLINGS:
+            _pair(graph, node, node.attrs)
 
 
 def _pair(graph: Graph, forward: Node, call: HostCall) -> None:

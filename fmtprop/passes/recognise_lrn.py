@@ -12,11 +12,12 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.pad import Pad
 from fmtprop.ops.pooling import Pooling
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, is_square, own_producer
 
 
 @dataclass(frozen=True)
-class RecogniseLrn:
+class RecogniseLrn(NodePass):
     """Replace ``x / (k + alpha * average of x² over neighbouring channels) ** beta`` by one ``lrn``.
 
     Notes
@@ -31,23 +32,15 @@ class RecogniseLrn:
 
     name: ClassVar[str] = "recognise-lrn"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if isinstance(node.attrs, Binary) and node.attrs.alg == "div":
-                _recognise(graph, node)
-        graph.remove_dead()
-        return graph
-
-
-def _recognise(graph: Graph, quotient: Node) -> None:
-    src, divisor = graph.inputs(quotient.name)["src_0"], graph.inputs(quotient.name)["src_1"]
-    attrs = _lrn(graph, src, divisor)
-    if attrs is None or graph.type_of(src) != quotient.results[0] or not 3 <= quotient.results[0].ndim <= 5:
-        return
-    node = Node(graph.fresh_name("lrn"), "lrn", attrs, quotient.results, origin=quotient.origin)
-    bypass(graph, quotient, graph.insert(node, {"src": src}, before=quotient.name))
+    def _visit(self, graph: Graph, quotient: Node) -> None:
+        if not isinstance(quotient.attrs, Binary) or quotient.attrs.alg != "div":
+            return
+        src, divisor = graph.inputs(quotient.name)["src_0"], graph.inputs(quotient.name)["src_1"]
+        attrs = _lrn(graph, src, divisor)
+        if attrs is None or graph.type_of(src) != quotient.results[0] or not 3 <= quotient.results[0].ndim <= 5:
+            return
+        node = Node(graph.fresh_name("lrn"), "lrn", attrs, quotient.results, origin=quotient.origin)
+        bypass(graph, quotient, graph.insert(node, {"src": src}, before=quotient.name))
 
 
 def _lrn(graph: Graph, src: Value, divisor: Value) -> Lrn | None:

@@ -11,6 +11,7 @@ from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.rms_norm import RmsNorm
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, is_constant, is_square, only_reader, own_producer, viewed_constant
 
 #: function of the mean, and what is done with its result: a factor, or a divisor
@@ -18,7 +19,7 @@ _ROOTS = {("pow", -0.5): "mul", ("pow", 0.5): "div", ("sqrt", 0.0): "div"}
 
 
 @dataclass(frozen=True)
-class RecogniseRmsNorm:
+class RecogniseRmsNorm(NodePass):
     """Replace ``x / sqrt(mean of x² over the last axis + epsilon) * scale`` by one ``rms_normalization``.
 
     Notes
@@ -33,14 +34,9 @@ class RecogniseRmsNorm:
 
     name: ClassVar[str] = "recognise-rms-norm"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if node.name in graph and isinstance(node.attrs, Binary) and node.attrs.alg in ("mul", "div"):
-                _recognise(graph, node, node.attrs.alg)
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        if isinstance(node.attrs, Binary) and node.attrs.alg in ("mul", "div"):
+            _recognise(graph, node, node.attrs.alg)
 
 
 def _recognise(graph: Graph, product: Node, alg: str) -> None:

@@ -14,13 +14,14 @@ from fmtprop.ops.concat import Concat
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.rotary_embedding import RotaryEmbedding
 from fmtprop.ops.view_attrs import Permute, Reshape, Slice
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass, own_producer
 
 _NEGATION = Eltwise("linear", alpha=-1.0)
 
 
 @dataclass(frozen=True)
-class RecogniseRotary:
+class RecogniseRotary(NodePass):
     """Replace ``x * cos + concat(-second half of x, first half) * sin`` by one ``rotary_embedding``.
 
     The same with ``stack(-odd numbers of x, even numbers)`` becomes an interleaved one.
@@ -37,29 +38,23 @@ class RecogniseRotary:
 
     name: ClassVar[str] = "recognise-rotary"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the rewritten graph."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            if isinstance(node.attrs, Binary) and node.attrs.alg == "add":
-                _recognise(graph, node)
-        graph.remove_dead()
-        return graph
-
-
-def _recognise(graph: Graph, total: Node) -> None:
-    for straight, crossed in permutations(graph.inputs(total.name).values()):
-        for x, cos in _factors(graph, straight):
-            for other, sin in _factors(graph, crossed):
-                angles = [graph.type_of(one) for one in (cos, sin)]
-                fits = all(one.dims[-1:] == total.results[0].dims[-1:] and one.dtype is DataType.F32 for one in angles)
-                attrs = _embedding(graph, x, other) if fits and graph.type_of(x) == total.results[0] else None
-                if attrs is None:
-                    continue
-                name = graph.fresh_name("rotary")
-                node = Node(name, "rotary_embedding", attrs, total.results, origin=total.origin)
-                bypass(graph, total, graph.insert(node, {"src": x, "cos": cos, "sin": sin}, before=total.name))
-                return
+    def _visit(self, graph: Graph, total: Node) -> None:
+        if not isinstance(total.attrs, Binary) or total.attrs.alg != "add":
+            return
+        for straight, crossed in permutations(graph.inputs(total.name).values()):
+            for x, cos in _factors(graph, straight):
+                for other, sin in _factors(graph, crossed):
+                    angles = [graph.type_of(one) for one in (cos, sin)]
+                    fits = all(
+                        one.dims[-1:] == total.results[0].dims[-1:] and one.dtype is DataType.F32 for one in angles
+                    )
+                    attrs = _embedding(graph, x, other) if fits and graph.type_of(x) == total.results[0] else None
+                    if attrs is None:
+                        continue
+                    name = graph.fresh_name("rotary")
+                    node = Node(name, "rotary_embedding", attrs, total.results, origin=total.origin)
+                    bypass(graph, total, graph.insert(node, {"src": x, "cos": cos, "sin": sin}, before=total.name))
+                    return
 
 
 def _factors(graph: Graph, value: Value) -> list[tuple[Value, Value]]:

@@ -13,11 +13,12 @@ from fmtprop.ops.concat import Concat
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.ops.view_attrs import Permute, Reshape
+from fmtprop.passes.base import NodePass
 from fmtprop.passes.editing import bypass
 
 
 @dataclass(frozen=True)
-class RemoveIdentities:
+class RemoveIdentities(NodePass):
     """Remove identities and merge pairs of views.
 
     Identities are views without effect, conversions to the same data type, ``linear`` with factor 1 and summand 0, and
@@ -31,18 +32,11 @@ class RemoveIdentities:
 
     name: ClassVar[str] = "remove-identities"
 
-    def run(self, graph: Graph) -> Graph:
-        """Return the graph without identities."""
-        graph = graph.copy()
-        for node in graph.nodes():
-            node = _merge(graph, node)
-            if node.post_ops or node.is_boundary:
-                continue
-            source = _source_of_identity(graph, node)
-            if source is not None and graph.type_of(source) == node.results[0]:
-                bypass(graph, node, [source])
-        graph.remove_dead()
-        return graph
+    def _visit(self, graph: Graph, node: Node) -> None:
+        node = _merge(graph, node)
+        source = None if node.post_ops or node.is_boundary else _source_of_identity(graph, node)
+        if source is not None and graph.type_of(source) == node.results[0]:
+            bypass(graph, node, [source])
 
 
 def _merge(graph: Graph, node: Node) -> Node:
