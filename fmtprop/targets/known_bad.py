@@ -1,6 +1,6 @@
 """Combinations with wrong results or bad speed in some versions of oneDNN, which are avoided.
 
-Each row has the versions, a matching rule and the defect. A combination that fails a plan's self-check (see
+Each rule is declared with the versions and the defect. A combination that fails a plan's self-check (see
 :mod:`fmtprop.runtime.selfcheck`) belongs here.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fmtprop.ir.node import Node
 from fmtprop.layout import MemoryDesc
@@ -24,36 +23,41 @@ from fmtprop.passes.target import Request, is_loop
 
 Version = tuple[int, ...]
 
+#: whether a node with these formats of operands and results, run by this implementation, has the defect
+_Rule = Callable[[Node, Request, str], bool]
 
-@dataclass(frozen=True)
-class KnownBad:
-    """One defect.
+#: first version with a defect, first one without it, rule, and the defect in words
+_DEFECTS: list[tuple[Version, Version, _Rule, str]] = []
 
-    Parameters
-    ----------
-    first, fixed : tuple of int
-        Versions from ``first`` on, before ``fixed``, have the defect.
-    matches : callable
-        ``(node, formats, impl) -> bool``: formats of operands and results by name; name of the implementation.
-    why : str
-        The defect.
-    """
+#: channels times places of the window up to which no sum of strided deconvolutions was seen in parts
+_LONGEST_RIGHT_SUM = 3840
 
-    first: Version
-    fixed: Version
-    matches: Callable[[Node, Request, str], bool]
-    why: str
+#: numbers of f32 in a vector of AVX-512
+_LONGEST_VECTOR = 16
+
+#: the newest tested version, 3.13.2, still has the defect
+_NOT_YET: Version = (4, 0)
+
+
+def _defect(first: Version, fixed: Version, why: str) -> Callable[[_Rule], _Rule]:
+    def declared(rule: _Rule) -> _Rule:
+        _DEFECTS.append((first, fixed, rule, why))
+        return rule
+
+    return declared
 
 
 def _binary_tails(node: Node, formats: Request) -> list[MemoryDesc]:
     return [formats[tail.operand] for tail in node.post_ops if tail.op == "binary" and tail.operand]
 
 
+@_defect((3, 0), (3, 4), "resampling with sum or binary post-ops gives wrong results in any format but row-major")
 def _resampling_with_tail_not_row_major(node: Node, formats: Request, impl: str) -> bool:
     tail = any(post_op.operand is not None for post_op in node.post_ops)
     return node.op == "resampling" and tail and formats["src"] != plain(formats["src"])
 
 
+@_defect((3, 0), (3, 4), "binary post-op with a non-dense source gives wrong results")
 def _binary_tail_not_dense(node: Node, formats: Request, impl: str) -> bool:
     return any(desc.kind == "blocked" and not desc.is_dense for desc in _binary_tails(node, formats))
 
@@ -66,23 +70,41 @@ def _pooling_tails_of_dst_size(node: Node, formats: Request, impl: str) -> list[
     return [desc.at_start().with_dtype(dst.dtype) for desc in _binary_tails(node, formats) if desc.dims == dst.dims]
 
 
+# 3.6.2 has it, 3.13.2 does not
+@_defect(
+    (3, 0), (3, 13),
+    "pooling's compiled kernels misread a binary post-op's source of dst's size in another format than dst's",
+)  # fmt: skip
 def _pooling_with_tail_laid_out_otherwise(node: Node, formats: Request, impl: str) -> bool:
     return any(desc != formats["dst"].at_start() for desc in _pooling_tails_of_dst_size(node, formats, impl))
 
 
+@_defect(
+    (3, 0), _NOT_YET,
+    "pooling's compiled kernels misread a binary post-op's source of dst's size where dst is row-major",
+)  # fmt: skip
 def _row_major_pooling_with_tail(node: Node, formats: Request, impl: str) -> bool:
     tails = _pooling_tails_of_dst_size(node, formats, impl)
     return bool(tails) and formats["dst"].at_start() == plain(formats["dst"])
 
 
+# seen in 3.13.2; 3.2.0 and 3.6.2 are right
+@_defect((3, 7), _NOT_YET, "deconvolution with strides gives wrong results in the kernels for AMX")
 def _strided_deconvolution_on_amx(node: Node, formats: Request, impl: str) -> bool:
     return isinstance(node.attrs, Deconv) and "amx" in impl and max(node.attrs.strides) > 1
 
 
+# seen in 3.6.2, for any sizes; 3.2.0 is right
+@_defect((3, 3), _NOT_YET, "deconvolution with bias gives wrong results in the compiled kernel for AMX")
 def _deconvolution_with_bias_on_amx(node: Node, formats: Request, impl: str) -> bool:
     return "bias" in formats and impl.startswith("jit_deconvolution") and impl.endswith("amx")
 
 
+# seen in 3.2.0, for most sizes; 3.6.2 is right
+@_defect(
+    (3, 0), (3, 6),
+    "deconvolution with strides adds long sums in parts, and its bias and post-ops to each part, with AVX-512",
+)  # fmt: skip
 def _long_sums_of_a_strided_deconvolution(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, Deconv) or not (impl.startswith("brg_conv:avx512_core+") and "strided" in impl):
         return False
@@ -92,6 +114,11 @@ def _long_sums_of_a_strided_deconvolution(node: Node, formats: Request, impl: st
     return src.dims[1] * math.prod(weights.dims[2 - src.ndim :]) > _LONGEST_RIGHT_SUM
 
 
+# seen in 3.2.0
+@_defect(
+    (3, 0), _NOT_YET,
+    "layer normalization's compiled kernels take the rows of all tensors for dense ones in one order",
+)  # fmt: skip
 def _layer_normalization_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, LayerNorm) or is_loop(impl):
         return False
@@ -100,6 +127,13 @@ def _layer_normalization_in_other_orders(node: Node, formats: Request, impl: str
     return not all(desc.is_dense for desc in found) or len({desc.with_dtype(found[0].dtype) for desc in found}) > 1
 
 
+# seen in 3.2.0
+@_defect(
+    (3, 0),
+    _NOT_YET,
+    "logarithms of compiled kernels are 2e-6 too small, whatever their size: 20 to 75 times PyTorch's error, and "
+    "softplus is negative far below 0",
+)
 def _logarithm(node: Node, formats: Request, impl: str) -> bool:
     if "diff_dst" in formats:  # gradients compute no logarithms
         return False
@@ -109,6 +143,8 @@ def _logarithm(node: Node, formats: Request, impl: str) -> bool:
     )
 
 
+# seen in 3.2.0 and 3.6.2, with AVX-512
+@_defect((3, 0), _NOT_YET, "binary in bf16 reads the wrong elements if the outermost of the inner blocks has 4")
 def _binary_of_narrow_elements_in_blocks_of_4(node: Node, formats: Request, impl: str) -> bool:
     if node.op != "binary" or is_loop(impl):
         return False
@@ -116,6 +152,11 @@ def _binary_of_narrow_elements_in_blocks_of_4(node: Node, formats: Request, impl
     return src.kind == "blocked" and src.dtype.nbytes < 4 and any(block.size == 4 for block in src.inner_blocks[:1])
 
 
+# seen in 3.2.0, for some sizes of images
+@_defect(
+    (3, 0), _NOT_YET,
+    "the compiled 1x1 convolution of bf16 is wrong for an odd number of channels that are innermost",
+)  # fmt: skip
 def _odd_channels_of_narrow_pixels(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, Conv) or "jit_bf16_1x1" not in impl or "src" not in formats:
         return False
@@ -123,6 +164,11 @@ def _odd_channels_of_narrow_pixels(node: Node, formats: Request, impl: str) -> b
     return src.kind == "blocked" and src.is_plain and src.dims[1] % 2 == 1
 
 
+# seen in 3.2.0, forward and backward, in every data type
+@_defect(
+    (3, 0), _NOT_YET,
+    "PReLU's compiled kernels take channels for outermost or innermost, although other axes lie on both sides",
+)  # fmt: skip
 def _slopes_of_channels_between_other_axes(node: Node, formats: Request, impl: str) -> bool:
     src = formats.get("src")
     if not isinstance(node.attrs, Prelu) or is_loop(impl) or src is None or src.kind != "blocked":
@@ -134,6 +180,11 @@ def _slopes_of_channels_between_other_axes(node: Node, formats: Request, impl: s
     return outside and step > 1
 
 
+# seen in 3.2.0
+@_defect(
+    (3, 0), _NOT_YET,
+    "PReLU's compiled kernels with a slope of each element count the last elements without padding",
+)  # fmt: skip
 def _slopes_of_padded_elements(node: Node, formats: Request, impl: str) -> bool:
     src = formats.get("src")
     if not isinstance(node.attrs, Prelu) or is_loop(impl) or src is None or src.kind != "blocked":
@@ -143,6 +194,8 @@ def _slopes_of_padded_elements(node: Node, formats: Request, impl: str) -> bool:
     return math.prod(src.padded_dims) % _LONGEST_VECTOR != 0
 
 
+# seen in 3.2.0
+@_defect((3, 0), _NOT_YET, "gradients of recurrent layers take sequences and states for row-major ones")
 def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request, impl: str) -> bool:
     if not isinstance(node.attrs, Recurrent) or "diff_dst_layer" not in formats:
         return False
@@ -150,107 +203,9 @@ def _gradient_of_a_recurrent_layer_in_other_orders(node: Node, formats: Request,
     return any(desc.at_start() != plain(desc) for desc in data)
 
 
-#: channels times places of the window up to which no sum of strided deconvolutions was seen in parts
-_LONGEST_RIGHT_SUM = 3840
-
-#: numbers of f32 in a vector of AVX-512
-_LONGEST_VECTOR = 16
-
-#: `fixed` of defects that the newest tested version, 3.13.2, still has
-_NOT_YET: Version = (4, 0)
-
-KNOWN_BAD: tuple[KnownBad, ...] = (
-    KnownBad(
-        (3, 0),
-        (3, 4),
-        _resampling_with_tail_not_row_major,
-        "resampling with sum or binary post-ops gives wrong results in any format but row-major",
-    ),
-    KnownBad(
-        (3, 0),
-        (3, 4),
-        _binary_tail_not_dense,
-        "binary post-op with a non-dense source gives wrong results",
-    ),
-    KnownBad(
-        (3, 0),
-        (3, 13),  # 3.6.2 has it, 3.13.2 does not
-        _pooling_with_tail_laid_out_otherwise,
-        "pooling's compiled kernels misread a binary post-op's source of dst's size in another format than dst's",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,
-        _row_major_pooling_with_tail,
-        "pooling's compiled kernels misread a binary post-op's source of dst's size where dst is row-major",
-    ),
-    KnownBad(
-        (3, 7),  # seen in 3.13.2; 3.2.0 and 3.6.2 are right
-        _NOT_YET,
-        _strided_deconvolution_on_amx,
-        "deconvolution with strides gives wrong results in the kernels for AMX",
-    ),
-    KnownBad(
-        (3, 3),  # seen in 3.6.2, for any sizes; 3.2.0 is right
-        _NOT_YET,
-        _deconvolution_with_bias_on_amx,
-        "deconvolution with bias gives wrong results in the compiled kernel for AMX",
-    ),
-    KnownBad(
-        (3, 0),
-        (3, 6),  # seen in 3.2.0, for most sizes; 3.6.2 is right
-        _long_sums_of_a_strided_deconvolution,
-        "deconvolution with strides adds long sums in parts, and its bias and post-ops to each part, with AVX-512",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0
-        _layer_normalization_in_other_orders,
-        "layer normalization's compiled kernels take the rows of all tensors for dense ones in one order",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0 and 3.6.2, with AVX-512
-        _binary_of_narrow_elements_in_blocks_of_4,
-        "binary in bf16 reads the wrong elements if the outermost of the inner blocks has 4",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0, for some sizes of images
-        _odd_channels_of_narrow_pixels,
-        "the compiled 1x1 convolution of bf16 is wrong for an odd number of channels that are innermost",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0, forward and backward, in every data type
-        _slopes_of_channels_between_other_axes,
-        "PReLU's compiled kernels take channels for outermost or innermost, although other axes lie on both sides",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0
-        _slopes_of_padded_elements,
-        "PReLU's compiled kernels with a slope of each element count the last elements without padding",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0
-        _gradient_of_a_recurrent_layer_in_other_orders,
-        "gradients of recurrent layers take sequences and states for row-major ones",
-    ),
-    KnownBad(
-        (3, 0),
-        _NOT_YET,  # seen in 3.2.0
-        _logarithm,
-        "logarithms of compiled kernels are 2e-6 too small, whatever their size: 20 to 75 times PyTorch's error, and "
-        "softplus is negative far below 0",
-    ),
-)
-
-
 def known_bad(version: Version, node: Node, formats: Request, impl: str) -> str | None:
     """Return the reason why this implementation must not be used with this library version, or None."""
-    for row in KNOWN_BAD:
-        if row.first <= version < row.fixed and row.matches(node, formats, impl):
-            return row.why
+    for first, fixed, rule, why in _DEFECTS:
+        if first <= version < fixed and rule(node, formats, impl):
+            return why
     return None
