@@ -17,7 +17,7 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serv
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork
 from fmtprop.layout import DataType
 
-__all__ = ["AttentionKernel", "Tensor", "attention_kernel_for", "lanes_for"]
+__all__ = ["AttentionKernel", "Tensor", "lanes_for"]
 
 #: vectors of queries of a block, and most masks of a kernel
 VECTORS, MASKS = 2, 2
@@ -114,6 +114,20 @@ class AttentionKernel(StandaloneKernel):
         """Blocks of queries of a head."""
         return -(-self.queries // (VECTORS * self.lanes))
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        if not serves(self.dtype) or len(self.masks) > MASKS:
+            return False
+        if self.width < 8 or self.queries < _FEWEST_QUERIES or 0 in (*self.batch, self.keys, self.depth):
+            return False
+        nbytes = 4 * VECTORS * self.lanes * (self.keys + self.depth)
+        if self.dtype is not DataType.F32:
+            nbytes += 2 * self.keys * self.width
+            if self.depth % 2 or self.width < self.lanes:
+                return False
+        return nbytes <= _STACK_NBYTES and self.depth <= 512
+
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in batch, queries and keys share it."""
         from fmtprop.jit.attention_program import Shape
@@ -158,26 +172,6 @@ class AttentionKernel(StandaloneKernel):
 def lanes_for(width: int, dtype: DataType) -> int:
     """Return the numbers in a vector of the kernel for rows of so many numbers: those of this machine, or half."""
     return isa().lanes if width >= isa().lanes or dtype is not DataType.F32 else 8
-
-
-def attention_kernel_for(kernel: AttentionKernel) -> AttentionKernel | None:
-    """Return a kernel, or None if this machine has none for its sizes.
-
-    Parameters
-    ----------
-    kernel : AttentionKernel
-        The problem.
-    """
-    if not serves(kernel.dtype) or len(kernel.masks) > MASKS:
-        return None
-    if kernel.width < 8 or kernel.queries < _FEWEST_QUERIES or 0 in (*kernel.batch, kernel.keys, kernel.depth):
-        return None
-    nbytes = 4 * VECTORS * kernel.lanes * (kernel.keys + kernel.depth)
-    if kernel.dtype is not DataType.F32:
-        nbytes += 2 * kernel.keys * kernel.width
-        if kernel.depth % 2 or kernel.width < kernel.lanes:
-            return None
-    return kernel if nbytes <= _STACK_NBYTES and kernel.depth <= 512 else None
 
 
 @cache

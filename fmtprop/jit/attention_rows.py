@@ -16,7 +16,7 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serv
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["AttentionRowsArguments", "AttentionRowsKernel", "attention_rows_kernel_for"]
+__all__ = ["AttentionRowsArguments", "AttentionRowsKernel"]
 
 #: most bytes of the stack that a thread uses
 _STACK_NBYTES = 512 << 10
@@ -77,6 +77,17 @@ class AttentionRowsKernel(StandaloneKernel):
         """The names of the tensors, in the order of the table of offsets."""
         return tuple(name for name, _ in self.tensors)
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        lanes, longest = isa().lanes, max(self.depth, self.width)
+        if not serves(self.dtype) or 0 in (*self.batch, self.depth, self.width, sum(self.keys)):
+            return False
+        if self.depth % lanes or self.width % lanes or longest > _LONGEST_ROW:
+            return False
+        masks = sum(name.startswith("mask") for name in self.names)
+        return masks <= MASKS and _frame_nbytes(self.depth, sum(self.keys), lanes) <= _STACK_NBYTES
+
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in batch, keys and places share it."""
         sizes, bf16 = (self.depth, self.width, self.names), self.dtype is DataType.BF16
@@ -105,24 +116,6 @@ class AttentionRowsKernel(StandaloneKernel):
         )
         nbytes = self.dtype.nbytes * prod(self.batch) * total * (self.depth + self.width)
         return StandaloneWork(self.kernel, arguments, threads_for(nbytes, threads), offsets)
-
-
-def attention_rows_kernel_for(kernel: AttentionRowsKernel) -> AttentionRowsKernel | None:
-    """Return a kernel, or None if this machine has none for its sizes.
-
-    Parameters
-    ----------
-    kernel : AttentionRowsKernel
-        The problem.
-    """
-    if not serves(kernel.dtype) or 0 in (*kernel.batch, kernel.depth, kernel.width, sum(kernel.keys)):
-        return None
-    lanes = isa().lanes
-    if kernel.depth % lanes or kernel.width % lanes or max(kernel.depth, kernel.width) > _LONGEST_ROW:
-        return None
-    if sum(name.startswith("mask") for name in kernel.names) > MASKS:
-        return None
-    return kernel if _frame_nbytes(kernel.depth, sum(kernel.keys), lanes) <= _STACK_NBYTES else None
 
 
 def _frame_nbytes(depth: int, keys: int, lanes: int) -> int:

@@ -22,7 +22,6 @@ __all__ = [
     "BatchNormArguments",
     "BatchNormGradientArguments",
     "BatchNormKernel",
-    "batch_norm_kernel_for",
 ]
 
 #: vectors of a thread's area for each vector of channels
@@ -71,10 +70,10 @@ class BatchNormKernel(ChannelKernel):
         Added to the variance.
     limits : tuple of (float, float), optional
         Limits of the result, perhaps infinite.
-    gradient : bool
-        Whether it computes the gradients by src, scale and shift.
     dtype : DataType
         Data type of the tensors; computed in f32, as the vectors are.
+    gradient : bool
+        Whether it computes the gradients by src, scale and shift.
     """
 
     places: int
@@ -82,8 +81,8 @@ class BatchNormKernel(ChannelKernel):
     pitches: tuple[int, ...]
     epsilon: float
     limits: tuple[float, float] | None
-    gradient: bool
     dtype: DataType
+    gradient: bool = False
 
     #: it reads its operands twice
     moves_freely: ClassVar[bool] = False
@@ -98,6 +97,12 @@ class BatchNormKernel(ChannelKernel):
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
         each, others = _REGISTERS[self.stem]
         return self.divisor((isa().registers - others) // each)
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        sizes = (self.places, self.channels)
+        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""
@@ -135,25 +140,3 @@ class BatchNormKernel(ChannelKernel):
             **more,
         )
         return StandaloneWork(self.kernel, arguments, threads, (block, ones, zeros, unread))
-
-
-def batch_norm_kernel_for(
-    places: int,
-    channels: int,
-    pitches: tuple[int, ...],
-    epsilon: float,
-    limits: tuple[float, float] | None,
-    dtype: DataType,
-    *,
-    gradient: bool = False,
-) -> BatchNormKernel | None:
-    """Return a kernel; None if this machine has none for this number of channels.
-
-    Parameters
-    ----------
-    places, channels, pitches, epsilon, limits, dtype, gradient
-        See :class:`BatchNormKernel`.
-    """
-    if not serves(dtype, meeting=True) or 0 in (places, channels) or channels % isa().lanes:
-        return None
-    return BatchNormKernel(places, channels, pitches, epsilon, limits, gradient, dtype)

@@ -14,7 +14,7 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.memory import place_code
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 
-__all__ = ["GatherArguments", "GatherKernel", "gather_kernel_for"]
+__all__ = ["GatherArguments", "GatherKernel"]
 
 
 class GatherArguments(Arguments):
@@ -50,6 +50,11 @@ class GatherKernel(StandaloneKernel):
     pitch_nbytes: int
     index_nbytes: int
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        return serves() and self.count > 0 and self.row_nbytes > 0 and self.index_nbytes in (4, 8)
+
     def assembled(self) -> Kernel:
         """Return the code; all problems with indices of a size share it."""
         return assembled("gather_program", "gather", isa(), self.index_nbytes)
@@ -60,17 +65,6 @@ class GatherKernel(StandaloneKernel):
         check = (_check(self.index_nbytes), c_void_p(addressof(arguments)), None, None, None)
         threads = threads_for(self.count * self.row_nbytes, threads)
         return StandaloneWork(self.kernel, arguments, threads, check=check)
-
-
-def gather_kernel_for(kernel: GatherKernel) -> GatherKernel | None:
-    """Return a kernel, or None if this machine has none, or if it would copy nothing.
-
-    Parameters
-    ----------
-    kernel : GatherKernel
-        The problem.
-    """
-    return kernel if serves() and kernel.count and kernel.row_nbytes and kernel.index_nbytes in (4, 8) else None
 
 
 @cache

@@ -19,7 +19,7 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, takes, threads_fo
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["CHAINS", "MOST_POST_OPS", "MOST_ROWS", "GemvArguments", "GemvKernel", "Tail", "gemv_kernel_for"]
+__all__ = ["CHAINS", "MOST_POST_OPS", "MOST_ROWS", "GemvArguments", "GemvKernel", "Tail"]
 
 #: vectors of the weights that are multiplied one after another, without a jump between them
 CHAINS: Final = 4
@@ -124,6 +124,20 @@ class GemvKernel(StandaloneKernel):
     rows: int = 1
     row_steps: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        row = self.depth * self.dtype.nbytes
+        if not serves(self.dtype, self.dst, self.bias or DataType.F32):
+            return False
+        if len(self.tail) > MOST_POST_OPS or not all(one.is_written for one in self.tail):
+            return False
+        if self.rows > 2 and self.rows * row > _MOST_NBYTES:
+            return False
+        if not 0 < self.rows <= MOST_ROWS or self.src_rows[-1] + row >= _DISPLACEMENT_LIMIT:
+            return False
+        return row > 0 and row % isa().nbytes == 0 and self.outputs >= isa().lanes
+
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in sizes share it, and in the steps of tensors at the outputs."""
         types = (self.dtype, self.dst, self.bias)
@@ -155,23 +169,3 @@ class GemvKernel(StandaloneKernel):
             rows=self.rows,
         )
         return StandaloneWork(self.kernel, arguments, threads_for(self.items * self.outputs * row, threads))
-
-
-def gemv_kernel_for(kernel: GemvKernel) -> GemvKernel | None:
-    """Return a kernel, or None if this machine has none for its sizes: a row is whole vectors.
-
-    Parameters
-    ----------
-    kernel : GemvKernel
-        The problem.
-    """
-    if not serves(kernel.dtype, kernel.dst, kernel.bias or DataType.F32):
-        return None
-    if len(kernel.tail) > MOST_POST_OPS or not all(one.is_written for one in kernel.tail):
-        return None
-    row = kernel.depth * kernel.dtype.nbytes
-    if kernel.rows > 2 and kernel.rows * row > _MOST_NBYTES:
-        return None
-    if not 0 < kernel.rows <= MOST_ROWS or kernel.src_rows[-1] + row >= _DISPLACEMENT_LIMIT:
-        return None
-    return kernel if row and row % isa().nbytes == 0 and kernel.outputs >= isa().lanes else None

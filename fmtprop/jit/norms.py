@@ -17,7 +17,7 @@ from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, filled, isa, serv
 from fmtprop.jit.standalone import ChannelKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel", "group_norm_kernel_for"]
+__all__ = ["BLOCK_PLACES", "PIVOT_PLACES", "SLOTS", "GroupNormArguments", "GroupNormKernel"]
 
 #: number of places that are treated column by column, which stay in the nearest cache; number of places for the pivot
 BLOCK_PLACES, PIVOT_PLACES = 8, 64
@@ -70,6 +70,12 @@ class GroupNormKernel(ChannelKernel):
         """Number of vectors of channels that are treated at a time: a divisor of `vectors`."""
         return self.divisor(_CHANNEL_VECTORS)
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        sizes = (self.images, self.places, self.channels)
+        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
+
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `width` share it."""
         return assembled("norm_program", "group_norm", isa(), self.width, bf16=self.dtype is DataType.BF16)
@@ -100,18 +106,3 @@ class GroupNormKernel(ChannelKernel):
             one=filled(1.0),
         )
         return StandaloneWork(self.kernel, arguments, threads, (block, table, ones, zeros))
-
-
-def group_norm_kernel_for(
-    images: int, places: int, channels: int, groups: int, epsilon: float, dtype: DataType
-) -> GroupNormKernel | None:
-    """Return a kernel; None if this machine has none for this number of channels.
-
-    Parameters
-    ----------
-    images, places, channels, groups, epsilon, dtype
-        See :class:`GroupNormKernel`.
-    """
-    if not serves(dtype, meeting=True) or 0 in (images, places, channels) or channels % isa().lanes:
-        return None
-    return GroupNormKernel(images, places, channels, groups, epsilon, dtype)

@@ -10,7 +10,7 @@ from fmtprop.jit.rows import UNROLLED
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["RmsNormArguments", "RmsNormKernel", "rms_norm_kernel_for"]
+__all__ = ["RmsNormArguments", "RmsNormKernel"]
 
 
 class RmsNormArguments(Arguments):
@@ -44,6 +44,11 @@ class RmsNormKernel(StandaloneKernel):
     epsilon: float
     dtype: DataType
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        return serves(self.dtype) and 0 not in (self.rows, self.columns) and self.columns % isa().lanes == 0
+
     def assembled(self) -> Kernel:
         """Return the code; all problems of a data type share it."""
         return assembled("rms_norm_program", "rms_norm", isa(), bf16=self.dtype is DataType.BF16)
@@ -63,16 +68,3 @@ class RmsNormKernel(StandaloneKernel):
             one=filled(1.0),
         )
         return StandaloneWork(self.kernel, arguments, threads_for(self.rows * row, threads), ones)
-
-
-def rms_norm_kernel_for(rows: int, columns: int, epsilon: float, dtype: DataType) -> RmsNormKernel | None:
-    """Return a kernel; None if this machine has none for this number of columns.
-
-    Parameters
-    ----------
-    rows, columns, epsilon, dtype
-        See :class:`RmsNormKernel`.
-    """
-    if not serves(dtype) or 0 in (rows, columns) or columns % isa().lanes:
-        return None
-    return RmsNormKernel(rows, columns, epsilon, dtype)

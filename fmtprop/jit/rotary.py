@@ -9,7 +9,7 @@ from fmtprop.jit.kernel import Arguments, Kernel, isa, serves, threads_for
 from fmtprop.jit.standalone import StandaloneKernel, StandaloneWork, assembled
 from fmtprop.layout import DataType
 
-__all__ = ["RotaryArguments", "RotaryKernel", "rotary_kernel_for"]
+__all__ = ["RotaryArguments", "RotaryKernel"]
 
 #: bytes of a cosine or sine, and of a row's entry in the table: where its angles start, and where it starts itself
 ANGLE_NBYTES, START_NBYTES = 4, 16
@@ -52,6 +52,12 @@ class RotaryKernel(StandaloneKernel):
     dtype: DataType
     interleaved: bool = False
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        sizes = [size for size, *_ in self.axes]
+        return serves(self.dtype) and 0 < self.half <= _HALF_LIMIT and 0 not in sizes
+
     def assembled(self) -> Kernel:
         """Return the code; all problems of a data type and size of rows share it."""
         options = {"interleaved": self.interleaved, "bf16": self.dtype is DataType.BF16}
@@ -68,18 +74,3 @@ class RotaryKernel(StandaloneKernel):
         vectors, rest = divmod(self.half, isa().lanes // 2 if self.interleaved else isa().lanes)
         arguments = RotaryArguments(table=addressof(table), rows=len(starts), row=row, vectors=vectors, rest=rest)
         return StandaloneWork(self.kernel, arguments, threads_for(len(starts) * row, threads), table)
-
-
-def rotary_kernel_for(
-    axes: tuple[tuple[int, int, int], ...], half: int, dtype: DataType, *, interleaved: bool = False
-) -> RotaryKernel | None:
-    """Return a kernel; None if this machine has none for these rows.
-
-    Parameters
-    ----------
-    axes, half, dtype, interleaved
-        See :class:`RotaryKernel`.
-    """
-    if not serves(dtype) or not 0 < half <= _HALF_LIMIT or 0 in (size for size, *_ in axes):
-        return None
-    return RotaryKernel(axes, half, dtype, interleaved)

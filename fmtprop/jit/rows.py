@@ -21,16 +21,14 @@ from dataclasses import dataclass
 from math import inf, prod
 
 from fmtprop.jit.kernel import Arguments, FloatVector, Kernel, address_of, filled, isa, serves, threads_for
-from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork, assembled
+from fmtprop.jit.standalone import ChannelKernel, StandaloneKernel, StandaloneWork, assembled, offered
 from fmtprop.layout import DataType
 
 __all__ = [
     "AverageKernel",
     "BroadcastKernel",
     "FoldKernel",
-    "average_kernel_for",
     "broadcast_kernel_for",
-    "fold_kernel_for",
 ]
 
 #: vectors per turn of a loop
@@ -120,6 +118,11 @@ class BroadcastKernel(StandaloneKernel):
         """Number of rows."""
         return prod(size for size, _ in self.outer)
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        return self.alg in BROADCASTS and serves(self.dtype) and self.length >= isa().lanes
+
     def assembled(self) -> Kernel:
         """Return the code; it does not depend on sizes."""
         return _assembled("broadcast", self.alg, self.dtype, shared=self.shared)
@@ -171,6 +174,12 @@ class FoldKernel(StandaloneKernel):
         """Number of vectors of columns that are folded at a time: the one that repeats the least work."""
         sizes = range(min(_COLUMN_VECTORS, self.columns // isa().lanes), 0, -1)
         return min(sizes, key=lambda size: -(-self.columns // (size * isa().lanes)) * size)
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        some = self.alg in FOLDS and 0 not in (self.images, self.count, self.columns)
+        return serves(self.dtype) and some and (self.columns == 1 or self.columns >= isa().lanes)
 
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
@@ -225,6 +234,12 @@ class AverageKernel(ChannelKernel):
         """Number of vectors of channels that are added up at a time: a divisor of `vectors`."""
         return self.divisor(_CHANNEL_VECTORS)
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+        sizes = (self.images, self.places, self.channels)
+        return serves(self.dtype, meeting=True) and 0 not in sizes and self.channels % isa().lanes == 0
+
     def assembled(self) -> Kernel:
         """Return the code; problems with the same `group` share it."""
         return assembled("programs", "average", isa(), self.group, bf16=self.dtype is DataType.BF16)
@@ -266,42 +281,16 @@ def broadcast_kernel_for(
     pitch : int, optional
         Elements between the starts of two rows of that operand, a row being the last axis. Default: it is packed.
     """
-    if alg not in BROADCASTS or not serves(dtype) or not axes or 0 in dict(axes):
+    if not axes or 0 in dict(axes):
         return None
     *outer, (length, step) = axes
-    if step not in (0, 1) or length < isa().lanes:
+    if step not in (0, 1):
         return None
     pieces = _pieces(prod(size for size, _ in outer), length) if pitch in (None, length) else 1
     if pieces > 1:
         length, pitch = length // pieces, None
         outer.append((pieces, step * length))
-    return BroadcastKernel(alg, tuple(outer), length, pitch or length, step == 0, dtype)
-
-
-def fold_kernel_for(alg: str, images: int, count: int, columns: int, dtype: DataType) -> FoldKernel | None:
-    """Return a kernel; None if this machine has none or there are too few columns.
-
-    Parameters
-    ----------
-    alg, images, count, columns, dtype
-        See :class:`FoldKernel`.
-    """
-    if alg not in FOLDS or not serves(dtype) or 0 in (images, count, columns):
-        return None
-    return FoldKernel(alg, images, count, columns, dtype) if columns == 1 or columns >= isa().lanes else None
-
-
-def average_kernel_for(images: int, places: int, channels: int, dtype: DataType) -> AverageKernel | None:
-    """Return a kernel; None if this machine has none for this number of channels.
-
-    Parameters
-    ----------
-    images, places, channels, dtype
-        See :class:`AverageKernel`.
-    """
-    if not serves(dtype, meeting=True) or 0 in (images, places, channels):
-        return None
-    return AverageKernel(images, places, channels, dtype) if channels % isa().lanes == 0 else None
+    return offered(BroadcastKernel(alg, tuple(outer), length, pitch or length, step == 0, dtype))
 
 
 def _pieces(rows: int, length: int) -> int:

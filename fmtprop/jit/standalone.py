@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Mapping
 from ctypes import addressof, c_byte
 from functools import cache, cached_property, partial
 from importlib import import_module
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from fmtprop.jit.calls import Call
 from fmtprop.jit.kernel import Arguments, BoundKernel, Kernel, address_of, isa
 
-__all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork", "assembled"]
+__all__ = ["ChannelKernel", "StandaloneKernel", "StandaloneWork", "assembled", "offered"]
 
 #: operands and results that a program's arguments can point to
 _TENSORS = frozenset(
@@ -61,6 +61,11 @@ class StandaloneKernel(ABC):
     def stem(self) -> str:
         """The operation, in a word or two."""
 
+    @property
+    @abstractmethod
+    def is_offered(self) -> bool:
+        """Whether this machine has such a kernel, for these sizes."""
+
     @abstractmethod
     def assembled(self) -> Kernel:
         """Return the code; problems that differ only in sizes may share it."""
@@ -94,6 +99,14 @@ class StandaloneKernel(ABC):
     def fingerprint(self) -> str:
         """A hash of everything that decides the kernel's results and speed."""
         return self.kernel.fingerprint
+
+
+AnyKernel = TypeVar("AnyKernel", bound=StandaloneKernel)
+
+
+def offered(kernel: AnyKernel) -> AnyKernel | None:
+    """Return a kernel; None if this machine has none for its sizes."""
+    return kernel if kernel.is_offered else None
 
 
 class ChannelKernel(StandaloneKernel):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-from fmtprop.jit import StandaloneKernel
-from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for, lanes_for
-from fmtprop.jit.attention_rows import AttentionRowsKernel, attention_rows_kernel_for
+from fmtprop.jit import StandaloneKernel, offered
+from fmtprop.jit.attention import AttentionKernel, Tensor, lanes_for
+from fmtprop.jit.attention_rows import AttentionRowsKernel
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.attention import Attention
 from fmtprop.ops.building import operand_list
@@ -53,7 +53,7 @@ def _of_few_queries(attrs: Attention, request: Request) -> Iterator[tuple[Standa
     kernel = AttentionRowsKernel(
         (*batch, queries), depth, width, (keys[0], keys[1]), attrs.scale, tuple(sorted(places.items())), asked.dtype
     )
-    if attention_rows_kernel_for(kernel) is not None:
+    if offered(kernel) is not None:
         yield kernel, read, dst
 
 
@@ -81,7 +81,7 @@ def _of_blocks(attrs: Attention, request: Request) -> Iterator[tuple[StandaloneK
         masks=tuple(_tensor(mask, -1 if mask.is_plain else None) for mask in masks),
         dtype=dtype,
     )
-    found = attention_kernel_for(kernel)
+    found = offered(kernel)
     if found is not None:
         yield found, {name: read[name] for name in request if name != "dst"}, dst
 

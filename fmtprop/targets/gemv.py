@@ -7,7 +7,7 @@ from math import prod
 
 from fmtprop.errors import FormatError
 from fmtprop.ir.node import Node, PostOp
-from fmtprop.jit import GemvKernel, Tail, gemv_kernel_for
+from fmtprop.jit import GemvKernel, Tail, offered
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.binary import Binary
 from fmtprop.ops.eltwise import Eltwise
@@ -77,7 +77,7 @@ def _kernel(node: Node, formats: Request) -> GemvKernel | None:
     items = {name: _step(desc, dst, range(first)) for name, desc in formats.items()}
     if None in (*rows.values(), *items.values()) or not all(map(_is_consecutive, others.values())):
         return None
-    return gemv_kernel_for(
+    return offered(
         GemvKernel(
             *(outputs, depth, src.dtype, dst.dtype),
             bias=None if bias is None else bias.dtype,

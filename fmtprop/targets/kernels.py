@@ -13,17 +13,16 @@ from math import prod
 from fmtprop.errors import UnsupportedOpError
 from fmtprop.ir.node import Node
 from fmtprop.jit import (
+    AverageKernel,
+    BatchNormKernel,
     FoldKernel,
     GatherKernel,
+    GroupNormKernel,
+    RmsNormKernel,
+    RotaryKernel,
     StandaloneKernel,
-    average_kernel_for,
-    batch_norm_kernel_for,
     broadcast_kernel_for,
-    fold_kernel_for,
-    gather_kernel_for,
-    group_norm_kernel_for,
-    rms_norm_kernel_for,
-    rotary_kernel_for,
+    offered,
 )
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.attention import Attention
@@ -162,7 +161,7 @@ def _average(src: MemoryDesc) -> StandaloneKernel | None:
         check_summands("pooling", prod(places))
     except UnsupportedOpError:
         return None
-    return average_kernel_for(images, prod(places), channels, src.dtype)
+    return offered(AverageKernel(images, prod(places), channels, src.dtype))
 
 
 def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candidate]:
@@ -172,7 +171,7 @@ def _group_normalization(attrs: GroupNorm, request: Request) -> Iterator[Candida
     images, channels, *places = src.dims
     vectors = {name: plain(request[name]) for name in ("scale", "shift") if name in request}
     fits = _is_served(dst, src.at_start()) and all(desc.dtype is DataType.F32 for desc in vectors.values())
-    kernel = group_norm_kernel_for(images, prod(places), channels, attrs.groups, attrs.epsilon, src.dtype)
+    kernel = offered(GroupNormKernel(images, prod(places), channels, attrs.groups, attrs.epsilon, src.dtype))
     if fits and kernel is not None:
         yield _candidate(kernel, {"src": src, **vectors}, src.at_start() if dst.kind == "any" else dst)
 
@@ -182,7 +181,7 @@ def _rms_normalization(attrs: RmsNorm, request: Request) -> Iterator[Candidate]:
     if not _is_served(request["src"], src) or not _is_served(dst, src) or dst.dtype != src.dtype:
         return
     vectors = {name: plain(request[name]) for name in ("scale",) if name in request}
-    kernel = rms_norm_kernel_for(prod(src.dims[:-1]), src.dims[-1], attrs.epsilon, src.dtype)
+    kernel = offered(RmsNormKernel(prod(src.dims[:-1]), src.dims[-1], attrs.epsilon, src.dtype))
     if kernel is not None and all(desc.dtype is DataType.F32 for desc in vectors.values()):
         given = {name: src if desc.kind == "any" else desc for name, desc in request.items() if name in ("src", "dst")}
         yield _candidate(kernel, {"src": given["src"], **vectors}, given["dst"])
@@ -197,7 +196,7 @@ def _embedding(request: Request) -> Iterator[Candidate]:
     if indices.at_start() != plain(indices) or dst.at_start() != plain(dst):
         return
     nbytes = table.dtype.nbytes
-    kernel = gather_kernel_for(
+    kernel = offered(
         GatherKernel(
             *(prod(indices.dims), table.dims[0], table.dims[1] * nbytes, table.strides[0] * nbytes),
             index_nbytes=indices.dtype.nbytes,
@@ -220,7 +219,7 @@ def _rotary_embedding(attrs: RotaryEmbedding, request: Request) -> Iterator[Cand
     steps = [0 if size == 1 else step for size, step in zip(of_angles.dims, of_angles.strides, strict=True)]
     order = sorted(range(src.ndim - 1), key=lambda axis: -result.strides[axis])
     axes = tuple((src.dims[axis], steps[axis], src.strides[axis]) for axis in order)
-    kernel = rotary_kernel_for(axes, src.dims[-1] // 2, src.dtype, interleaved=attrs.interleaved)
+    kernel = offered(RotaryKernel(axes, src.dims[-1] // 2, src.dtype, interleaved=attrs.interleaved))
     if kernel is not None:
         yield _candidate(kernel, {"src": src, **angles}, result if dst.kind == "any" else dst)
 
@@ -239,7 +238,9 @@ def _batch_normalization(attrs: BatchStatistics, request: Request) -> Iterator[C
     if any(formats[name].dtype is not DataType.F32 for name in formats if name not in tensors):
         return
     size, channels = prod(src.dims) // max(src.dims[1], 1), src.dims[1]
-    kernel = batch_norm_kernel_for(size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient)
+    kernel = offered(
+        BatchNormKernel(size, channels, pitches, attrs.epsilon, attrs.limits, src.dtype, gradient=gradient)
+    )
     if kernel is not None:
         results = [name for name in ("dst", "mean", "variance") if not gradient and name in request]
         results = results or [name for name in ("diff_src", "diff_scale", "diff_shift") if name in request]
@@ -285,7 +286,7 @@ def _fold(alg: str, axes: tuple[tuple[int, ...], ...], src: MemoryDesc) -> FoldK
     images, columns = (run[0][0] if run else 1 for run in (before, after))
     if alg not in ("max", "min") and (count if columns > 1 else count // _SIDE_BY_SIDE) > FEW_SUMMANDS:
         return None
-    return fold_kernel_for(alg, images, count, columns, src.dtype)
+    return offered(FoldKernel(alg, images, count, columns, src.dtype))
 
 
 def _merged(desc: MemoryDesc, *steps: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,8 @@ import torch
 
 from fmtprop.errors import FmtpropError, PlanError
 from fmtprop.ir.node import Attrs, Node
-from fmtprop.ir.op import Category, Reference, named_operands, opdef
+from fmtprop.ir.op import Category, Reference, opdef
+from fmtprop.ir.post_ops import named_operands
 from fmtprop.ops.evaluate import evaluate_node
 from fmtprop.ops.sum import Sum
 from fmtprop.targets.bound import REFUSED, as_planned, failed

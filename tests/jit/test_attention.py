@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import unavailable
-from fmtprop.jit.attention import AttentionKernel, Tensor, attention_kernel_for, lanes_for
+from fmtprop.jit import offered, unavailable
+from fmtprop.jit.attention import AttentionKernel, Tensor, lanes_for
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 from tests.threads import torch_threads
@@ -49,7 +49,7 @@ def run(src, key, value, masks=(), limit=None, threads=2, lowest=-inf) -> torch.
         data[f"mask_{number}"] = mask if mask.shape[-2] == 1 else blocked(mask, lanes_for(width, dtype))
         descs.append(described(data[f"mask_{number}"], size if mask.shape[-2] == 1 else 0))
     rows = {name: described(t, size * t.stride(2)) for name, t in {"src": src, "key": key, "value": value}.items()}
-    kernel = attention_kernel_for(
+    kernel = offered(
         AttentionKernel(
             *((batch, heads), queries, keys, depth, width, SCALE, limit, lowest),
             **rows, dst=described(dst, size * dst.stride(2)), masks=tuple(descs), dtype=dtype,
@@ -190,7 +190,7 @@ def test_no_kernel_for_some_sizes(changes):
     kernel = AttentionKernel(
         (1, 1), scale=1.0, limit=None, lowest=-inf, src=tensor, key=tensor, value=tensor, dst=tensor, **sizes
     )
-    assert attention_kernel_for(kernel) is None
+    assert offered(kernel) is None
 
 
 @HALF
@@ -200,5 +200,5 @@ def test_no_bf16_kernel_for_some_sizes(changes):
     sizes = {"queries": 16, "keys": 16, "depth": 16, "width": 16, **changes}
     where = dict.fromkeys(("src", "key", "value", "dst"), tensor)
     kernel = AttentionKernel((1, 1), scale=1.0, limit=None, lowest=-inf, **where, **sizes)
-    assert attention_kernel_for(kernel) is not None
-    assert attention_kernel_for(replace(kernel, dtype=DataType.BF16)) is None
+    assert offered(kernel) is not None
+    assert offered(replace(kernel, dtype=DataType.BF16)) is None

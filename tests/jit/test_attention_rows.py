@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmtprop.jit.attention import Tensor
-from fmtprop.jit.attention_rows import AttentionRowsKernel, attention_rows_kernel_for
+from fmtprop.jit.attention_rows import AttentionRowsKernel
 from fmtprop.jit.kernel import takes
+from fmtprop.jit.standalone import offered
 from fmtprop.layout import DataType
 
 BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16")
@@ -46,7 +47,7 @@ def kernel_of(tensors, scale=0.3):
         tuple((name, strides(name, whole[name], batch)) for name in sorted(whole)),
         DataType.from_any(dst.dtype),
     )
-    return attention_rows_kernel_for(kernel), whole
+    return offered(kernel), whole
 
 
 def attended(tensors, scale=0.3, threads=2):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import batch_norm_kernel_for
+from fmtprop.jit import BatchNormKernel, offered
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 
@@ -27,7 +27,7 @@ def run(kernel, threads, **tensors):
 def normalized(src, scale, shift, limits, threads=2, dst=None):
     """Normalize [places, c]; return dst, mean and variance."""
     pitches = (src.stride(0), src.shape[1] if dst is None else dst.stride(0))
-    kernel = batch_norm_kernel_for(*src.shape, pitches, 1e-5, limits, DataType.from_any(src.dtype))
+    kernel = offered(BatchNormKernel(*src.shape, pitches, 1e-5, limits, DataType.from_any(src.dtype)))
     dst = torch.empty(src.shape, dtype=src.dtype) if dst is None else dst
     mean, variance = torch.empty(2, src.shape[1])
     run(kernel, threads, src=src, scale=scale, shift=shift, dst=dst, mean=mean, variance=variance)
@@ -38,7 +38,7 @@ def gradients(src, diff_dst, mean, variance, scale, shift, limits, threads=2, di
     """Return the gradients by src, scale and shift."""
     diff_src = torch.empty(src.shape, dtype=src.dtype) if diff_src is None else diff_src
     pitches = (src.stride(0), diff_src.stride(0), diff_dst.stride(0))
-    kernel = batch_norm_kernel_for(*src.shape, pitches, 1e-5, limits, DataType.from_any(src.dtype), gradient=True)
+    kernel = offered(BatchNormKernel(*src.shape, pitches, 1e-5, limits, DataType.from_any(src.dtype), gradient=True))
     diff_scale, diff_shift = torch.empty(2, src.shape[1])
     named = {"mean": mean, "variance": variance, "scale": scale, "shift": shift}
     diffs = {"diff_dst": diff_dst, "diff_src": diff_src, "diff_scale": diff_scale, "diff_shift": diff_shift}
@@ -155,4 +155,4 @@ def test_bf16_is_computed_in_f32_and_rounded_once(limits, threads):
 
 def test_problems_without_a_kernel():
     for places, channels, dtype in ((10, 17, DataType.F32), (0, 16, DataType.F32), (10, 16, DataType.F16)):
-        assert batch_norm_kernel_for(places, channels, (channels, channels), 1e-5, None, dtype) is None
+        assert offered(BatchNormKernel(places, channels, (channels, channels), 1e-5, None, dtype)) is None

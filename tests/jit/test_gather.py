@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmtprop.jit import GatherKernel, gather_kernel_for
+from fmtprop.jit import GatherKernel, offered
 
 
 def work_of(table, indices, dst, threads=2):
     item = table.element_size()
     sizes = (indices.numel(), table.shape[0], table.shape[1] * item, table.stride(0) * item, indices.element_size())
-    work = gather_kernel_for(GatherKernel(*sizes)).work(threads)
+    work = offered(GatherKernel(*sizes)).work(threads)
     for name, tensor in {"src_0": table, "src_1": indices, "dst": dst}.items():
         work.point[name](tensor.data_ptr())
     return work
@@ -49,5 +49,5 @@ def test_an_index_outside_stops_before_anything_is_written(index, outside, place
 
 
 def test_no_index_and_no_number_have_no_kernel():
-    assert gather_kernel_for(GatherKernel(0, 5, 8, 8, 8)) is None
-    assert gather_kernel_for(GatherKernel(1, 5, 0, 8, 8)) is None
+    assert offered(GatherKernel(0, 5, 8, 8, 8)) is None
+    assert offered(GatherKernel(1, 5, 0, 8, 8)) is None

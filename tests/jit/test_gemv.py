@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import GemvKernel, Tail, gemv_kernel_for
+from fmtprop.jit import GemvKernel, Tail, offered
 from fmtprop.jit.gemv import MOST_ROWS
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
@@ -38,7 +38,7 @@ def numbers(*dims, dtype=F32):
 def few_rows(outputs, depth, rows, dtype=F32, dst=F32, bias=None, tail=(), gap=0, **steps):
     """Return the kernel of rows that follow one another after a gap in src, and without one in dst."""
     along = (("src", depth + gap), ("dst", outputs), *steps.items()) if rows > 1 else ()
-    return gemv_kernel_for(GemvKernel(outputs, depth, dtype, dst, bias, tail, rows=rows, row_steps=along))
+    return offered(GemvKernel(outputs, depth, dtype, dst, bias, tail, rows=rows, row_steps=along))
 
 
 @settings(max_examples=80, deadline=None)
@@ -64,10 +64,10 @@ def test_sizes(isa):
 
 
 def test_a_row_that_is_no_whole_number_of_vectors_has_no_kernel(isa):
-    assert gemv_kernel_for(GemvKernel(64, 20, F32, F32)) is None
-    assert gemv_kernel_for(GemvKernel(7, 64, F32, F32)) is None
-    assert gemv_kernel_for(GemvKernel(64, 64, F32, F32, tail=(Tail("max", dtype=F32),))) is None
-    assert gemv_kernel_for(GemvKernel(64, 64, F32, F32, tail=(Tail("elu", 1.0),))) is None
+    assert offered(GemvKernel(64, 20, F32, F32)) is None
+    assert offered(GemvKernel(7, 64, F32, F32)) is None
+    assert offered(GemvKernel(64, 64, F32, F32, tail=(Tail("max", dtype=F32),))) is None
+    assert offered(GemvKernel(64, 64, F32, F32, tail=(Tail("elu", 1.0),))) is None
 
 
 def test_many_rows_long_ones_and_distant_ones_have_no_kernel(isa):
@@ -88,7 +88,7 @@ def test_functions_follow_the_sums(isa, alg, alpha, beta):
         Tail("sub", dtype=F32, is_number=True),
         Tail("add", dtype=F32),
     )
-    kernel = gemv_kernel_for(GemvKernel(75, 256, F32, F32, F32, tail))
+    kernel = offered(GemvKernel(75, 256, F32, F32, F32, tail))
     src, weights, bias = numbers(256), numbers(75, 256) / 16, numbers(75)
     factor, number, other = numbers(75), numbers(1), numbers(75)
     got = run(kernel, src=src, weights=weights, bias=bias, post_op_0=factor, post_op_2=number, post_op_3=other)
@@ -125,7 +125,7 @@ def test_nan_and_infinity_stay_what_they_are(isa):
     weights = numbers(32, 64)
     weights[3, 7], weights[9, 1], weights[20, 2] = torch.nan, torch.inf, -torch.inf
     src = torch.ones(64)
-    got = run(gemv_kernel_for(GemvKernel(32, 64, F32, F32, tail=(Tail("relu"),))), src=src, weights=weights)
+    got = run(offered(GemvKernel(32, 64, F32, F32, tail=(Tail("relu"),))), src=src, weights=weights)
     expected = F.relu(weights.sum(1))
     assert torch.equal(got.isnan(), expected.isnan()) and got[9] == torch.inf and got[20] == 0
 
@@ -145,7 +145,7 @@ def test_a_batch_reads_each_items_matrix_where_it_is(isa, threads, queries):
     steps = (("src", depth), ("weights", depth), ("dst", queries * keys), ("post_op_1", queries))
     along = (("src", heads * depth), ("dst", keys), ("post_op_1", 1), ("post_op_2", keys))
     tail = (Tail("linear", 0.125), Tail("mul", dtype=F32, is_number=True), Tail("add", dtype=F32))
-    kernel = gemv_kernel_for(GemvKernel(keys, depth, F32, F32, None, tail, heads, steps, heads * depth, queries, along))
+    kernel = offered(GemvKernel(keys, depth, F32, F32, None, tail, heads, steps, heads * depth, queries, along))
     query, key = numbers(queries, heads, depth), numbers(keys, heads, depth)
     factors, mask = numbers(heads, queries, 1), numbers(queries, keys)
     dst = torch.full((heads * queries * keys + 16,), 77.0)

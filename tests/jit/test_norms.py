@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import group_norm_kernel_for
+from fmtprop.jit import GroupNormKernel, offered
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 
@@ -17,7 +17,7 @@ BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16
 
 def normalized(src, groups, scale=None, shift=None, threads=2, dst=None):
     """Normalize [n, places, c]."""
-    kernel = group_norm_kernel_for(*src.shape, groups, 1e-5, DataType.from_any(src.dtype))
+    kernel = offered(GroupNormKernel(*src.shape, groups, 1e-5, DataType.from_any(src.dtype)))
     assert kernel is not None
     dst = torch.empty_like(src) if dst is None else dst
     work = kernel.work(threads)
@@ -97,6 +97,6 @@ def test_bf16_is_normalized_in_f32_and_rounded_once(threads):
 
 
 def test_problems_without_a_kernel():
-    assert group_norm_kernel_for(1, 10, 17, 1, 1e-5, DataType.F32) is None
-    assert group_norm_kernel_for(1, 0, 16, 1, 1e-5, DataType.F32) is None
-    assert group_norm_kernel_for(1, 10, 16, 1, 1e-5, DataType.F16) is None
+    assert offered(GroupNormKernel(1, 10, 17, 1, 1e-5, DataType.F32)) is None
+    assert offered(GroupNormKernel(1, 0, 16, 1, 1e-5, DataType.F32)) is None
+    assert offered(GroupNormKernel(1, 10, 16, 1, 1e-5, DataType.F16)) is None

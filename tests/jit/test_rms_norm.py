@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import rms_norm_kernel_for
+from fmtprop.jit import RmsNormKernel, offered
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 
@@ -15,7 +15,7 @@ BF16 = pytest.mark.skipif(not takes(DataType.BF16), reason="this CPU has no bf16
 
 
 def normalized(src, scale=None, threads=2, dst=None):
-    kernel = rms_norm_kernel_for(*src.shape, 1e-6, DataType.from_any(src.dtype))
+    kernel = offered(RmsNormKernel(*src.shape, 1e-6, DataType.from_any(src.dtype)))
     dst = torch.empty_like(src) if dst is None else dst
     work = kernel.work(threads)
     for name, tensor in {"src": src, "scale": scale, "dst": dst}.items():
@@ -59,7 +59,7 @@ def test_nan_and_infinity_stay_in_their_row(isa):
 
 @pytest.mark.parametrize("columns", [1, 17, 100])
 def test_rows_that_are_no_whole_number_of_vectors_have_no_kernel(isa, columns):
-    assert rms_norm_kernel_for(4, columns, 1e-6, DataType.F32) is None
+    assert offered(RmsNormKernel(4, columns, 1e-6, DataType.F32)) is None
 
 
 @BF16

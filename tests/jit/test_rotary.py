@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import rotary_kernel_for
+from fmtprop.jit import RotaryKernel, offered
 from fmtprop.jit.kernel import takes
 from fmtprop.layout import DataType
 
@@ -18,7 +18,7 @@ def turned(src, cos, sin, threads=2, dst=None, interleaved=False):
     """Turn heads [n, h, t, d], in any strides with rows side by side, by angles [1 or n, 1, t, d]."""
     steps = [0 if size == 1 else step for size, step in zip(cos.shape, cos.stride(), strict=True)]
     axes = tuple(zip(src.shape[:-1], steps, src.stride(), strict=False))
-    kernel = rotary_kernel_for(axes, src.shape[-1] // 2, DataType.from_any(src.dtype), interleaved=interleaved)
+    kernel = offered(RotaryKernel(axes, src.shape[-1] // 2, DataType.from_any(src.dtype), interleaved=interleaved))
     dst = torch.empty(src.shape, dtype=src.dtype) if dst is None else dst
     work = kernel.work(threads)
     for name, tensor in {"src": src, "cos": cos, "sin": sin, "dst": dst}.items():
@@ -86,8 +86,8 @@ def test_nan_and_infinity_reach_their_pair_alone(isa, interleaved):
 
 
 def test_no_rows_and_very_long_rows_have_no_kernel(isa):
-    assert rotary_kernel_for(((0, 0, 64),), 32, DataType.F32) is None
-    assert rotary_kernel_for(((1, 0, 64),), 1 << 20, DataType.F32) is None
+    assert offered(RotaryKernel(((0, 0, 64),), 32, DataType.F32)) is None
+    assert offered(RotaryKernel(((1, 0, 64),), 1 << 20, DataType.F32)) is None
 
 
 @BF16

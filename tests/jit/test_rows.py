@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmtprop.jit import StandaloneKernel, average_kernel_for, broadcast_kernel_for, fold_kernel_for, unavailable
+from fmtprop.jit import AverageKernel, FoldKernel, StandaloneKernel, broadcast_kernel_for, offered, unavailable
 from fmtprop.jit.kernel import takes
 from fmtprop.jit.rows import BROADCASTS, FOLDS
 from fmtprop.layout import DataType
@@ -46,14 +46,14 @@ def run(kernel: StandaloneKernel, dims: tuple[int, ...], threads: int, **tensors
 def folded(alg: str, src: torch.Tensor, threads: int = 2) -> torch.Tensor:
     images, count, columns = src.shape
     dtype = F32 if src.dtype is torch.float32 else DataType.BF16
-    kernel = fold_kernel_for(alg, images, count, columns, dtype)
+    kernel = offered(FoldKernel(alg, images, count, columns, dtype))
     assert kernel is not None
     return run(kernel, (images, columns), threads, src=src)
 
 
 def averaged(src: torch.Tensor, threads: int = 2) -> torch.Tensor:
     images, places, channels = src.shape
-    kernel = average_kernel_for(images, places, channels, F32 if src.dtype is torch.float32 else DataType.BF16)
+    kernel = offered(AverageKernel(images, places, channels, F32 if src.dtype is torch.float32 else DataType.BF16))
     assert kernel is not None
     return run(kernel, (images, channels), threads, src=src)
 
@@ -204,7 +204,7 @@ def test_broadcasts_without_a_kernel(alg, axes, dtype):
     [("mul", (1, 9, 16), "f32"), ("sum", (1, 9, 7), "f32"), ("sum", (0, 9, 16), "f32"), ("sum", (1, 9, 16), "s8")],
 )
 def test_folds_without_a_kernel(alg, sizes, dtype):
-    assert fold_kernel_for(alg, *sizes, DataType(dtype)) is None
+    assert offered(FoldKernel(alg, *sizes, DataType(dtype))) is None
 
 
 @pytest.mark.parametrize(
@@ -212,18 +212,18 @@ def test_folds_without_a_kernel(alg, sizes, dtype):
     [((1, 9, 17), "f32"), ((1, 9, 4), "f32"), ((0, 9, 16), "f32"), ((1, 0, 16), "f32"), ((1, 9, 16), "s8")],
 )
 def test_averages_without_a_kernel(sizes, dtype):
-    assert average_kernel_for(*sizes, DataType(dtype)) is None
+    assert offered(AverageKernel(*sizes, DataType(dtype))) is None
 
 
 def test_kernels_for_as_many_vectors_at_a_time_share_code():
-    one, other, alike = (average_kernel_for(*sizes, F32) for sizes in ((1, 9, 96), (3, 50, 192), (2, 7, 96)))
+    one, other, alike = (offered(AverageKernel(*sizes, F32)) for sizes in ((1, 9, 96), (3, 50, 192), (2, 7, 96)))
     assert one is not None and other is not None and alike is not None
     assert one.kernel is alike.kernel
-    assert one.fingerprint != fold_kernel_for("mean", 1, 9, 96, F32).fingerprint
+    assert one.fingerprint != offered(FoldKernel("mean", 1, 9, 96, F32)).fingerprint
     assert one.repro != other.repro
 
 
 def test_without_executable_memory_there_are_none(no_executable_memory):
-    assert average_kernel_for(1, 9, 16, F32) is None
+    assert offered(AverageKernel(1, 9, 16, F32)) is None
     assert broadcast_kernel_for("add", ((5, 1), (40, 0)), F32) is None
-    assert fold_kernel_for("sum", 1, 9, 16, F32) is None
+    assert offered(FoldKernel("sum", 1, 9, 16, F32)) is None
