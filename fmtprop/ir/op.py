@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fmtprop.errors import GraphError
 from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost, Linear, Reads
-from fmtprop.ir.node import Attrs, Node, PostOp
+from fmtprop.ir.node import Attrs, Node
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 
@@ -110,7 +110,7 @@ class Lowering:
 
 @dataclass(frozen=True)
 class Sample:
-    """A small problem of an op: used by the conformance tests, the documentation and the benchmarks alike.
+    """A small problem of an op, for the tests that hold for every op.
 
     Parameters
     ----------
@@ -407,46 +407,3 @@ def loses_special_values(node: Node) -> bool:
     """Return whether oneDNN may treat NaN or infinities differently from PyTorch, in a node or its post-ops."""
     parts = [(node.op, node.attrs), *((post_op.op, post_op.attrs) for post_op in node.post_ops)]
     return any(opdef(op).loses(attrs) for op, attrs in parts)
-
-
-def named_operands(post_op: PostOp, given: Iterable[T]) -> dict[str, T]:
-    """Return the operands of a post-op, the result before it first, by the names that its op declares."""
-    return dict(zip((operand.name for operand in opdef(post_op.op).operands), given, strict=False))
-
-
-def types_along(node: Node, types: Mapping[str, TensorType]) -> tuple[list[TensorType], tuple[TensorType, ...]]:
-    """Infer the first result of a node before each of its post-ops, and all results after the last.
-
-    Parameters
-    ----------
-    node : Node
-        Any node but inputs, constants and outputs.
-    types : mapping of str to TensorType
-        Type of each operand by name, those of post-ops included.
-
-    Returns
-    -------
-    list of TensorType
-        As many as there are post-ops; all the same but behind a convolution.
-    tuple of TensorType
-        The results.
-
-    Raises
-    ------
-    ShapeError
-        Operands do not fit.
-    GraphError
-        A post-op lacks an operand.
-    """
-    if not node.post_ops:
-        return [], opdef(node.op).infer(node.attrs, types)
-    dst, *others = opdef(node.op).infer(node.attrs, {name: t for name, t in types.items() if name not in node.tail})
-    before = []
-    for post_op in node.post_ops:
-        before.append(dst)
-        if post_op.op == "convolution":
-            declaration = opdef(post_op.op)
-            given = named_operands(post_op, (dst, *(types[name] for name in post_op.operands)))
-            declaration.check_operands(given)
-            (dst,) = declaration.infer(post_op.attrs, given)
-    return before, (dst, *others)

@@ -16,8 +16,9 @@ from fmtprop.ir.aliasing import is_view, overwrite_hazard
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.initialiser import Initialiser
 from fmtprop.ir.node import Node, PostOp
-from fmtprop.ir.op import Category, opdef, types_along
+from fmtprop.ir.op import Category, opdef
 from fmtprop.ir.plain import attrs_class
+from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 

@@ -1,8 +1,8 @@
 """The base of a memory descriptor: its fields, identity and text.
 
 Owns the fields of :class:`~fmtprop.layout.MemoryDesc`, the properties that follow from them, equality, hashing and
-printing. The module ``desc`` adds the constructor, addresses and transforms. Must not know about numpy buffers, oneDNN
-handles or graphs.
+printing. The module ``positions`` adds positions of elements, ``desc`` the constructor and transforms. Must not know
+about numpy buffers, oneDNN handles or graphs.
 """
 
 from __future__ import annotations

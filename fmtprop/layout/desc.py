@@ -1,27 +1,26 @@
 """The memory descriptor: the layout of a logical tensor in memory.
 
-Owns :class:`MemoryDesc`, the centre of the layout room: addresses and transforms of a format. Its fields are in
-``base``, the arithmetic in ``geometry``, ``transforms`` and ``address``. Must not know about numpy buffers, oneDNN
-handles or graphs.
+Owns :class:`MemoryDesc`, the centre of the layout room: constructor and transforms of a format. Its fields are in
+``base``, positions of elements in ``positions``, the arithmetic in ``geometry``, ``transforms`` and ``address``. Must
+not know about numpy buffers, oneDNN handles or graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
-import numpy.typing as npt
-
 from fmtprop.errors import FormatError, ShapeError
-from fmtprop.layout import address, geometry, transforms
-from fmtprop.layout.base import DescBase, FormatKind
+from fmtprop.layout import geometry, transforms
+from fmtprop.layout.base import FormatKind
 from fmtprop.layout.dtypes import DataType
+from fmtprop.layout.positions import WithPositions
 from fmtprop.layout.tags import parse_tag
 
 __all__ = ["FormatKind", "MemoryDesc"]
 
 
-class MemoryDesc(DescBase):
+class MemoryDesc(WithPositions):
     """Logical description of a tensor in memory: dims, data type and format (SPEC M1). Immutable.
 
     Descriptors are equal if oneDNN's ``dnnl_memory_desc_equal`` says so: the stride of a dimension of size 1 is
@@ -103,99 +102,6 @@ axis 1 (b) has 3 elements 1 apart, so axis 0 (a) must step over at least 3 eleme
         g = geometry.make(dims, strides, inner_blocks, padded_dims, padded_offsets, offset0)
         geometry.check(g, regular=True)
         self._fill(dims, dtype, FormatKind.BLOCKED, g)
-
-    # ---- addresses
-
-    def offset(self, index: Sequence[int]) -> int:
-        """Return the position of a logical index (SPEC M4).
-
-        Parameters
-        ----------
-        index : sequence of int
-            One index per dimension.
-
-        Returns
-        -------
-        int
-            Elements from the buffer's start.
-
-        Raises
-        ------
-        ShapeError
-            The index has another rank or is out of range.
-        FormatError
-            The kind is any or opaque.
-        """
-        return address.offset(self.geometry, geometry.integers(index, "index"))
-
-    def offsets(self, indices: npt.ArrayLike) -> address.IntArray:
-        """Return the positions, shape (...), of many logical indices, shape (..., ndim).
-
-        Parameters
-        ----------
-        indices : array_like of int, shape (..., ndim)
-            Logical indices.
-
-        Returns
-        -------
-        numpy.ndarray of int64, shape (...)
-            Elements from the buffer's start.
-
-        Raises
-        ------
-        ShapeError
-            An index is out of range, or the last dimension is not ``ndim``.
-        """
-        return address.offsets(self.geometry, indices)
-
-    def index_at(self, position: int) -> tuple[int, ...] | None:
-        """Return the logical index at `position`, or None where it is padding, a gap or outside.
-
-        For a repeated (broadcast) element, this is its first index.
-
-        Parameters
-        ----------
-        position : int
-            Elements from the buffer's start.
-
-        Returns
-        -------
-        tuple of int or None
-
-        Raises
-        ------
-        ShapeError
-            `position` is not an integer.
-        """
-        return address.index_at(self.geometry, geometry.integer(position, "position"))
-
-    def indices_at(self, positions: npt.ArrayLike) -> address.IntArray:
-        """Return the logical indices at many positions.
-
-        Parameters
-        ----------
-        positions : array_like of int, shape (...)
-            Elements from the buffer's start.
-
-        Returns
-        -------
-        numpy.ndarray of int64, shape (..., ndim)
-            All -1 where the position is padding, a gap or outside.
-        """
-        return address.indices_at(self.geometry, positions)
-
-    def walk(self) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-        """Walk the storage in memory order.
-
-        Yields
-        ------
-        position : int
-            From `offset0` to the end of the storage.
-        index : tuple of int or None
-            The logical index there; None for padding and gaps.
-        """
-        for position in range(self.offset0, self.nbytes // self.dtype.nbytes):
-            yield position, address.index_at(self.geometry, position)
 
     # ---- transforms
 

@@ -111,11 +111,6 @@ class Lens:
         return named / self.reorder_seconds if self.reorder_seconds else 1.0
 
     @property
-    def channels_last_saves_seconds(self) -> float | None:
-        """Seconds of a run that ``channels_last`` should save, negative for a loss; None if it was not measured."""
-        return None if self.channels_last is None else self.channels_last.seconds
-
-    @property
     def activation_seconds(self) -> float:
         """Seconds of reorders of activations, which ``channels_last`` removes; it does not change those of weights."""
         return sum(row.activation_seconds for row in self.rows)

@@ -6,7 +6,8 @@ returns numpy arrays by name, and runs models that a plan cannot express node by
 
 from __future__ import annotations
 
-from fmtprop.onnx.session import InferenceSession, IOBinding, ModelMetadata, NodeArg
+from fmtprop.onnx.arrays import NodeArg
+from fmtprop.onnx.session import InferenceSession, IOBinding, ModelMetadata
 
 __all__ = ["IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "backend"]
 

@@ -20,33 +20,15 @@ from fmtprop.compiling.plans import Plans
 from fmtprop.compiling.shapes import Shapes
 from fmtprop.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from fmtprop.frontends.onnx import open_program
+from fmtprop.onnx.arrays import NodeArg, node_arg, value_of, written
 from fmtprop.runtime.threads import on_cpu
 
-__all__ = ["IOBinding", "InferenceSession", "ModelMetadata", "NodeArg"]
+__all__ = ["IOBinding", "InferenceSession", "ModelMetadata"]
 
 #: number of plans that a session keeps, the most recently used ones
 MAX_SHAPES: Final = 8
 
 _Shapes = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class NodeArg:
-    """An input or an output of a model.
-
-    Parameters
-    ----------
-    name : str
-        Name in the model.
-    type : str
-        In ONNX Runtime's words: ``"tensor(float)"``, ``"seq(tensor(int64))"``.
-    shape : list of (int, str or None)
-        Sizes, or the names of dynamic axes.
-    """
-
-    name: str
-    type: str
-    shape: list[int | str | None]
 
 
 @dataclass(frozen=True)
@@ -139,8 +121,8 @@ class InferenceSession:
         self._plans: Plans[_Shapes, CompiledModel] = Plans(max_shapes)
         #: the reason for running node by node; None if the model is planned
         self.reason: str | None = None
-        self._inputs = [_node_arg(info) for info in self._program.inputs]
-        self._outputs = [_node_arg(info) for info in self._program.outputs]
+        self._inputs = [node_arg(info) for info in self._program.inputs]
+        self._outputs = [node_arg(info) for info in self._program.outputs]
         self._is_fixed = all(isinstance(size, int) for arg in self._inputs for size in arg.shape)
         narrow = [arg.name for arg in self._inputs if arg.type in ("tensor(float16)", "tensor(bfloat16)")]
         if narrow:
@@ -229,7 +211,7 @@ class InferenceSession:
         if plan is None:
             results = self._by_node(values, reason)
             return [
-                _written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
+                written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)
             ]
         args = [values[arg.name] for arg in self._inputs]
         if bound and len(bound) == len(self._outputs):
@@ -238,7 +220,7 @@ class InferenceSession:
             return list(made) if isinstance(made, tuple | list) else [made]
         made = plan(*args)
         results = list(made) if isinstance(made, tuple | list) else [made]
-        return [_written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
+        return [written(result, bound.get(arg.name), arg) for result, arg in zip(results, self._outputs, strict=True)]
 
     def _by_node(self, values: Mapping[str, Any], reason: str | None) -> list[Any]:
         """Run node by node; inputs that no node accepts are no reason to run others so."""
@@ -307,7 +289,7 @@ class InferenceSession:
         missing = [name for name in args if name not in feed]
         if missing:
             raise InputError(f"input {missing[0]} is missing; the model's inputs are {', '.join(args)}")
-        return {name: _value(value, args.get(name)) for name, value in feed.items()}
+        return {name: value_of(value, args.get(name)) for name, value in feed.items()}
 
 
 class IOBinding:
@@ -399,95 +381,3 @@ def _check_threads(sess_options: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-# ---------------------------------------------------------------- arrays
-
-
-def _value(given: Any, arg: NodeArg | None) -> Any:
-    from fmtprop.frontends.onnx.elements import from_array
-
-    is_tensor = arg is not None and arg.type.startswith("tensor")
-    if given is None and is_tensor:
-        raise InputError(f"input {arg.name} is None; it must be an array")  # type: ignore[union-attr]
-    if given is None or (isinstance(given, list) and not is_tensor):
-        return None if given is None else [_value(item, None) for item in given]
-    try:
-        array = np.asarray(given, dtype=_numpy_type(arg) if arg is not None and isinstance(given, _UNTYPED) else None)
-        value = from_array(array.astype(object) if array.dtype.kind == "U" else array)
-        have = _type_of(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(
-            f"input {'' if arg is None else arg.name} is no array of a type that ONNX has: {error}"
-        ) from error
-    if arg is None or not arg.type.startswith("tensor"):
-        return value
-    if have != arg.type:
-        raise InputError(f"input {arg.name} is {arg.type}, the array is {have}: convert it")
-    shape = tuple(value.shape)
-    if arg.shape is not None and not _fits(shape, arg.shape):
-        raise InputError(f"input {arg.name} has shape {arg.shape}, the array has {list(shape)}")
-    return value
-
-
-#: values of Python, which take the declared type
-_UNTYPED: Final = (list, tuple, int, float)
-
-
-def _numpy_type(arg: NodeArg) -> np.dtype[Any] | None:
-    from fmtprop.frontends.onnx.elements import numpy_type, type_number
-
-    number = type_number(arg.type.removeprefix("tensor(").removesuffix(")").upper())
-    return numpy_type(number) if number else None
-
-
-def _fits(shape: tuple[int, ...], declared: list[int | str | None]) -> bool:
-    if declared == [None] * len(declared) and not declared:
-        return True
-    return len(shape) == len(declared) and all(
-        not isinstance(want, int) or want == have for want, have in zip(declared, shape, strict=True)
-    )
-
-
-def _type_of(value: Any) -> str:
-    from fmtprop.frontends.onnx.elements import element_type
-
-    return f"tensor({_word(element_type(value))})"
-
-
-def _word(number: int) -> str:
-    from fmtprop.frontends.onnx.elements import type_name
-
-    return type_name(number).lower()
-
-
-def _node_arg(info: Any) -> NodeArg:
-    return NodeArg(info.name, _type_words(info.type), _shape_of(info.type))
-
-
-def _shape_of(type_: Any) -> list[int | str | None]:
-    dims = type_.tensor_type.shape.dim if type_.WhichOneof("value") == "tensor_type" else []
-    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
-
-
-def _type_words(type_: Any) -> str:
-    kind = type_.WhichOneof("value")
-    if kind == "tensor_type":
-        return f"tensor({_word(type_.tensor_type.elem_type)})"
-    if kind == "sequence_type":
-        return f"seq({_type_words(type_.sequence_type.elem_type)})"
-    if kind == "optional_type":
-        return f"optional({_type_words(type_.optional_type.elem_type)})"
-    if kind == "map_type":
-        return f"map({_word(type_.map_type.key_type)},{_type_words(type_.map_type.value_type)})"
-    return str(kind or "unknown").removesuffix("_type")
-
-
-def _written(result: Any, bound: np.ndarray[Any, Any] | None, arg: NodeArg) -> Any:
-    """Return a result, written to the array that is bound for it."""
-    if bound is None:
-        return result
-    target = torch.from_numpy(bound)
-    if not isinstance(result, torch.Tensor) or target.shape != result.shape or target.dtype != result.dtype:
-        raise InputError(f"output {arg.name} is {_type_of(result)} {list(result.shape)}, the bound array is not")
-    return target.copy_(result)

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from fmtprop.errors import FmtpropError
 from fmtprop.ir.node import Node
-from fmtprop.ir.op import linear_of, types_along
+from fmtprop.ir.op import linear_of
 from fmtprop.ir.ports import Role, ports, result_names, sources
+from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.passes.formats import like

@@ -11,7 +11,8 @@ from math import prod
 
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.node import Attrs, Node, PostOp
-from fmtprop.ir.op import linear_of, opdef, types_along
+from fmtprop.ir.op import linear_of, opdef
+from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.passes.target import AS_GRADIENT, Candidate

@@ -324,11 +324,11 @@ def test_what_channels_last_should_save(monkeypatch):
     conv, flat = torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten()
     net = torch.nn.Sequential(conv, Slow(), torch.nn.ReLU(inplace=True), Slow(), flat, Slow()).eval()
     lens = fp.explain_torch(net, INPUT, variants=[])
-    assert lens.channels_last_saves_seconds == 4, "the last one runs in row-major all the same"
+    assert lens.channels_last.seconds == 4, "the last one runs in row-major all the same"
     text = " ".join(lens.to_text().split())
     assert "should save time of a run: 4000.000 ms [4000.000, 4000.000]" in text
     last = INPUT.to(memory_format=torch.channels_last)
-    assert fp.explain_torch(Slow().eval(), last, variants=[]).channels_last_saves_seconds == 0
+    assert fp.explain_torch(Slow().eval(), last, variants=[]).channels_last.seconds == 0
 
 
 def test_a_gain_has_an_interval():

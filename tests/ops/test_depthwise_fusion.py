@@ -9,7 +9,7 @@ from fmtprop.errors import VerifyError
 from fmtprop.ir.file import load, save
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import PostOp, Value
-from fmtprop.ir.op import types_along
+from fmtprop.ir.post_ops import types_along
 from fmtprop.ir.types import TensorType
 from fmtprop.ir.verify import Stage, verify
 from fmtprop.ops import Binary, Conv, Eltwise, emit

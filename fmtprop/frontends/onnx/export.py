@@ -22,8 +22,9 @@ from fmtprop.frontends.onnx.writing import OPSET, Writer, note
 from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, PostOp, Value
-from fmtprop.ir.op import named_operands, opdef, types_along
+from fmtprop.ir.op import opdef
 from fmtprop.ir.ports import result_names
+from fmtprop.ir.post_ops import named_operands, types_along
 from fmtprop.ir.tensors import materialise, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
