@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fmtprop.errors import GraphError
 from fmtprop.ir.exporting import Onnx
@@ -151,7 +151,11 @@ class PostOpForm:
 Infer = Callable[[Any, Mapping[str, TensorType]], "tuple[TensorType, ...]"]
 Reference = Callable[[Any, Mapping[str, Any]], "tuple[Any, ...]"]
 Operator = Callable[[Any, Mapping[str, Any], "Sequence[Any]"], "Callable[[], object] | None"]
-Primitive = Callable[[Any, "Mapping[str, NativeDesc]", "PrimitiveAttr | None"], Lowering]
+#: oneDNN's descriptors of operands and results, by name
+Natives: TypeAlias = "Mapping[str, NativeDesc]"
+#: oneDNN's attributes of a primitive, which have its post-ops
+NativeAttr: TypeAlias = "PrimitiveAttr | None"
+Primitive = Callable[[Any, Natives, NativeAttr], Lowering]
 View = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Inverse = Callable[[Any, MemoryDesc, TensorType], MemoryDesc]
 Sliced = Callable[[Any, int, int], "Attrs | None"]

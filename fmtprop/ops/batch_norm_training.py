@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +16,7 @@ from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -26,9 +25,6 @@ from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.norm_vectors import GRADIENTS, MEAN, SCALE, SHIFT, VARIANCE, training, widened
 from fmtprop.ops.normalization import BATCH_NORMALIZATION, BatchNorm, infer_batch
 from fmtprop.ops.sum import Sum
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -133,7 +129,7 @@ def reference_backward(attrs: BatchStatistics, tensors: Mapping[str, torch.Tenso
 def _bare(lower: Primitive) -> Primitive:
     """Return a rule for normalizations without a function, for which oneDNN needs a workspace: kernels do these."""
 
-    def primitive(attrs: BatchStatistics, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: BatchStatistics, descs: Natives, attr: NativeAttr) -> Lowering:
         if attrs.function:
             raise UnsupportedOpError(f"oneDNN has no batch normalization with {attrs.function} without a workspace")
         return lower(attrs, descs, attr)

@@ -18,7 +18,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import NATIVE_FLOATS, is_native, primitive_of, promoted
+from fmtprop.ops.building import NATIVE_FLOATS, Ready, Tensors, is_native, primitive_of, promoted
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.sum import Sum
 from fmtprop.ops.view_attrs import reshaped
@@ -97,9 +97,7 @@ def reference(attrs: Binary, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (FUNCTIONS[attrs.alg](a, b).to(torch.promote_types(a.dtype, b.dtype)),)
 
 
-def operator(
-    attrs: Binary, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Binary, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     return partial(FUNCTIONS[attrs.alg], tensors["src_0"], tensors["src_1"], out=results[0])
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
 from fmtprop.errors import GraphError, ShapeError, UnsupportedOpError
 from fmtprop.ir.graph import Graph
 from fmtprop.ir.node import Attrs, Node, Value, label_of
-from fmtprop.ir.op import Lowering, Operand, Primitive, opdef
+from fmtprop.ir.op import Lowering, NativeAttr, Natives, Operand, Primitive, opdef
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveDesc
     from fmtprop.layout import MemoryDesc
 
 T = TypeVar("T")
+
+#: operands of an op by name
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+#: PyTorch's operator, ready to be called; None if an op's own meaning must run
+Ready: TypeAlias = Callable[[], object] | None
 
 
 def emit(
@@ -85,7 +90,7 @@ def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None 
         ``attrs -> fields`` for fields with other names than the attributes.
     """
 
-    def primitive(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Any, descs: Natives, attr: NativeAttr) -> Lowering:
         _, named = _problem(problem)
         tensors = {name: desc for name, desc in descs.items() if name in named}
         further = {} if extra is None else dict(extra(attrs))
@@ -100,8 +105,8 @@ def primitive_of(problem: str, extra: Callable[[Any], Mapping[str, Any]] | None 
 def create(
     problem: str,
     attrs: object,
-    tensors: Mapping[str, NativeDesc],
-    attr: PrimitiveAttr | None = None,
+    tensors: Natives,
+    attr: NativeAttr = None,
     hint: PrimitiveDesc | None = None,
     **further: Any,
 ) -> PrimitiveDesc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -18,7 +18,7 @@ from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.layout.parts import in_place_parts
-from fmtprop.ops.building import is_native, normalised_axis, operand_list, primitive_of, promoted
+from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis, operand_list, primitive_of, promoted
 from fmtprop.ops.view_attrs import permuted, reshaped, windowed
 
 # ---------------------------------------------------------------- attributes
@@ -72,9 +72,7 @@ def reference(attrs: Concat, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (torch.cat(operand_list("src", tensors), attrs.axis),)
 
 
-def operator(
-    attrs: Concat, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Concat, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     return partial(torch.cat, operand_list("src", tensors), attrs.axis, out=results[0])
 

@@ -19,7 +19,7 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, PostOpForm, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.arguments import batched, computable, ints, unbatched
@@ -30,7 +30,7 @@ from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, products, same_padding, torch_padding, window_count
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveDesc
 
 # ---------------------------------------------------------------- attributes
 
@@ -172,7 +172,7 @@ def reference(attrs: Conv, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.T
     return (convolve(src, weights, bias, attrs.strides, 0, dilation, attrs.groups),)
 
 
-def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the direct convolution's primitive descriptor.
 
     A depthwise convolution among the post-ops changes dst: oneDNN takes the descriptor of its source, and answers with
@@ -199,7 +199,7 @@ def primitive(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr 
     return Lowering(own.pd, resolve)
 
 
-def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDesc:
+def _before_depthwise(attrs: Conv, descs: Natives) -> NativeDesc:
     """Return the descriptor of a fused depthwise convolution's source, in the format of its result."""
     src, weights, dst = descs["src"].dims, descs["weights"].dims, descs["dst"].desc
     sizes = window_count(
@@ -213,7 +213,7 @@ def _before_depthwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> NativeDes
     return native(MemoryDesc(dims, dst.dtype, tag=dst.tag))
 
 
-def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_matmul(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the matmul of all images' positions, each a row of channels, with the transposed weights."""
     _check_pointwise(attrs, descs)
     spatial = tuple(range(2, len(attrs.strides) + 2))
@@ -222,7 +222,7 @@ def _as_matmul(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr
     return Regrouping("convolution", tensors).lower(descs, attr, make_matmul)
 
 
-def _as_inner_product(attrs: Conv, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_inner_product(attrs: Conv, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the inner product over the positions of all images."""
     _check_pointwise(attrs, descs)
     spatial = tuple(range(2, len(attrs.strides) + 2))
@@ -231,7 +231,7 @@ def _as_inner_product(attrs: Conv, descs: Mapping[str, NativeDesc], attr: Primit
     return Regrouping("convolution", tensors).lower(descs, attr, make_inner_product)
 
 
-def _check_pointwise(attrs: Conv, descs: Mapping[str, NativeDesc]) -> None:
+def _check_pointwise(attrs: Conv, descs: Natives) -> None:
     """Check that every output depends on the channels at one position only.
 
     Raises

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +15,7 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import convolution
@@ -25,9 +24,6 @@ from fmtprop.ops.building import by_autograd, create, lowering, native
 from fmtprop.ops.convolution import Conv, grouped_dims
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -129,7 +125,7 @@ def _gradient(
 def _primitive(prop: str) -> Primitive:
     """Return the rule of a gradient; its hint is the forward descriptor, with formats that oneDNN chooses."""
 
-    def primitive(attrs: ConvGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: ConvGradient, descs: Natives, attr: NativeAttr) -> Lowering:
         # a gradient may be wider than its tensor was
         dtype = descs["diff_dst"].desc.dtype
         shapes = {name.removeprefix("diff_"): desc.dims for name, desc in descs.items()}

@@ -19,7 +19,7 @@ from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import is_native, primitive_of
+from fmtprop.ops.building import Ready, Tensors, is_native, primitive_of
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PostOps
@@ -118,9 +118,7 @@ def reference(attrs: Eltwise, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (FUNCTIONS[attrs.alg](tensors["src"], attrs.alpha, attrs.beta),)
 
 
-def operator(
-    attrs: Eltwise, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Eltwise, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     make, numbers = _WRITING.get(attrs.alg), (attrs.alpha, attrs.beta)
     if attrs.alg == "clip":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,14 +15,11 @@ from fmtprop.errors import ShapeError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import eltwise
 from fmtprop.ops.building import by_autograd, check_alike, create, is_native, lowering
 from fmtprop.ops.eltwise import Eltwise
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 #: algorithm -> its slope as a function of the result and of alpha
 _BY_RESULT: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
@@ -101,7 +97,7 @@ def reference(attrs: EltwiseGradient, tensors: Mapping[str, torch.Tensor]) -> tu
     return by_autograd(lambda src: eltwise.reference(function, {"src": src})[0], tensors["src"], tensors["diff_dst"])
 
 
-def primitive(attrs: EltwiseGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: EltwiseGradient, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor; its hint, the forward descriptor, has src in the same format."""
     # oneDNN has two clips; the slope of this one is 0 at the upper bound, as in PyTorch
     alg = "clip_v2" if attrs.alg == "clip" else attrs.alg

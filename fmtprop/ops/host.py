@@ -20,7 +20,7 @@ from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.tensors import tensor_type, torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import host_facts
-from fmtprop.ops.building import is_native, normalised_axis
+from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis
 from fmtprop.ops.host_call import CallOperand, HostCall, Prepared, arguments_of, host_call, prepare
 from fmtprop.ops.view_attrs import permuted
 from fmtprop.ops.without_data import result_of
@@ -115,9 +115,7 @@ def reference(attrs: HostCall, tensors: Mapping[str, torch.Tensor]) -> tuple[tor
     return _call(attrs, tensors)
 
 
-def operator(
-    attrs: HostCall, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: HostCall, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return the call, or the overload that writes its results to given tensors; None if operands must be copied.
 
     Arguments are put together once. Complex operands and results are views of their parts.

@@ -14,7 +14,7 @@ from fmtprop.ops.host_call import NAMESPACES, CallOperand, HostCall, prepare
 
 #: calls with separate kernels for channels-last tensors, some of them ten times as fast; `tests/ops/test_host.py`
 #: compares their results with those for row-major tensors
-_ANY_STRIDES = frozenset(
+ANY_STRIDES = frozenset(
     {
         *(f"aten.{name}.default" for name in ("max_pool2d_with_indices", "avg_pool2d", "adaptive_max_pool2d")),
         *(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "_adaptive_avg_pool2d")),
@@ -110,5 +110,5 @@ def any_strides(attrs: HostCall) -> bool:
     Other calls may confuse memory formats: max-unpooling reads channels-last indices as row-major ones.
     """
     function = prepare(attrs).function
-    known = attrs.target == _CONVERSION or attrs.target in _ANY_STRIDES
+    known = attrs.target == _CONVERSION or attrs.target in ANY_STRIDES
     return function.namespace in NAMESPACES and (torch.Tag.pointwise in function.tags or known)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +15,13 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import computable, transposed
-from fmtprop.ops.building import WEIGHTED, primitive_of
+from fmtprop.ops.building import WEIGHTED, Ready, Tensors, primitive_of
 from fmtprop.ops.linear import make_matmul, make_pointwise
 from fmtprop.ops.matmul import import_product
 from fmtprop.ops.regrouping import Regrouping
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -68,9 +64,7 @@ def reference(attrs: InnerProduct, tensors: Mapping[str, torch.Tensor]) -> tuple
     return (F.linear(src.flatten(1), weights.flatten(1), None if bias is None else bias.to(src.dtype)),)
 
 
-def operator(
-    attrs: InnerProduct, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: InnerProduct, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     src, weights, bias = tensors["src"].flatten(1), tensors["weights"].flatten(1).t(), tensors.get("bias")
     if src.data_ptr() != tensors["src"].data_ptr() or weights.data_ptr() != tensors["weights"].data_ptr():
@@ -80,14 +74,14 @@ def operator(
     return partial(torch.addmm, bias, src, weights, out=results[0])
 
 
-def _as_matmul(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_matmul(attrs: InnerProduct, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the product of the batch items, each a row, with the transposed weights."""
     inputs = tuple(range(1, len(descs["src"].dims)))
     tensors = {"src": ((0,), inputs), "weights": (inputs, (0,)), "bias": ((), (0,)), "dst": ((0,), (1,))}
     return Regrouping("inner_product", tensors).lower(descs, attr, make_matmul)
 
 
-def _as_convolution(attrs: InnerProduct, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_convolution(attrs: InnerProduct, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the 1x1 convolution over the batch items as the positions of one image."""
     inputs = tuple(range(1, len(descs["src"].dims)))
     weights, dst = ((0,), inputs, (), ()), ((), (1,), (0,), ())

@@ -15,7 +15,7 @@ from fmtprop.errors import DnnlError, FormatError
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops import lrn
@@ -24,7 +24,7 @@ from fmtprop.ops.lrn import Lrn
 from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc
 
 # ---------------------------------------------------------------- meaning
 
@@ -53,14 +53,14 @@ def reference_backward(attrs: Lrn, tensors: Mapping[str, torch.Tensor]) -> tuple
 # ---------------------------------------------------------------- primitives
 
 
-def primitive(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Lrn, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor of the forward pass."""
     images = {"src": _images(attrs, descs["src"]), "dst": descs["dst"]}
     pd = create("Lrn", attrs, images, attr, local_size=attrs.size, prop="forward_training")
     return lowering_with_workspace(pd, descs, pd, is_writer=True)
 
 
-def primitive_backward(attrs: Lrn, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive_backward(attrs: Lrn, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor of the gradient; its hint is the forward descriptor."""
     images = dict.fromkeys(("src", "dst"), _images(attrs, descs["src"]))
     hint = create("Lrn", attrs, images, attr, local_size=attrs.size, prop="forward_training")

@@ -7,11 +7,10 @@ offered as inner product and as 1x1 convolution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,12 +19,12 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable, transposed
 from fmtprop.ops.binary import Binary
-from fmtprop.ops.building import primitive_of
+from fmtprop.ops.building import Ready, Tensors, primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.linear import make_inner_product, make_matmul, make_pointwise
 from fmtprop.ops.reduction import Reduction
@@ -33,9 +32,6 @@ from fmtprop.ops.regrouping import Regrouping
 from fmtprop.ops.reorder import Reorder
 from fmtprop.ops.softmax import Softmax
 from fmtprop.ops.view_attrs import reshaped
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 #: a number that is finite in all data types of oneDNN's products
 _LARGEST = float(torch.finfo(torch.bfloat16).max)
@@ -101,9 +97,7 @@ def reference(attrs: MatMul, tensors: Mapping[str, torch.Tensor]) -> tuple[torch
     return (dst + tensors["bias"].to(src.dtype) if "bias" in tensors else dst,)
 
 
-def operator(
-    attrs: MatMul, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: MatMul, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     src, weights, bias = tensors["src"], tensors["weights"], tensors.get("bias")
     if bias is None:
@@ -114,7 +108,7 @@ def operator(
 # ---------------------------------------------------------------- primitive
 
 
-def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: MatMul, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the matrix product's primitive descriptor.
 
     If one matrix multiplies a whole batch, all leading axes of src, bias, dst and the second sources of binary post-ops
@@ -138,7 +132,7 @@ def primitive(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAtt
     return Regrouping("matmul", tensors).lower(descs, attr, make_matmul)
 
 
-def _as_inner_product(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_inner_product(attrs: MatMul, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the inner product over the rows of src."""
     _check_linear(descs)
     last = len(descs["src"].dims) - 1
@@ -147,7 +141,7 @@ def _as_inner_product(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: Prim
     return Regrouping("matmul", tensors).lower(descs, attr, make_inner_product)
 
 
-def _as_convolution(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_convolution(attrs: MatMul, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the convolution over the rows of src as the positions of one image."""
     _check_linear(descs)
     last = len(descs["src"].dims) - 1
@@ -157,7 +151,7 @@ def _as_convolution(attrs: MatMul, descs: Mapping[str, NativeDesc], attr: Primit
     return Regrouping("matmul", tensors, "acdb").lower(descs, attr, make_pointwise)
 
 
-def _check_linear(descs: Mapping[str, NativeDesc]) -> None:
+def _check_linear(descs: Natives) -> None:
     """Check that one matrix multiplies all rows and that the bias is one row.
 
     Raises

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmtprop.errors import ShapeError
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling
@@ -21,7 +21,7 @@ from fmtprop.ops.pooling import POOLING, Pooling
 from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc
 
 # ---------------------------------------------------------------- meaning
 
@@ -59,14 +59,14 @@ def reference_backward(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> t
 # ---------------------------------------------------------------- primitives
 
 
-def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Pooling, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor of the forward pass; without a gradient of oneDNN's, PyTorch runs both."""
     pd = create("Pooling", attrs, descs, attr, prop="forward_training")
     create("Pooling", attrs, {f"diff_{name}": _any(descs[name]) for name in ("src", "dst")}, attr, pd, prop=_BACKWARD)
     return lowering_with_workspace(pd, descs, pd, is_writer=True)
 
 
-def primitive_backward(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive_backward(attrs: Pooling, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor of the gradient; its hint is the forward one, and gradients keep its formats."""
     images = {"src": descs["src"], "dst": _any(descs["diff_dst"])}
     hint = create("Pooling", attrs, images, attr, prop="forward_training")

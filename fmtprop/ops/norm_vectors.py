@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmtprop.errors import UnsupportedOpError
-from fmtprop.ir.op import Lowering, Operand, Primitive
+from fmtprop.ir.op import Lowering, NativeAttr, Natives, Operand, Primitive
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, lowering, native
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveDesc
 
 #: operands and results of f32 numbers
 VECTORS = ("mean", "variance", "scale", "shift", "diff_scale", "diff_shift")
@@ -40,7 +40,7 @@ def widened(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str
     return src.to(dtype), {name: tensors[name].to(dtype).contiguous() for name in VECTORS if name in tensors}
 
 
-def affine_flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
+def affine_flags(op: str, descs: Natives) -> NormFlags:
     """Return the flags for the given scale and shift, or their gradients; refuse vectors that are not f32."""
     from fmtprop import dnnl
 
@@ -57,7 +57,7 @@ def affine_flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
     return flags
 
 
-def with_vectors(pd: PrimitiveDesc, images: Iterable[str], descs: Mapping[str, NativeDesc]) -> Lowering:
+def with_vectors(pd: PrimitiveDesc, images: Iterable[str], descs: Natives) -> Lowering:
     """Return the lowering: these operands in the primitive's formats, all vectors among `descs` plain."""
     own = lowering(pd, images)
     vectors = {name: MemoryDesc(descs[name].dims, "f32") for name in VECTORS if name in descs}
@@ -70,16 +70,16 @@ def training(problem: str) -> tuple[Primitive, Primitive]:
     The hint of the gradients, the forward descriptor, has src in the same format.
     """
 
-    def create_one(attrs: Any, descs: Mapping[str, NativeDesc], *others: Any, **images: NativeDesc) -> PrimitiveDesc:
+    def create_one(attrs: Any, descs: Natives, *others: Any, **images: NativeDesc) -> PrimitiveDesc:
         attr, hint, prop = others
         mean = native(MemoryDesc(descs["src"].dims[:-1], "f32"))  # of layer normalization: a number for each row
         return create(problem, attrs, images, attr, hint, prop=prop, mean=mean, flags=affine_flags(problem, descs))
 
-    def forward(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def forward(attrs: Any, descs: Natives, attr: NativeAttr) -> Lowering:
         images = {name: descs[name] for name in ("src", "dst")}
         return with_vectors(create_one(attrs, descs, attr, None, "forward_training", **images), images, descs)
 
-    def backward(attrs: Any, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def backward(attrs: Any, descs: Natives, attr: NativeAttr) -> Lowering:
         hint = create_one(attrs, descs, attr, None, "forward_training", src=descs["src"], dst=descs["src"])
         images = {name: descs[name] for name in ("src", "diff_src", "diff_dst")}
         prop = "backward" if "scale" in descs else "backward_data"

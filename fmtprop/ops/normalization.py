@@ -20,7 +20,7 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, Reads, each_image
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -29,7 +29,7 @@ from fmtprop.ops.norm_vectors import VECTORS, affine_flags, widened, with_vector
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, NormFlags, PrimitiveAttr
+    from fmtprop.dnnl import NormFlags
 
 # ---------------------------------------------------------------- attributes
 
@@ -164,7 +164,7 @@ def reference_group(attrs: GroupNorm, tensors: Mapping[str, torch.Tensor]) -> tu
 # ---------------------------------------------------------------- primitives
 
 
-def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
+def _flags(op: str, descs: Natives) -> NormFlags:
     """Return the flags for the given operands, statistics included."""
     from fmtprop import dnnl
 
@@ -174,7 +174,7 @@ def _flags(op: str, descs: Mapping[str, NativeDesc]) -> NormFlags:
 def _primitive(problem: str, op: str) -> Primitive:
     """Return the rule of a normalization: src and dst in the primitive's formats, all vectors plain."""
 
-    def primitive(attrs: Attrs, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Attrs, descs: Natives, attr: NativeAttr) -> Lowering:
         images = {name: descs[name] for name in ("src", "dst")}
         own = primitive_of(problem, lambda attrs: {"flags": _flags(op, descs)})(attrs, images, attr)
         return with_vectors(own.pd, images, descs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +21,13 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import axes_of, batched, computable, first_of, ints, unbatched
-from fmtprop.ops.building import FEW_SUMMANDS, check_summands, primitive_of
+from fmtprop.ops.building import FEW_SUMMANDS, Ready, Tensors, check_summands, primitive_of
 from fmtprop.ops.reduction import Reduction
 from fmtprop.ops.view_attrs import reshaped
 from fmtprop.ops.window import check_window, extent, torch_padding, window_count
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -150,9 +147,7 @@ def reference(attrs: Pooling, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (total / windows(attrs, inside, 0).sum(inner),)
 
 
-def operator(
-    attrs: Pooling, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Pooling, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     src, spatial = tensors["src"], len(attrs.kernel)
     window = attrs.kernel, attrs.strides, attrs.pad_l
@@ -183,7 +178,7 @@ def loses(attrs: Pooling) -> frozenset[str]:
     return frozenset({"nan", "extremum"}) if attrs.alg == "max" else frozenset()
 
 
-def primitive(attrs: Pooling, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Pooling, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the pooling's primitive descriptor.
 
     Raises

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fmtprop.errors import ShapeError
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops import pooling
 from fmtprop.ops.arguments import batched, computable, unbatched
-from fmtprop.ops.building import by_autograd, create, lowering, native
+from fmtprop.ops.building import Ready, Tensors, by_autograd, create, lowering, native
 from fmtprop.ops.pooling import Pooling, adaptive_attributes, average_attributes
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -88,9 +85,7 @@ def reference(attrs: PoolingGradient, tensors: Mapping[str, torch.Tensor]) -> tu
     return by_autograd(lambda src: pooling.reference(attrs.pooling, {"src": src})[0], src, diff_dst)
 
 
-def operator(
-    attrs: PoolingGradient, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: PoolingGradient, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     spatial = len(attrs.kernel)
     if spatial == 1 or attrs.pad_l != attrs.pad_r or any(attrs.dilates) or not results[0].is_contiguous():
@@ -103,7 +98,7 @@ def operator(
     return partial(gradient, tensors["diff_dst"], results[0], *window, grad_input=results[0])
 
 
-def primitive(attrs: PoolingGradient, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: PoolingGradient, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor; of the forward one that it takes as a hint, oneDNN checks the problem."""
     images = {
         name.removeprefix("diff_"): native(MemoryDesc(desc.dims, desc.desc.dtype)) for name, desc in descs.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,16 @@ from fmtprop.ir.exporting import Onnx
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, PostOpForm, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
-from fmtprop.ops.building import check_alike, create, is_native, lowering, only, primitive_of
+from fmtprop.ops.building import Ready, Tensors, check_alike, create, is_native, lowering, only, primitive_of
 from fmtprop.ops.eltwise import Eltwise
 from fmtprop.ops.view_attrs import reshaped
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PostOps, PrimitiveAttr
+    from fmtprop.dnnl import NativeDesc, PostOps
 
 # ---------------------------------------------------------------- attributes
 
@@ -60,9 +60,7 @@ def reference(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.
     return (torch.where(src > 0, src, src * weights.to(src.dtype)),)
 
 
-def operator(
-    attrs: Prelu, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Prelu, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it; its result is copied."""
     src, weights = tensors["src"], tensors["weights"]
     return lambda: results[0].copy_(torch._prelu_kernel(src, weights))
@@ -82,7 +80,7 @@ def reference_backward(attrs: Prelu, tensors: Mapping[str, torch.Tensor]) -> tup
     return diff_src, slopes.to(weights.dtype).sum_to_size(weights.shape)
 
 
-def primitive_backward(attrs: Prelu, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive_backward(attrs: Prelu, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor of the gradients; its hint, the forward descriptor, has src in the same format."""
     operands = {"src": descs["src"], "weights": descs["weights"], "dst": descs["src"]}
     hint = create("Prelu", attrs, operands, attr, prop="forward_training")

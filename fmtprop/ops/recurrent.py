@@ -16,7 +16,7 @@ from fmtprop.errors import ShapeError, UnsupportedOpError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Primitive, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Primitive, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops.arguments import computable
@@ -26,7 +26,6 @@ from fmtprop.ops.concat import Concat
 from fmtprop.ops.view_attrs import expanded, permuted, reshaped, windowed
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
     from fmtprop.ir.importing import Importer
 
 # ---------------------------------------------------------------- attributes
@@ -202,7 +201,7 @@ def fields_of(attrs: Recurrent) -> Mapping[str, Any]:
     }
 
 
-def check_types(descs: Mapping[str, NativeDesc]) -> None:
+def check_types(descs: Natives) -> None:
     """Refuse f16: oneDNN's recurrent layers in this type are not tested."""
     if any(desc.data_type == DataType.F16.value for desc in descs.values()):
         raise UnsupportedOpError("a recurrent layer runs in f32 or bf16")
@@ -217,7 +216,7 @@ def operand(name: str) -> Operand:
 def _primitive(kind: Kind) -> Primitive:
     lower = primitive_of(kind.problem, fields_of)
 
-    def primitive(attrs: Recurrent, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Recurrent, descs: Natives, attr: NativeAttr) -> Lowering:
         check_types(descs)
         return lower(attrs, descs, attr)
 

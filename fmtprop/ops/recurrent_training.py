@@ -11,7 +11,7 @@ from fmtprop.errors import DnnlError, UnsupportedOpError
 from fmtprop.ir.facets import Linear
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, native, only
@@ -19,7 +19,7 @@ from fmtprop.ops.recurrent import KINDS, Kind, Recurrent, check_factor, check_ty
 from fmtprop.ops.workspace import WORKSPACE, WORKSPACE_TYPE, lowering_with_workspace
 
 if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr, PrimitiveDesc
+    from fmtprop.dnnl import NativeDesc, PrimitiveDesc
 
 __all__ = ["OPS", "gradients"]
 
@@ -70,12 +70,12 @@ def gradients(kind: Kind, attrs: Recurrent, tensors: Mapping[str, torch.Tensor])
 # ---------------------------------------------------------------- primitives
 
 
-def _forward(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> PrimitiveDesc:
+def _forward(kind: Kind, attrs: Recurrent, descs: Natives) -> PrimitiveDesc:
     """Create the forward descriptor."""
     return create(kind.problem, attrs, descs, prop="forward_training", **fields_of(attrs))
 
 
-def _described(descs: Mapping[str, NativeDesc], names: Iterable[str], **how: Any) -> dict[str, NativeDesc]:
+def _described(descs: Natives, names: Iterable[str], **how: Any) -> dict[str, NativeDesc]:
     """Return descriptors of operands of these names: weights in the format that oneDNN chooses, all else row-major.
 
     With ``end`` and ``dtype``, they are named and typed as gradients.
@@ -89,12 +89,12 @@ def _described(descs: Mapping[str, NativeDesc], names: Iterable[str], **how: Any
     return found
 
 
-def _open(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc]) -> PrimitiveDesc:
+def _open(kind: Kind, attrs: Recurrent, descs: Natives) -> PrimitiveDesc:
     """Create the forward descriptor with weights in the format that oneDNN chooses."""
     return _forward(kind, attrs, _described(descs, (*_sources(kind), *_LEARNED, *_results(kind))))
 
 
-def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> PrimitiveDesc:
+def _gradient(kind: Kind, attrs: Recurrent, descs: Natives, hint: PrimitiveDesc) -> PrimitiveDesc:
     """Create the descriptor of the gradients."""
     from fmtprop import dnnl
 
@@ -103,7 +103,7 @@ def _gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hin
 
 
 def _primitive(kind: Kind) -> Any:
-    def primitive(attrs: Recurrent, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Recurrent, descs: Natives, attr: NativeAttr) -> Lowering:
         check_types(descs)
         writer = _open(kind, attrs, descs)
         _check_gradient(kind, attrs, descs, writer)
@@ -113,7 +113,7 @@ def _primitive(kind: Kind) -> Any:
 
 
 def _primitive_backward(kind: Kind) -> Any:
-    def primitive(attrs: Recurrent, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+    def primitive(attrs: Recurrent, descs: Natives, attr: NativeAttr) -> Lowering:
         check_types(descs)
         hint = _open(kind, attrs, descs)
         return lowering_with_workspace(_gradient(kind, attrs, descs, hint), descs, hint)
@@ -121,7 +121,7 @@ def _primitive_backward(kind: Kind) -> Any:
     return primitive
 
 
-def _check_gradient(kind: Kind, attrs: Recurrent, descs: Mapping[str, NativeDesc], hint: PrimitiveDesc) -> None:
+def _check_gradient(kind: Kind, attrs: Recurrent, descs: Natives, hint: PrimitiveDesc) -> None:
     """Refuse a forward pass if no gradient of oneDNN reads its workspace: then both passes run in PyTorch."""
     names = (*_sources(kind), *_LEARNED, *_results(kind))
     formats = {**_described(descs, names), **_described(descs, names, end="diff_", dtype="f32")}

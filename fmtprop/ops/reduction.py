@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,15 +14,12 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops.arguments import first_of
-from fmtprop.ops.building import check_summands, is_native, normalised_axis, primitive_of
+from fmtprop.ops.building import Ready, Tensors, check_summands, is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted
 from fmtprop.ops.view_attrs import reshaped
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -112,9 +108,7 @@ def reference(attrs: Reduction, tensors: Mapping[str, torch.Tensor]) -> tuple[to
     return (FUNCTIONS[attrs.alg](wide, attrs.axes, attrs.p, attrs.eps).to(src.dtype),)
 
 
-def operator(
-    attrs: Reduction, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Reduction, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     function = _WRITING.get(attrs.alg)
     if function is None:
@@ -129,7 +123,7 @@ def loses(attrs: Reduction) -> frozenset[str]:
     return frozenset({"nan"}) if attrs.alg.endswith("_max") else frozenset()
 
 
-def primitive(attrs: Reduction, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Reduction, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the reduction primitive descriptor.
 
     Raises

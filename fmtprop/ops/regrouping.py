@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from fmtprop.errors import DnnlError, FormatError, UnsupportedOpError
-from fmtprop.ir.op import Lowering
+from fmtprop.ir.op import Lowering, NativeAttr, Natives
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import lowering, native
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Grouping = tuple[tuple[int, ...], ...]
 
 #: the function from regrouped descriptors and attributes to a primitive descriptor
-Make = Callable[["Mapping[str, NativeDesc]", "PrimitiveAttr | None"], "PrimitiveDesc"]
+Make = Callable[["Natives", "NativeAttr"], "PrimitiveDesc"]
 
 
 @lru_cache(maxsize=4096)  # implementations share formats, so most calls repeat
@@ -83,7 +83,7 @@ class Regrouping:
     tensors: Mapping[str, Grouping]
     tag: str = "ab"
 
-    def lower(self, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None, make: Make) -> Lowering:
+    def lower(self, descs: Natives, attr: NativeAttr, make: Make) -> Lowering:
         """Create the primitive descriptor.
 
         Parameters

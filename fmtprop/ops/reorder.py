@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.tensors import torch_dtype
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType, MemoryDesc
 from fmtprop.ops.building import is_native, native, primitive_of
 from fmtprop.ops.view_attrs import expanded
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -61,7 +57,7 @@ def reference(attrs: Reorder, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (src.to(dtype, copy=True, memory_format=torch.contiguous_format),)
 
 
-def primitive(attrs: Reorder, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Reorder, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the reorder primitive descriptor.
 
     oneDNN's reorder has no `any`: a destination without a format gets its source's, so a pure conversion of the data

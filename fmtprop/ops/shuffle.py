@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,13 +15,10 @@ from fmtprop.ir.exporting import Onnx, Writing
 from fmtprop.ir.facets import Cost, each_image_across_axis
 from fmtprop.ir.importing import Call
 from fmtprop.ir.node import Attrs, Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import MemoryDesc
 from fmtprop.ops.building import create, is_native, native, primitive_of
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- attributes
 
@@ -74,7 +70,7 @@ def reference(attrs: Shuffle, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (src.reshape(grouped).transpose(axis, axis + 1).reshape(src.shape),)
 
 
-def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Shuffle, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the shuffle primitive descriptor, or on strided formats the reorder that does the same.
 
     oneDNN v3.2 shuffles blocked channels well and has only a reference loop for all else, while a reorder between the
@@ -86,7 +82,7 @@ def primitive(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAt
     return primitive_of("Shuffle", lambda attrs: {"group_size": size})(attrs, descs, attr)
 
 
-def _as_reorder(attrs: Shuffle, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def _as_reorder(attrs: Shuffle, descs: Natives, attr: NativeAttr) -> Lowering:
     src, axis = descs["src"].desc, attrs.axis
     dst = descs["dst"].desc if not descs["dst"].is_any else src
     if not dst.is_packed:

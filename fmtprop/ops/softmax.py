@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Attrs, Value
 from fmtprop.ir.op import Category, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
-from fmtprop.ops.building import is_native, normalised_axis, primitive_of
+from fmtprop.ops.building import Ready, Tensors, is_native, normalised_axis, primitive_of
 from fmtprop.ops.reorder import converted
 
 # ---------------------------------------------------------------- attributes
@@ -67,9 +67,7 @@ def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (function(tensors["src"], dim=attrs.axis),)
 
 
-def operator(
-    attrs: Softmax, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Softmax, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     function = torch.log_softmax if attrs.alg == "log" else torch.softmax
     return partial(function, tensors["src"], attrs.axis, out=results[0])

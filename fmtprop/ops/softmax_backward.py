@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fmtprop.ir.facets import Reads, each_image_across_axis
 from fmtprop.ir.importing import Call, Importer
 from fmtprop.ir.node import Value
-from fmtprop.ir.op import Category, Lowering, OpDef, Operand, Sample
+from fmtprop.ir.op import Category, Lowering, NativeAttr, Natives, OpDef, Operand, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.ops import softmax
-from fmtprop.ops.building import check_alike, create, is_native, lowering, normalised_axis
+from fmtprop.ops.building import Ready, Tensors, check_alike, create, is_native, lowering, normalised_axis
 from fmtprop.ops.softmax import Softmax
-
-if TYPE_CHECKING:
-    from fmtprop.dnnl import NativeDesc, PrimitiveAttr
 
 # ---------------------------------------------------------------- meaning
 
@@ -40,9 +37,7 @@ def reference(attrs: Softmax, tensors: Mapping[str, torch.Tensor]) -> tuple[torc
     return (_gradient(attrs)(diff_dst, dst, attrs.axis, diff_dst.dtype),)
 
 
-def operator(
-    attrs: Softmax, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Softmax, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     dst, diff_dst = tensors["dst"], tensors["diff_dst"]
     if not all(tensor.is_contiguous() for tensor in (dst, diff_dst, results[0])):
@@ -57,7 +52,7 @@ def loses(attrs: Softmax) -> frozenset[str]:
     return frozenset({"nan"}) if attrs.alg == "log" else frozenset()
 
 
-def primitive(attrs: Softmax, descs: Mapping[str, NativeDesc], attr: PrimitiveAttr | None) -> Lowering:
+def primitive(attrs: Softmax, descs: Natives, attr: NativeAttr) -> Lowering:
     """Create the descriptor; the forward one that it takes as a hint has dst in the same format."""
     hint = create("Softmax", attrs, dict.fromkeys(("src", "dst"), descs["dst"]), attr, prop="forward_training")
     return lowering(create("Softmax", attrs, descs, attr, hint, prop="backward_data"), descs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from fmtprop.ir.node import Attrs
 from fmtprop.ir.op import Category, OpDef, Operand, PostOpForm, Sample
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
-from fmtprop.ops.building import operand_list, primitive_of, promoted
+from fmtprop.ops.building import Ready, Tensors, operand_list, primitive_of, promoted
 
 if TYPE_CHECKING:
     from fmtprop.dnnl import NativeDesc, PostOps
@@ -76,9 +76,7 @@ def reference(attrs: Sum, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Te
     return (total.to(dtype),)
 
 
-def operator(
-    attrs: Sum, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
-) -> Callable[[], object] | None:
+def operator(attrs: Sum, tensors: Tensors, results: Sequence[torch.Tensor]) -> Ready:
     """Return PyTorch's operator for it, which writes its result to a tensor."""
     if len(attrs.scales) != 2 or attrs.scales[0] != 1.0:
         return None

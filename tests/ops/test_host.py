@@ -17,8 +17,9 @@ from fmtprop.ir.node import Value
 from fmtprop.ir.types import TensorType
 from fmtprop.layout import DataType
 from fmtprop.ops import HostCall, emit, host
-from fmtprop.ops.host import _ANY_STRIDES, ATEN, make_host_call
+from fmtprop.ops.host import ATEN, make_host_call
 from fmtprop.ops.host_call import Parts, host_call
+from fmtprop.ops.host_facts import ANY_STRIDES
 from tests.ops.fake_call import FakeCall, random_tensor
 
 X = TensorType((2, 6, 4, 5))
@@ -293,7 +294,7 @@ def test_kernels_for_channels_last_are_right(target, channels):
 
 def test_what_may_have_any_strides_is_compared_above():
     compared = {name.split(".")[1].lstrip("_") for name in CHANNELS_LAST}
-    assert {name.split(".")[1].lstrip("_") for name in _ANY_STRIDES} == compared
+    assert {name.split(".")[1].lstrip("_") for name in ANY_STRIDES} == compared
 
 
 LARGE, SMALL = (2, 32, 12, 12), (2, 32, 6, 6)
