@@ -125,7 +125,7 @@ def import_functional(program: Calls, constants: Mapping[int, torch.Tensor], nam
 
 
 def holder(node: fx.Node) -> fx.Node:
-    """Return the argument or the call that a tensor has its memory of: of a view its source, of a copy the copy."""
+    """Return the node that made the memory of a tensor: for a view, it is the source of the view."""
     while (source := _viewed(node)) is not None:
         node = source
     return node

@@ -127,7 +127,7 @@ def can_be_read(desc: MemoryDesc, *targets: Target) -> bool:
     return any(True for target in targets for _ in target.candidates(copy, {"src": desc, "dst": row_major}))
 
 
-#: how the name begins of a deconvolution that oneDNN runs as the gradient of a convolution; that one's name follows
+#: a deconvolution that runs as the gradient of a convolution has a name of this and of the convolution
 AS_GRADIENT = "conv:any+"
 
 

@@ -29,7 +29,7 @@ _Rule = Callable[[Node, Request, str], bool]
 #: first version with a defect, first one without it, rule, and the defect in words
 _DEFECTS: list[tuple[Version, Version, _Rule, str]] = []
 
-#: channels times places of the window up to which no sum of strided deconvolutions was seen in parts
+#: largest product of channels and places of the window for which the sums of strided deconvolutions were right
 _LONGEST_RIGHT_SUM = 3840
 
 #: numbers of f32 in a vector of AVX-512

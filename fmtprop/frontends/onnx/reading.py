@@ -99,7 +99,7 @@ def _checked(model: onnx.ModelProto, name: str, folder: Path | None = None, own:
 
 
 def _drop_metadata(model: onnx.ModelProto) -> None:
-    """Remove what exporters note about nodes, such as stack traces: most bytes that all later steps would copy."""
+    """Remove the notes of exporters on nodes, such as stack traces: they are most of the bytes of some models."""
     for node in model.graph.node:
         node.ClearField("metadata_props")
 
