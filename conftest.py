@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ gc.disable()
 def pytest_collection_finish() -> None:
     """Leave what there is before the first test to no later collection of garbage."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
+    # pytest would listen, and PyTorch would write for it the text of each graph that it makes.
+    logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -221,8 +221,8 @@ def test_a_way_that_does_not_exist(script):
     assert done.returncode == 2 and "unknown way 'gpu' to run a module; known: channels_last, mkldnn" in done.stderr
 
 
-def spans(text, category):
-    return [event for event in json.loads(text)["traceEvents"] if event.get("cat") == category]
+def spans(events, category):
+    return [event for event in events if event.get("cat") == category]
 
 
 def within(inner, outer):
@@ -232,14 +232,15 @@ def within(inner, outer):
 
 def test_reorders_are_within_the_spans_of_torch_profiler(tmp_path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        lens = fp.explain_torch(Net().eval(), INPUT, variants=[])
+        lens = fp.explain_torch(Net().eval(), INPUT, variants=[], repeats=2)
     profiler.export_chrome_trace(str(tmp_path / "torch.json"))
     before = json.loads((tmp_path / "torch.json").read_text())["traceEvents"]
     text = lens.to_trace(tmp_path / "both.json", profile=tmp_path / "torch.json")
-    reorders, ours = spans(text, "reorder"), spans(text, "reorder") + spans(text, "oneDNN")
+    events = json.loads(text)["traceEvents"]
+    reorders, ours = spans(events, "reorder"), spans(events, "reorder") + spans(events, "oneDNN")
     assert len(reorders) == lens.reorders > 0
-    assert len(json.loads(text)["traceEvents"]) == len(before) + len(ours)
-    convolutions = [event for event in spans(text, "cpu_op") if event["name"] == "aten::mkldnn_convolution"]
+    assert len(events) == len(before) + len(ours)
+    convolutions = [event for event in spans(events, "cpu_op") if event["name"] == "aten::mkldnn_convolution"]
     for one in reorders:
         assert any(within(one, convolution) for convolution in convolutions), one
     seen = sum(event["dur"] for event in ours)
@@ -254,7 +255,8 @@ def test_a_trace_alone_has_operators_and_their_reorders(script, tmp_path):
     file = tmp_path / "trace.json"
     done = run("-m", "fmtprop", "lens", "--ways", "none", "--trace", file, "--", sys.executable, script, "0")
     assert done.returncode == 0, done.stderr
-    operators, reorders = spans(file.read_text(), "operator"), spans(file.read_text(), "reorder")
+    events = json.loads(file.read_text())["traceEvents"]
+    operators, reorders = spans(events, "operator"), spans(events, "reorder")
     assert reorders and all(any(within(one, operator) for operator in operators) for one in reorders)
 
 
