@@ -113,7 +113,6 @@ def _compare(
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.policies import compare_policies
-        from fmtprop.bench.training import compare_steps
         from fmtprop.frontends import load
         from fmtprop.report.files import check_destination
 
@@ -130,5 +129,7 @@ def _compare(
             if make is None:
                 run = partial(compare_policies, load(model, shapes=shapes))
             else:
+                from fmtprop.bench.training import compare_steps  # imports torch._dynamo: 1.5 s
+
                 run = partial(compare_steps, make)
         return run(ways, threads=threads, repeats=repeats, progress=say)

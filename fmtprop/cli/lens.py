@@ -52,7 +52,6 @@ def lens(
     Example: fmtprop lens -- python script.py
     """
     from fmtprop.lens.findings import lens_from
-    from fmtprop.report.files import OURS_TRACE, write_text
 
     with failing(USAGE):
         interpreter, words = _program(command)
@@ -65,6 +64,8 @@ def lens(
             )
             data: dict[str, Any] | None = json.loads(result.read_text()) if result.exists() else None
             if data is not None and trace is not None:
+                from fmtprop.report.files import OURS_TRACE, write_text  # imports torch, which only the program needs
+
                 write_text((Path(folder) / "trace.json").read_text(), trace, OURS_TRACE)
                 note(f"wrote {trace}")
     if data is not None:

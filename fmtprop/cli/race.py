@@ -66,7 +66,6 @@ def bench(
     with progress() as say:
         from fmtprop.api import Options
         from fmtprop.bench.contenders import against, race
-        from fmtprop.bench.training import check_contenders, race_steps
         from fmtprop.frontends import load
         from fmtprop.report.files import TABLES, check_destination
 
@@ -78,9 +77,13 @@ def bench(
             contenders = against(words(versus or ["torch"]), options)
             shapes = shapes_of(shape)
             make = module_maker(model, inputs, train, shapes)
-            if make is not None:
+            if make is None:
+                run = partial(race, load(model, shapes=shapes))
+            else:
+                from fmtprop.bench.training import check_contenders, race_steps  # imports torch._dynamo: 1.5 s
+
                 check_contenders(contenders)
-            run = partial(race, load(model, shapes=shapes)) if make is None else partial(race_steps, make, dtype=dtype)
+                run = partial(race_steps, make, dtype=dtype)
         result = run(contenders, reference=contenders[1].name, threads=threads, rounds=rounds, progress=say)
     emit(result.to_json() if as_json else result.to_text())
     finish(result, report)

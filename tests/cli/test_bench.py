@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import import_module
 
 import pytest
@@ -12,23 +13,25 @@ from fmtprop.errors import FmtpropError
 from tests.cli.command import fmtprop
 
 
-def test_bench_against_torch(capsys, tmp_path):
-    path = tmp_path / "race.json"
-    code, out, err = fmtprop(capsys, "bench", "chain", "--rounds", 1, "--report", path)
+def test_bench_against_torch(capsys, tmp_path, monkeypatch):
+    honest, results = contenders.race, []
+
+    def once(*args, **how):
+        results[:] = results or [honest(*args, **how)]
+        return results[0]
+
+    monkeypatch.setattr(contenders, "race", once)
+    path, words = tmp_path / "race.json", ("bench", "chain", "--rounds", 1, "--vs", "torch,torch-channels-last")
+    code, out, err = fmtprop(capsys, *words, "--report", path)
     assert (code, err) == (0, f"wrote {path}\n")
     assert "speed-up over torch" in out and "│ fmtprop" in out
     data = json.loads(path.read_text())
     assert data["reference"] == "torch"
-    assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch"]
-    assert all(entry["agreement"]["passed"] and entry["latency"]["median"] > 0 for entry in data["entries"])
-
-
-def test_bench_json(capsys):
-    _, out, err = fmtprop(capsys, "bench", "chain", "--rounds", 1, "--vs", "torch,torch-channels-last", "--json")
-    assert err == ""
-    data = json.loads(out)
     assert [entry["name"] for entry in data["entries"]] == ["fmtprop", "torch", "torch-channels-last"]
+    assert all(entry["agreement"]["passed"] and entry["latency"]["median"] > 0 for entry in data["entries"])
     assert set(data["environment"]) >= {"cpu", "isa", "threads", "versions"}
+    code, out, err = fmtprop(capsys, *words, "--json")
+    assert (code, err) == (0, "") and json.loads(out) == data
 
 
 def test_special_values_reach_the_race(capsys, monkeypatch):
@@ -36,6 +39,7 @@ def test_special_values_reach_the_race(capsys, monkeypatch):
         raise FmtpropError(f"special values: {entrants[0].how.special_values}")
 
     monkeypatch.setattr(contenders, "race", stopped)
+    monkeypatch.setitem(sys.modules, "fmtprop.bench.training", None)  # which loads slowly: nothing trains here
     assert "special values: exact" in fmtprop(capsys, "bench", "chain", "--special-values", "exact").err
 
 

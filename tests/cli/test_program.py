@@ -63,6 +63,11 @@ def test_layout_needs_neither_torch_nor_onednn():
     assert not set(done.stderr.split()) & {"torch", "networkx", "fmtprop.dnnl"}
 
 
+def test_a_run_loads_nothing_of_training(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fmtprop.bench.training", None)  # which loads torch._dynamo: 1.5 s
+    assert fmtprop(capsys, "run", "chain", "-n", 1, "-p", "plain").code == 0
+
+
 def test_version(capsys):
     assert fmtprop(capsys, "--version") == (0, f"fmtprop {package.__version__}\n", "")
 

@@ -70,12 +70,12 @@ def test_a_wrong_gradient_fails_the_run(capsys, monkeypatch):
 
 def test_bench_of_a_step(capsys):
     code, out, err = fmtprop(
-        capsys, "bench", "nets.py:net", "--train", "--rounds", 1, "--vs", "torch,torch-channels-last", "--json",
+        capsys, "bench", "nets.py:net", "--train", "--rounds", 1, "--vs", "torch-channels-last", "--json",
         "--tune", "model",
     )  # fmt: skip
     assert (code, err) == (0, "")
     entries = json.loads(out)["entries"]
-    assert [entry["name"] for entry in entries] == ["fmtprop", "torch", "torch-channels-last"]
+    assert [entry["name"] for entry in entries] == ["fmtprop", "torch-channels-last"]
     assert all(entry["agreement"]["passed"] and entry["latency"]["median"] > 0 for entry in entries)
 
 
